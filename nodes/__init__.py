@@ -1,0 +1,24 @@
+"""What a user drags: nodes that turn ComfyUI's objects into requests to the worker group.
+
+Imports comfy.*, `worker.client`, and the engine's plan and specs; never torch.distributed, never diffusers.
+"""
+
+from comfy_api.latest import ComfyExtension, io
+
+from .class_label import DiTClassLabel
+from .load_model import LoadDiffusionModelParallel
+from .parallel_plan import ParallelPlanNode
+from .status_route import add_status_route
+
+
+class ParallelDiTExtension(ComfyExtension):
+    async def on_load(self) -> None:
+        add_status_route()
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return [LoadDiffusionModelParallel, ParallelPlanNode, DiTClassLabel]
+
+
+async def comfy_entrypoint() -> ParallelDiTExtension:
+    """Called by ComfyUI when it loads the pack."""
+    return ParallelDiTExtension()

@@ -1,0 +1,66 @@
+"""The node `DiT Class Label`: a class, by name or number, as CONDITIONING."""
+
+from __future__ import annotations
+
+import difflib
+
+import torch
+from comfy_api.latest import io
+
+from .families import ClassConditionalDiT
+
+
+class DiTClassLabel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelDiT_ClassLabel",
+            display_name="DiT Class Label",
+            category="model/conditioning/dit",
+            description="What a class-conditional DiT shall draw. Leave it empty for the negative of a sampler.",
+            search_aliases=["ParallelDiT", "imagenet class", "label"],
+            inputs=[
+                io.Model.Input("model", tooltip="The DiT whose classes are meant."),
+                io.String.Input(
+                    "label",
+                    default="",
+                    tooltip="A class name (any of its comma-separated names), or a number from 0. Empty: no class.",
+                ),
+            ],
+            outputs=[io.Conditioning.Output()],
+        )
+
+    @classmethod
+    def execute(cls, model, label: str) -> io.NodeOutput:  # noqa: ANN001 (ComfyUI's ModelPatcher)
+        dit = model.model
+        if not isinstance(dit, ClassConditionalDiT):
+            raise ValueError(
+                f"DiT Class Label needs a class-conditional DiT, and this MODEL is a {type(dit).__name__}; "
+                "use the text-encode nodes of that model."
+            )
+        one_hot = torch.zeros(1, 1, dit.classes + 1)
+        one_hot[..., class_index(label, dit.classes, dit.id2label)] = 1
+        return io.NodeOutput([[one_hot, {}]])
+
+
+def class_index(label: str, classes: int, id2label: dict[int, str]) -> int:
+    """The index of a class; `classes` itself, the null class, for an empty label.
+
+    Raises ValueError, with the nearest names, for a class that the model does not have.
+    """
+    label = label.strip()
+    if not label:
+        return classes
+    if label.lstrip("-").isdecimal():
+        if not 0 <= int(label) < classes:
+            raise ValueError(f"Class {label} does not exist: this model has classes 0 to {classes - 1}.")
+        return int(label)
+    indices: dict[str, int] = {}
+    for index, names in sorted(id2label.items()):
+        for name in [names, *names.split(",")]:
+            indices.setdefault(name.strip().lower(), index)
+    if label.lower() not in indices:
+        nearest = difflib.get_close_matches(label.lower(), indices, n=3, cutoff=0.4) or sorted(indices)[:3]
+        known = f"did you mean {', '.join(nearest)}?" if indices else "it names no classes; use a number."
+        raise ValueError(f"This model has no class {label!r}; {known}")
+    return indices[label.lower()]

@@ -1,0 +1,82 @@
+"""The node `Load Diffusion Model (Parallel)`: a model in, a stock MODEL out that runs on the worker group."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import comfy.model_management
+import torch
+from comfy_api.latest import io
+
+from ..parallel_backend.loading import DTYPES, ModelSource
+from ..parallel_backend.models import spec_for
+from ..parallel_backend.plan import ParallelPlan
+from .families import family_for
+from .group import worker_group
+from .model_files import describe_folder, list_models, why_not_listed
+from .parallel_plan import PlanType, resolve_plan
+from .remote_model import remote_model
+from .single_file import describe_file
+
+AUTO = "auto"
+
+
+class LoadDiffusionModelParallel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelDiT_LoadDiffusionModel",
+            display_name="Load Diffusion Model (Parallel)",
+            category="model/parallel",
+            description="Loads a diffusion transformer into the worker group. The MODEL works with the stock nodes.",
+            search_aliases=["ParallelDiT", "multi GPU", "unet loader", "xdit"],
+            inputs=[
+                io.Combo.Input(
+                    "model_name",
+                    options=list(list_models()),
+                    tooltip="A safetensors file or diffusers folder in models/diffusion_models or models/diffusers.",
+                ),
+                io.Combo.Input(
+                    "dtype",
+                    options=[AUTO, *DTYPES],
+                    default=AUTO,
+                    tooltip="What the weights are cast to. auto: what ComfyUI would choose for its own device.",
+                ),
+                PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
+            ],
+            outputs=[io.Model.Output()],
+        )
+
+    @classmethod
+    def validate_inputs(cls, model_name: str) -> bool | str:
+        return True if model_name in list_models() else why_not_listed(model_name)
+
+    @classmethod
+    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+        if importlib.util.find_spec("diffusers") is None:
+            raise RuntimeError(
+                "ParallelDiT needs the diffusers package, which is not installed; run "
+                "`python -m pip install -r requirements.txt` in the ComfyUI-ParallelDiT folder and restart ComfyUI."
+            )
+        models = list_models()
+        if model_name not in models:
+            raise ValueError(why_not_listed(model_name))
+        path = models[model_name]
+        description, names = (describe_folder(path), None) if path.is_dir() else describe_file(path)
+        spec_for(description.model_class)
+        family = family_for(description.model_class)
+        plan = resolve_plan(plan, heads=description.config["num_attention_heads"])
+        torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype)
+        dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
+        source = ModelSource(description.model_class, description.config, description.files, dtype, names)
+        logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
+        return io.NodeOutput(
+            remote_model(worker_group(), source, plan, family, family.build(description), torch_dtype)
+        )
+
+
+def host_dtype(stored: torch.dtype) -> torch.dtype:
+    """The dtype that ComfyUI's own loader would compute in on its device."""
+    chosen = comfy.model_management.unet_dtype(weight_dtype=stored)
+    return chosen if chosen in DTYPES.values() else torch.bfloat16

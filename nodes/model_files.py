@@ -1,0 +1,119 @@
+"""Finds diffusion models in ComfyUI's model folders and describes them from configs and headers alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ..parallel_backend.errors import ModelFileError
+
+DEMO_NAME = "demo: coloured shapes (64×64)"
+DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
+PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass
+class ModelFolder:
+    """A diffusers folder, described.
+
+    model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
+    pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
+    """
+
+    model_class: str
+    config: dict[str, Any]
+    files: tuple[str, ...]
+    dtype: torch.dtype
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    scheduler: dict[str, Any] = field(default_factory=dict)
+
+
+def list_models() -> dict[str, Path]:
+    """What the loader offers: name to path. Safetensors files, diffusers folders, and the demo model."""
+    models: dict[str, Path] = {}
+    for name in folder_paths.get_filename_list("diffusion_models"):
+        if name.endswith(".safetensors"):
+            models[name] = Path(folder_paths.get_full_path_or_raise("diffusion_models", name))
+    for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
+        for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
+            models.setdefault(index.parent.name, index.parent)
+    if DEMO_FOLDER.is_dir():
+        models[DEMO_NAME] = DEMO_FOLDER
+    return models
+
+
+def why_not_listed(name: str) -> str:
+    """The sentence for a name that is not among `list_models`."""
+    if name.lower().endswith(PICKLE_SUFFIXES):
+        return (
+            f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused. "
+            "Use the model's safetensors file, or convert it."
+        )
+    return (
+        f"There is no model {name!r} in ComfyUI's diffusion_models or diffusers folders; "
+        "put it there, or press R to refresh and choose another."
+    )
+
+
+def describe_folder(folder: Path) -> ModelFolder:
+    """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError where it is broken."""
+    transformer = folder / "transformer" if (folder / "model_index.json").exists() else folder
+    config = read_json(transformer / "config.json")
+    files = sorted(transformer.glob("*.safetensors"))
+    if not files:
+        pickles = any(path.suffix in PICKLE_SUFFIXES for path in transformer.iterdir())
+        raise ModelFileError(
+            f"{transformer} holds no safetensors file"
+            + (", only pickled weights, which are refused; download the safetensors ones." if pickles else ".")
+        )
+    headers = [read_header(path) for path in files]
+    return ModelFolder(
+        model_class=config.get("_class_name", "(none named in config.json)"),
+        config={key: value for key, value in config.items() if not key.startswith("_")},
+        files=tuple(str(path) for path in files),
+        dtype=main_dtype({name: tensor for header in headers for name, tensor in header.items()}),
+        pipeline=read_json(folder / "model_index.json") if transformer != folder else {},
+        scheduler=read_json(path) if (path := folder / "scheduler" / "scheduler_config.json").exists() else {},
+    )
+
+
+def read_header(path: Path) -> dict[str, torch.Tensor]:
+    """Names, shapes and dtypes of a safetensors file as meta tensors; no weight is read.
+
+    Raises ModelFileError for a file that is truncated, no safetensors, or gone.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return {
+                name: torch.empty(
+                    piece.get_shape(), dtype=TORCH_DTYPES.get(piece.get_dtype(), torch.uint8), device="meta"
+                )
+                for name, piece in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(
+            f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged: download it again."
+        ) from error
+
+
+def main_dtype(header: dict[str, torch.Tensor]) -> torch.dtype:
+    """The dtype that most parameters are stored in."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in header.values():
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+    return max(counts, key=counts.__getitem__) if counts else torch.float32
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path} cannot be read ({error}); download the model again.") from error

@@ -1,0 +1,55 @@
+"""The node `Parallel Plan`: how the ranks share the work."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..parallel_backend.plan import ParallelPlan
+from .group import device_count, device_type
+
+AUTO = "auto"
+MANUAL = "manual"
+MAX_DEGREE = 64
+
+PlanType = io.Custom("PARALLEL_PLAN")
+
+
+class ParallelPlanNode(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        def degree(axis: str, tooltip: str) -> io.Int.Input:
+            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, tooltip=f"{tooltip} Used in manual mode.")
+
+        return io.Schema(
+            node_id="ParallelDiT_Plan",
+            display_name="Parallel Plan",
+            category="model/parallel",
+            description="How many ranks share the work, and how. The product of the degrees is the number of ranks.",
+            search_aliases=["ParallelDiT", "multi GPU", "ulysses", "xdit"],
+            inputs=[
+                io.Combo.Input(
+                    "mode",
+                    options=[AUTO, MANUAL],
+                    default=AUTO,
+                    tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then tokens. "
+                    "manual: the degrees below.",
+                ),
+                degree("cfg", "Groups that share the batch: with 2, cond and uncond of guidance run side by side."),
+                degree("ulysses", "Ranks that share one image's tokens; must divide the model's attention heads."),
+            ],
+            outputs=[PlanType.Output("plan", display_name="plan")],
+        )
+
+    @classmethod
+    def execute(cls, mode: str, **degrees: int) -> io.NodeOutput:
+        return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_degrees(degrees))
+
+
+def resolve_plan(plan: ParallelPlan | None, heads: int) -> ParallelPlan:
+    """The plan to run on this machine, `None` being auto. Raises PlanError if the model or the machine forbids it."""
+    if plan is None:
+        return ParallelPlan.auto(device_count(), heads)
+    plan.check_model(heads)
+    if device_type() == "cuda":
+        plan.check_devices(device_count())
+    return plan

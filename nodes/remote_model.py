@@ -1,0 +1,113 @@
+"""The MODEL that the loader returns: a stock ModelPatcher whose diffusion model runs in the worker group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from comfy.patcher_extension import WrappersMP
+
+from ..parallel_backend.loading import ModelSource
+from ..parallel_backend.plan import ParallelPlan
+from ..worker.client import WorkerGroup
+from .families import HostFamily
+
+
+class RemoteDiT(torch.nn.Module):
+    """Stands where ComfyUI has its diffusion model; holds no weights and sends each forward to the worker group."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        source: ModelSource,
+        plan: ParallelPlan,
+        family: HostFamily,
+        model: comfy.model_base.BaseModel,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.source = source.to_json()
+        self.plan = plan
+        self.family = family
+        self.conditions_of = lambda context, extra: family.conditions(model, context, extra)
+        self.dtype = dtype
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        timesteps: torch.Tensor,
+        context: torch.Tensor | None = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+        **extra: torch.Tensor,
+    ) -> torch.Tensor:
+        """The prediction for latents x (B, C, H, W) at timesteps (B), in the model's own units.
+
+        Raises ValueError for what the worker group cannot honour.
+        """
+        refuse_patches(control, transformer_options or {})
+        conditions = self.conditions_of(context, extra)
+        if extra:
+            raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
+        check = comfy.model_management.throw_exception_if_processing_interrupted
+        self.group.load(self.source, self.plan.degrees(), self.plan.world_size, check)
+        prediction, _seconds = self.group.forward(x, timesteps, conditions, check)
+        return prediction.to(x)
+
+
+def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
+    """Raises ValueError, naming the feature, for anything that would change the inside of the diffusion model."""
+    asked = []
+    if control is not None:
+        asked.append("a ControlNet")
+    for key in ("patches", "patches_replace"):
+        asked += [f"the model patch {name!r}" for name in transformer_options.get(key, {})]
+    if transformer_options.get("optimized_attention_override") is not None:
+        asked.append("an attention override")
+    wrappers = transformer_options.get("wrappers", {}).get(WrappersMP.DIFFUSION_MODEL, {})
+    asked += [f"the diffusion-model wrapper {name!r}" for name, functions in wrappers.items() if functions]
+    if asked:
+        raise ValueError(
+            f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes. "
+            "Remove that node, or use the stock loader."
+        )
+
+
+class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
+    """A ModelPatcher that refuses weight patches, which would have no weights to change."""
+
+    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
+        raise ValueError(
+            "The parallel model does not take LoRAs, model merges or other weight patches yet; "
+            "remove that node, or use the stock loader."
+        )
+
+    def add_object_patch(self, name: str, obj: Any) -> None:
+        if name.startswith("diffusion_model"):
+            raise ValueError(f"The parallel model cannot replace {name}: its inside runs in worker processes.")
+        super().add_object_patch(name, obj)
+
+
+def remote_model(
+    group: WorkerGroup,
+    source: ModelSource,
+    plan: ParallelPlan,
+    family: HostFamily,
+    model: comfy.model_base.BaseModel,
+    dtype: torch.dtype,
+) -> RemoteModelPatcher:
+    """Puts a RemoteDiT into a weight-less BaseModel and wraps it as a MODEL."""
+    model.model_config.set_inference_dtype(dtype, None)
+    model.manual_cast_dtype = None
+    model.diffusion_model = RemoteDiT(group, source, plan, family, model, dtype)
+    # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
+    model.memory_required = lambda *_args, **_kwargs: 0
+    return RemoteModelPatcher(
+        model.eval(),
+        load_device=comfy.model_management.get_torch_device(),
+        offload_device=comfy.model_management.unet_offload_device(),
+    )

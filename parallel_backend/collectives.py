@@ -1,0 +1,59 @@
+"""Collectives over shards of unequal length, on gloo and NCCL alike.
+
+A dim of size n is split over an axis as `torch.tensor_split` does: the first n % degree shards are one longer.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from .mesh import Axis
+
+
+def shard_sizes(size: int, degree: int) -> list[int]:
+    """How a dim of this size is split over an axis of this degree."""
+    return [size // degree + (index < size % degree) for index in range(degree)]
+
+
+def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
+    """This rank's contiguous share of `tensor` along `dim`; may be empty."""
+    return tensor.tensor_split(axis.degree, dim)[axis.index].contiguous()
+
+
+def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
+    """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank."""
+    if axis.degree == 1:
+        return local
+    sizes = shard_sizes(size, axis.degree)
+    longest = sizes[0]
+    local = local.movedim(dim, 0)
+    send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
+    if len(local) < longest:
+        send[: len(local)] = local
+    received = send.new_empty((axis.degree * longest, *send.shape[1:]))
+    dist.all_gather_into_tensor(received, send, group=axis.group)
+    if sizes[-1] < longest:
+        shares = received.split(longest)
+        received = torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)])
+    return received.movedim(0, dim)
+
+
+def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor | None:
+    """Like `gather`, but point to point: the rank at index 0 gets the whole tensor and the others None."""
+    if axis.degree == 1:
+        return local
+    sizes = shard_sizes(size, axis.degree)
+    if axis.index:
+        if local.shape[dim]:
+            dist.send(local.contiguous(), axis.global_rank(0), group=axis.group)
+        return None
+    shares = [local]
+    for index in range(1, axis.degree):
+        shape = list(local.shape)
+        shape[dim] = sizes[index]
+        share = local.new_empty(shape)
+        if sizes[index]:
+            dist.recv(share, axis.global_rank(index), group=axis.group)
+        shares.append(share)
+    return torch.cat(shares, dim)

@@ -1,0 +1,47 @@
+"""The device mesh of a plan: one axis a degree, and the process group of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from .plan import ParallelPlan
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it."""
+
+    group: dist.ProcessGroup
+    degree: int
+    index: int
+
+    def global_rank(self, index: int) -> int:
+        """The global rank of the rank at `index` on this axis."""
+        return dist.get_global_rank(self.group, index)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A plan laid over the ranks of the default process group, and the device that this rank computes on."""
+
+    plan: ParallelPlan
+    device: torch.device
+    axes: dict[str, Axis]
+
+    def __getitem__(self, axis: str) -> Axis:
+        return self.axes[axis]
+
+
+def build_mesh(plan: ParallelPlan, device: torch.device) -> Mesh:
+    """Builds every group of the plan. All ranks of the default process group call it together."""
+    degrees = plan.degrees()
+    device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+    axes = {
+        name: Axis(device_mesh.get_group(name), degree, device_mesh.get_local_rank(name))
+        for name, degree in degrees.items()
+    }
+    return Mesh(plan, device, axes)

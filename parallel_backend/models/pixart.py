@@ -1,0 +1,32 @@
+"""PixArt-alpha (https://arxiv.org/abs/2310.00426) and PixArt-Sigma (https://arxiv.org/abs/2403.04692)."""
+
+from typing import Any
+
+import torch
+
+from .spec import Config, ModelSpec, register
+
+
+def inputs(
+    config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """T5 embeddings (B, tokens, width); resolution (B, 2) in pixels and aspect ratio (B, 1), which Sigma ignores."""
+    return {
+        "hidden_states": latents_BCHW,
+        "timestep": timestep_B,
+        "encoder_hidden_states": conditions["encoder_hidden_states"],
+        "added_cond_kwargs": {name: conditions[name] for name in ("resolution", "aspect_ratio")},
+    }
+
+
+register(
+    ModelSpec(
+        model_class="PixArtTransformer2DModel",
+        blocks=("transformer_blocks",),
+        streams=("hidden_states",),
+        self_attention=("attn1",),
+        conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
+        inputs=inputs,
+        output=lambda config, sample, latents: sample[:, : config["in_channels"]],
+    )
+)

@@ -1,0 +1,69 @@
+"""The parallel plan: one degree an axis. Checked against a model before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from .errors import PlanError
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Degrees of parallelism; their product is the world size.
+
+    cfg: groups that share the batch, so that cond and uncond of classifier-free guidance run side by side.
+    ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
+    """
+
+    cfg: int = 1
+    ulysses: int = 1
+
+    def __post_init__(self) -> None:
+        for axis, degree in self.degrees().items():
+            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+                raise PlanError(f"{axis}={degree!r} is not a degree; use a whole number from 1.")
+
+    @classmethod
+    def from_degrees(cls, degrees: dict[str, int]) -> ParallelPlan:
+        """The plan with these degrees. Raises PlanError for an axis that does not exist."""
+        known = [field.name for field in fields(cls)]
+        for axis in degrees:
+            if axis not in known:
+                raise PlanError(f"There is no axis {axis!r} in a plan; the axes are {', '.join(known)}.")
+        return cls(**degrees)
+
+    @classmethod
+    def auto(cls, devices: int, heads: int) -> ParallelPlan:
+        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as heads divide."""
+        cfg = 2 if devices >= 2 else 1
+        ulysses = max(degree for degree in range(1, devices // cfg + 1) if heads % degree == 0)
+        return cls(cfg=cfg, ulysses=ulysses)
+
+    def degrees(self) -> dict[str, int]:
+        """Axis name to degree, outermost axis first: the order of the mesh."""
+        return asdict(self)
+
+    @property
+    def world_size(self) -> int:
+        return self.cfg * self.ulysses
+
+    def check_model(self, heads: int) -> None:
+        """Raises PlanError, naming the degree and the nearest that works, if a model with these heads forbids it."""
+        if heads % self.ulysses:
+            works = [degree for degree in range(1, heads + 1) if heads % degree == 0]
+            below = max(degree for degree in works if degree < self.ulysses)
+            above = [degree for degree in works if degree > self.ulysses][:1]
+            nearest = " or ".join(str(degree) for degree in [below, *above])
+            raise PlanError(f"ulysses={self.ulysses} does not divide the model's {heads} heads; use {nearest}.")
+
+    def check_devices(self, devices: int) -> None:
+        """Raises PlanError if there are fewer accelerators than ranks."""
+        if self.world_size > devices:
+            raise PlanError(
+                f"The plan {self} needs {self.world_size} devices and this machine has {devices}; "
+                f"lower a degree until their product is {devices} or less."
+            )
+
+    def __str__(self) -> str:
+        parts = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
+        return " × ".join(parts) or "one rank"

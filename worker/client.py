@@ -1,0 +1,160 @@
+"""ComfyUI's side of the worker group: starts it on first use, talks to rank 0, notices when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .conditions import SentConditions
+from .endpoint import Endpoint
+from .lifetime import PARENT
+from .process import WorkerProcess
+from .protocol import ConnectionClosed, Header, Tensors, decode, encode, receive_frame
+
+START_SECONDS = 300
+POLL_SECONDS = 0.05
+
+Check = Callable[[], None]
+
+
+class WorkerGroupError(RuntimeError):
+    """The worker group did not start, or died; it is started again by the next request."""
+
+
+class RequestRefused(ValueError):
+    """The worker group cannot serve this request, and says why; it lives on."""
+
+
+class WorkerGroup:
+    """One persistent torchrun group on this machine.
+
+    device: "cuda" or "cpu". log_folder: where the ranks' logs go; emptied at each start.
+    Every method that waits takes `check`, called about twenty times a second, which may raise to give up waiting; the
+    group then finishes what it was doing, and its late answer is dropped.
+    """
+
+    def __init__(self, device: str, log_folder: Path) -> None:
+        self.device = device
+        self.log_folder = log_folder
+        self.lock = threading.RLock()
+        self.process: WorkerProcess | None = None
+        self.channels: dict[str, socket.socket] = {}
+        self.ranks = 0
+        self.loaded: tuple[Header, Mapping[str, int]] | None = None
+        self.sent = SentConditions()
+        self.last_id = 0
+
+    def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check) -> None:
+        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
+
+        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects.
+        Raises RequestRefused, WorkerGroupError.
+        """
+        with self.lock:
+            if self.loaded == (source, plan) and not self.process.exited.is_set():
+                return
+            if self.process and (self.ranks != ranks or self.process.exited.is_set()):
+                self.stop()
+            if not self.process:
+                self._start(ranks, check)
+            self.loaded = None
+            self.sent = SentConditions()
+            self._request({"op": "load", "source": source, "plan": plan}, {}, check)
+            self.loaded = (source, plan)
+
+    def forward(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
+    ) -> tuple[torch.Tensor, float]:
+        """One forward of the loaded model: the prediction, and the seconds that rank 0 took for it.
+
+        Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
+        """
+        with self.lock:
+            keys, new, dropped = self.sent.exchange(conditions)
+            header = {"op": "forward", "conditions": keys, "drop": dropped}
+            reply, tensors = self._request(header, {"latents": latents, "timestep": timestep_B, **new}, check)
+            return tensors["prediction"], reply["seconds"]
+
+    def status(self) -> dict[str, Any]:
+        """State, process ids and what is loaded, answered while a job runs. Raises WorkerGroupError if it died."""
+        control = self.channels.get("control")
+        if control is None:
+            return {"state": "stopped"}
+        try:
+            control.sendall(encode({"id": 0, "op": "status"}))
+            return decode(receive_frame(control))[0]
+        except (ConnectionClosed, ConnectionError) as error:
+            raise WorkerGroupError("The worker group has died.") from error
+
+    def stop(self) -> None:
+        """Ends the group; the next request starts it again."""
+        for channel in self.channels.values():
+            channel.close()
+        if self.process:
+            self.process.stop()
+        self.process, self.channels, self.loaded, self.ranks = None, {}, None, 0
+
+    def _start(self, ranks: int, check: Check) -> None:
+        logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
+        started = time.monotonic()
+        shutil.rmtree(self.log_folder, ignore_errors=True)
+        endpoint = Endpoint()
+        try:
+            self.process = WorkerProcess(ranks, self._environment(ranks, endpoint), self.log_folder)
+            while not endpoint.accept(POLL_SECONDS):
+                check()
+                if self.process.exited.is_set():
+                    raise WorkerGroupError(f"The worker group did not start. {self.process.reason()}")
+                if time.monotonic() - started > START_SECONDS:
+                    raise WorkerGroupError(f"The worker group did not start in time. {self.process.log_tail()}")
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            endpoint.close()
+        self.channels, self.ranks = endpoint.channels, ranks
+        logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
+
+    def _environment(self, ranks: int, endpoint: Endpoint) -> dict[str, str]:
+        return {
+            **os.environ,
+            **endpoint.environment(),
+            PARENT: str(os.getpid()),
+            "PARALLELDIT_DEVICE": self.device,
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+            "HF_HUB_OFFLINE": "1",
+        }
+
+    def _request(self, header: Header, tensors: Tensors, check: Check) -> tuple[Header, Tensors]:
+        if not self.channels:
+            raise WorkerGroupError("The worker group is not running.")
+        self.last_id += 1
+        job = self.channels["job"]
+        try:
+            job.sendall(encode({**header, "id": self.last_id}, tensors))
+            while True:
+                while not select.select([job], [], [], POLL_SECONDS)[0]:
+                    check()
+                reply, results = decode(receive_frame(job))
+                if reply.get("id") == self.last_id:
+                    break
+        except (ConnectionClosed, ConnectionError) as error:
+            self.process.exited.wait(10)
+            reason = self.process.reason()
+            self.stop()
+            raise WorkerGroupError(
+                f"The worker group died during '{header['op']}'; queue the prompt again to restart it.\n{reason}"
+            ) from error
+        if "error" in reply:
+            raise RequestRefused(reply["error"]["message"])
+        return reply, results

@@ -1,0 +1,119 @@
+"""What a rank can be asked: load a model under a plan, run one forward. Every rank executes every request."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from parallel_backend.errors import RequestError
+from parallel_backend.loading import ModelSource, load_transformer
+from parallel_backend.mesh import Mesh, build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+
+from .protocol import Header, Tensors
+
+Result = TypeVar("Result")
+Reply = tuple[dict[str, Any], Tensors | None]
+
+
+class Operations:
+    """The state of one rank between requests: the meshes, the model, and the conditioning sent so far."""
+
+    def __init__(self, device: torch.device, control_group: dist.ProcessGroup) -> None:
+        self.device = device
+        self.control_group = control_group
+        self.meshes: dict[ParallelPlan, Mesh] = {}
+        self.transformer: ParallelTransformer | None = None
+        self.conditions: Tensors = {}
+        self.running: str | None = None
+        self.counts = {"load": 0, "forward": 0}
+        self.loaded: dict[str, Any] = {}
+        pids = torch.empty(dist.get_world_size(), dtype=torch.int64)
+        dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]), group=control_group)
+        self.pids = pids.tolist()
+
+    def execute(self, header: Header, tensors: Tensors) -> Reply:
+        """Runs one request. Raises RequestError, on every rank alike, if it cannot be served as asked."""
+        operations = {"load": self.load, "forward": self.forward}
+        if header.get("op") not in operations:
+            raise RequestError(f"The worker group knows no operation {header.get('op')!r}; restart ComfyUI.")
+        self.running = header["op"]
+        started = time.perf_counter()
+        try:
+            reply, results = operations[header["op"]](header, tensors)
+        finally:
+            self.running = None
+        self.counts[header["op"]] += 1
+        return {"seconds": time.perf_counter() - started, **reply}, results
+
+    def status(self) -> dict[str, Any]:
+        """What the control channel reports; read from another thread while a job runs."""
+        return {
+            "state": "busy" if self.running else "ready",
+            "operation": self.running,
+            "device": self.device.type,
+            "pids": self.pids,
+            "counts": dict(self.counts),
+            **self.loaded,
+        }
+
+    def load(self, header: Header, _tensors: Tensors) -> Reply:
+        """Replaces the model and the plan. After a refusal, no model is loaded."""
+        source = ModelSource.from_json(header["source"])
+        plan = ParallelPlan.from_degrees(header["plan"])
+        self.transformer, self.loaded = None, {}
+        self.conditions.clear()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if plan not in self.meshes:
+            self.meshes[plan] = build_mesh(plan, self.device)
+        mesh = self.meshes[plan]
+        self.transformer = self.agree(lambda: ParallelTransformer(load_transformer(source, self.device), mesh))
+        self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.degrees()}
+        logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
+        return {}, None
+
+    def forward(self, header: Header, tensors: Tensors) -> Reply:
+        """One forward of the loaded model; conditions are named by key, those not sent before come along."""
+        if self.transformer is None:
+            raise RequestError("No model is loaded in the worker group; queue the prompt again.")
+        for key in header["drop"]:
+            self.conditions.pop(key, None)
+        latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
+        self.conditions.update(tensors)
+        conditions = {name: self.conditions[key] for name, key in header["conditions"].items()}
+        prediction = self.transformer(latents, timestep_B, conditions)
+        return {}, None if prediction is None else {"prediction": prediction.cpu()}
+
+    def agree(self, action: Callable[[], Result]) -> Result:
+        """Runs what may fail on one rank alone (disk, memory); if any rank fails, every rank raises RequestError.
+
+        The action must run no collectives.
+        """
+        world, rank = dist.get_world_size(), dist.get_rank()
+        result, failure = None, b""
+        try:
+            result = action()
+        except Exception as error:  # whatever it is, the other ranks must hear of it before this one goes on
+            if not isinstance(error, RequestError):
+                logging.exception("rank %d failed", rank)
+            failure = (str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}").encode()
+        first = torch.tensor([rank if failure else world])
+        dist.all_reduce(first, dist.ReduceOp.MIN, group=self.control_group)
+        if int(first) == world:
+            return result
+        length = torch.tensor([len(failure)])
+        dist.broadcast(length, int(first), group=self.control_group)
+        text = torch.zeros(int(length), dtype=torch.uint8)
+        if rank == int(first):
+            text = torch.frombuffer(bytearray(failure), dtype=torch.uint8)
+        dist.broadcast(text, int(first), group=self.control_group)
+        raise RequestError(bytes(text.tolist()).decode())
