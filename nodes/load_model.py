@@ -71,9 +71,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
         source = ModelSource(description.model_class, description.config, description.files, dtype, names)
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
-        return io.NodeOutput(
-            remote_model(worker_group(), source, plan, family, family.build(description), torch_dtype)
-        )
+        return io.NodeOutput(remote_model(worker_group(), source, plan, family, family.build(description), torch_dtype))
 
 
 def host_dtype(stored: torch.dtype) -> torch.dtype:

@@ -55,8 +55,7 @@ class RemoteDiT(torch.nn.Module):
             raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
         check = comfy.model_management.throw_exception_if_processing_interrupted
         self.group.load(self.source, self.plan.degrees(), self.plan.world_size, check)
-        prediction, _seconds = self.group.forward(x, timesteps, conditions, check)
-        return prediction.to(x)
+        return self.group.forward(x, timesteps, conditions, check).to(x)
 
 
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from .model_files import ModelFolder, main_dtype, read_header
 
 HEAD_DIM = 72
 PATCH = 2
+DIFFUSERS_KEYS = {"adaln_single.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight"}
 
 
 def describe_file(path: Path) -> tuple[ModelFolder, dict[str, TensorSlice] | None]:
@@ -28,7 +29,10 @@ def describe_file(path: Path) -> tuple[ModelFolder, dict[str, TensorSlice] | Non
     if not any(name.startswith(prefix) for name in header):
         prefix = ""
     weights = {name.removeprefix(prefix): tensor for name, tensor in header.items() if name.startswith(prefix)}
-    if "adaln_single.emb.timestep_embedder.linear_1.bias" in weights and "caption_projection.linear_1.weight" in weights:
+    if (
+        "adaln_single.emb.timestep_embedder.linear_1.bias" in weights
+        and "caption_projection.linear_1.weight" in weights
+    ):
         places = {name: TensorSlice(prefix + name) for name in weights}
     else:
         config = comfy.model_detection.model_config_from_unet(dict(weights), "")

@@ -48,9 +48,7 @@ class UlyssesAttention:
         for index, tensor in enumerate(tensors_BHLD):
             send[:, :, index] = tensor.unflatten(1, (degree, -1)).permute(1, 3, 0, 2, 4)
         received = send.new_empty(self.tokens, count, batch, heads // degree, head_dim)
-        dist.all_to_all_single(
-            received, send.flatten(0, 1), lengths, [local_tokens] * degree, group=self.axis.group
-        )
+        dist.all_to_all_single(received, send.flatten(0, 1), lengths, [local_tokens] * degree, group=self.axis.group)
         return tuple(received.permute(1, 2, 3, 0, 4))
 
     def gather_heads(self, out_BhSD: torch.Tensor) -> torch.Tensor:

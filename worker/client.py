@@ -47,6 +47,7 @@ class WorkerGroup:
         self.device = device
         self.log_folder = log_folder
         self.lock = threading.RLock()
+        self.control_lock = threading.Lock()
         self.process: WorkerProcess | None = None
         self.channels: dict[str, socket.socket] = {}
         self.ranks = 0
@@ -74,24 +75,27 @@ class WorkerGroup:
 
     def forward(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
-    ) -> tuple[torch.Tensor, float]:
-        """One forward of the loaded model: the prediction, and the seconds that rank 0 took for it.
+    ) -> torch.Tensor:
+        """One forward of the loaded model: the prediction, in the shape of the latents.
 
         Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
         """
         with self.lock:
             keys, new, dropped = self.sent.exchange(conditions)
             header = {"op": "forward", "conditions": keys, "drop": dropped}
-            reply, tensors = self._request(header, {"latents": latents, "timestep": timestep_B, **new}, check)
-            return tensors["prediction"], reply["seconds"]
+            return self._request(header, {"latents": latents, "timestep": timestep_B, **new}, check)["prediction"]
 
     def status(self) -> dict[str, Any]:
         """State, process ids and what is loaded, answered while a job runs. Raises WorkerGroupError if it died."""
-        control = self.channels.get("control")
-        if control is None:
-            return {"state": "stopped"}
+        with self.control_lock:
+            control = self.channels.get("control")
+            if control is None:
+                return {"state": "stopped"}
+            return self._ask(control)
+
+    def _ask(self, control: socket.socket) -> dict[str, Any]:
         try:
-            control.sendall(encode({"id": 0, "op": "status"}))
+            control.sendall(encode({"op": "status"}))
             return decode(receive_frame(control))[0]
         except (ConnectionClosed, ConnectionError) as error:
             raise WorkerGroupError("The worker group has died.") from error
@@ -135,7 +139,7 @@ class WorkerGroup:
             "HF_HUB_OFFLINE": "1",
         }
 
-    def _request(self, header: Header, tensors: Tensors, check: Check) -> tuple[Header, Tensors]:
+    def _request(self, header: Header, tensors: Tensors, check: Check) -> Tensors:
         if not self.channels:
             raise WorkerGroupError("The worker group is not running.")
         self.last_id += 1
@@ -156,5 +160,5 @@ class WorkerGroup:
                 f"The worker group died during '{header['op']}'; queue the prompt again to restart it.\n{reason}"
             ) from error
         if "error" in reply:
-            raise RequestRefused(reply["error"]["message"])
-        return reply, results
+            raise RequestRefused(reply["error"])
+        return results

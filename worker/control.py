@@ -24,8 +24,8 @@ class ControlServer(threading.Thread):
     def run(self) -> None:
         try:
             while True:
-                header, _ = decode(receive_frame(self.connection))
-                self.connection.sendall(encode({"id": header["id"], **self.status()}))
+                decode(receive_frame(self.connection))
+                self.connection.sendall(encode(self.status()))
         except (ConnectionClosed, ConnectionError):
             # An idle group stops by itself, having seen the job channel close; one in mid-collective has to be ended.
             threading.Timer(LINGER_SECONDS, os._exit, [1]).start()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
 from parallel_backend.errors import RequestError
 from parallel_backend.loading import ModelSource, load_transformer
 from parallel_backend.mesh import Mesh, build_mesh
@@ -20,7 +21,6 @@ from parallel_backend.transformer import ParallelTransformer
 from .protocol import Header, Tensors
 
 Result = TypeVar("Result")
-Reply = tuple[dict[str, Any], Tensors | None]
 
 
 class Operations:
@@ -33,25 +33,31 @@ class Operations:
         self.transformer: ParallelTransformer | None = None
         self.conditions: Tensors = {}
         self.running: str | None = None
-        self.counts = {"load": 0, "forward": 0}
+        self.operations = {"load": self.load, "forward": self.forward}
+        self.counts = dict.fromkeys(self.operations, 0)
+        self.seconds = dict.fromkeys(self.operations, 0.0)
         self.loaded: dict[str, Any] = {}
         pids = torch.empty(dist.get_world_size(), dtype=torch.int64)
         dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]), group=control_group)
         self.pids = pids.tolist()
 
-    def execute(self, header: Header, tensors: Tensors) -> Reply:
-        """Runs one request. Raises RequestError, on every rank alike, if it cannot be served as asked."""
-        operations = {"load": self.load, "forward": self.forward}
-        if header.get("op") not in operations:
-            raise RequestError(f"The worker group knows no operation {header.get('op')!r}; restart ComfyUI.")
-        self.running = header["op"]
+    def execute(self, header: Header, tensors: Tensors) -> Tensors | None:
+        """Runs one request; the reply's tensors are rank 0's.
+
+        Raises RequestError, on every rank alike, if it cannot be served as asked.
+        """
+        operation = header.get("op")
+        if operation not in self.operations:
+            raise RequestError(f"The worker group knows no operation {operation!r}; restart ComfyUI.")
+        self.running = operation
         started = time.perf_counter()
         try:
-            reply, results = operations[header["op"]](header, tensors)
+            results = self.operations[operation](header, tensors)
         finally:
             self.running = None
-        self.counts[header["op"]] += 1
-        return {"seconds": time.perf_counter() - started, **reply}, results
+        self.counts[operation] += 1
+        self.seconds[operation] += time.perf_counter() - started
+        return results
 
     def status(self) -> dict[str, Any]:
         """What the control channel reports; read from another thread while a job runs."""
@@ -61,10 +67,11 @@ class Operations:
             "device": self.device.type,
             "pids": self.pids,
             "counts": dict(self.counts),
+            "seconds": dict(self.seconds),
             **self.loaded,
         }
 
-    def load(self, header: Header, _tensors: Tensors) -> Reply:
+    def load(self, header: Header, _tensors: Tensors) -> None:
         """Replaces the model and the plan. After a refusal, no model is loaded."""
         source = ModelSource.from_json(header["source"])
         plan = ParallelPlan.from_degrees(header["plan"])
@@ -79,9 +86,8 @@ class Operations:
         self.transformer = self.agree(lambda: ParallelTransformer(load_transformer(source, self.device), mesh))
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.degrees()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
-        return {}, None
 
-    def forward(self, header: Header, tensors: Tensors) -> Reply:
+    def forward(self, header: Header, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
         if self.transformer is None:
             raise RequestError("No model is loaded in the worker group; queue the prompt again.")
@@ -91,7 +97,7 @@ class Operations:
         self.conditions.update(tensors)
         conditions = {name: self.conditions[key] for name, key in header["conditions"].items()}
         prediction = self.transformer(latents, timestep_B, conditions)
-        return {}, None if prediction is None else {"prediction": prediction.cpu()}
+        return None if prediction is None else {"prediction": prediction.cpu()}
 
     def agree(self, action: Callable[[], Result]) -> Result:
         """Runs what may fail on one rank alone (disk, memory); if any rank fails, every rank raises RequestError.

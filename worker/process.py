@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -22,7 +21,8 @@ class WorkerProcess:
     def __init__(self, ranks: int, environment: Mapping[str, str], log_folder: Path) -> None:
         self.log_folder = log_folder
         log_folder.mkdir(parents=True, exist_ok=True)
-        self.command = torchrun_command(ranks, log_folder)
+        self.report = log_folder / "failure.txt"
+        self.command = torchrun_command(ranks, log_folder, self.report)
         self.environment = dict(environment)
         self.popen: subprocess.Popen | None = None
         self.failure: OSError | None = None
@@ -64,19 +64,11 @@ class WorkerProcess:
         self.exited.wait()
 
     def reason(self) -> str:
-        """Why the group ended: the first failing rank's traceback, or the end of torchrun's own log."""
-        reports = []
-        for path in self.log_folder.glob("*/attempt_*/*/error.json"):
-            message = json.loads(path.read_text())["message"]
-            reports.append((int(message["extraInfo"]["timestamp"]), path.parent.name, message))
-        if reports:
-            _, rank, message = min(reports, key=lambda report: report[:2])
-            trace = message["extraInfo"]["py_callstack"].strip().splitlines()[-LOG_TAIL_LINES:]
-            return f"rank {rank}: {message['message']}\n" + "\n".join(trace)
-        return self.log_tail()
+        """Why the group ended: the rank that failed first with its signal or traceback, else the end of the log."""
+        return self.report.read_text() if self.report.exists() else self.log_tail()
 
     def log_tail(self) -> str:
-        """The last lines of torchrun's log, which names the rank and the signal that ended it."""
+        """The last lines of torchrun's own log."""
         try:
             lines = (self.log_folder / "torchrun.log").read_text(errors="replace").splitlines()
         except OSError as error:
@@ -84,10 +76,10 @@ class WorkerProcess:
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
 
-def torchrun_command(ranks: int, log_folder: Path) -> Sequence[str]:
+def torchrun_command(ranks: int, log_folder: Path, report: Path) -> Sequence[str]:
     """torchrun on this machine alone: rendezvous on loopback, on a port of the kernel's choice, no restarts."""
     return [
-        sys.executable, "-m", "worker.launch",
+        sys.executable, "-m", "worker.launch", str(report),
         "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
         "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
         f"--log-dir={log_folder}", "--redirects=3",

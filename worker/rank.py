@@ -14,8 +14,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from parallel_backend.errors import RequestError
 from torch.distributed.elastic.multiprocessing.errors import record
+
+from parallel_backend.errors import RequestError
 
 from .control import ControlServer
 from .endpoint import connect
@@ -66,9 +67,9 @@ def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) 
         if header["op"] == "stop":
             return
         try:
-            reply, results = operations.execute(header, tensors)
+            reply, results = {}, operations.execute(header, tensors)
         except RequestError as error:
-            reply, results = {"error": {"type": type(error).__name__, "message": str(error)}}, None
+            reply, results = {"error": str(error)}, None
         if job:
             job.sendall(encode({"id": header["id"], **reply}, results))
 

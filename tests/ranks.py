@@ -1,0 +1,43 @@
+"""`torchrun -m tests.ranks CASES OUT`: runs cases on the engine as a plain script would, and saves what rank 0 gets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from parallel_backend.loading import ModelSource, load_transformer
+from parallel_backend.mesh import build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from tests.families import FAMILIES
+
+
+def main(cases_path: str, out_path: str) -> None:
+    """Cases are JSON objects of name, family, folder, plan, batch, height and width."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    results = {}
+    for case in json.loads(Path(cases_path).read_text()):
+        family = FAMILIES[case["family"]]
+        files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
+        source = ModelSource(family.model_class, family.config, files)
+        mesh = build_mesh(ParallelPlan.from_degrees(case["plan"]), device)
+        transformer = ParallelTransformer(load_transformer(source, device), mesh)
+        prediction = transformer(*family.inputs(case["batch"], case["height"], case["width"]))
+        if (dist.get_rank() == 0) != (prediction is not None):
+            raise SystemExit("Exactly rank 0 shall hold the result.")
+        if prediction is not None:
+            results[case["name"]] = prediction.contiguous()
+    if dist.get_rank() == 0:
+        save_file(results, out_path)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,49 @@
+"""A plan that cannot work is refused before anything starts, and the error says what would."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel_backend.errors import PlanError, UnknownModelError
+from parallel_backend.models import spec_for
+from parallel_backend.plan import ParallelPlan
+
+
+def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
+    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads; use 2 or 4\."):
+        ParallelPlan(ulysses=3).check_model(heads=8)
+    with pytest.raises(PlanError, match=r"use 6\."):
+        ParallelPlan(ulysses=7).check_model(heads=6)
+
+
+@pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
+def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
+    with pytest.raises(PlanError, match="cfg="):
+        ParallelPlan(cfg=degree)
+
+
+def test_an_axis_that_does_not_exist_is_named() -> None:
+    with pytest.raises(PlanError, match="'unknown'.*cfg, ulysses"):
+        ParallelPlan.from_degrees({"unknown": 2})
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    with pytest.raises(PlanError, match="needs 4 devices and this machine has 2"):
+        ParallelPlan(cfg=2, ulysses=2).check_devices(2)
+
+
+@pytest.mark.parametrize("devices", range(1, 9))
+@pytest.mark.parametrize("heads", [1, 6, 16, 24])
+def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: int) -> None:
+    plan = ParallelPlan.auto(devices, heads)
+    plan.check_model(heads)
+    plan.check_devices(devices)
+
+
+def test_an_automatic_plan_uses_every_device_where_the_heads_allow() -> None:
+    assert ParallelPlan.auto(8, heads=16) == ParallelPlan(cfg=2, ulysses=4)
+
+
+def test_an_unknown_transformer_class_points_to_the_manual() -> None:
+    with pytest.raises(UnknownModelError, match="NoSuchTransformer.*parallel_backend/models/README.md"):
+        spec_for("NoSuchTransformer")
