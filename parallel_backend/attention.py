@@ -1,86 +1,124 @@
-"""The attention seam: self-attention of a sharded token sequence, around an unmodified attention module.
+"""The attention seam: self-attention over a sharded token sequence, around an unmodified attention module.
 
-Shapes: B batch, H heads, h = H / degree local heads, S tokens in all, L local tokens, D head dim, P degree.
+Shapes: B batch, H heads, h = H / ulysses local heads, S all tokens, R this ring rank's tokens, L local tokens,
+D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from .collectives import shard_sizes
 from .errors import RequestError
-from .mesh import Axis
+from .mesh import Mesh
+from .ring import ring_attention
+from .tokens import TokenLayout
 
-Attend = Callable[..., torch.Tensor]
 
+class SequenceParallelAttention:
+    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, ring or local attention, all-to-all back.
 
-class UlyssesAttention:
-    """Attention over all tokens for a share of the heads (DeepSpeed Ulysses, https://arxiv.org/abs/2309.14509).
-
-    One all-to-all takes q, k and v together from token shards to head shards, one takes the result back. Buffers
-    run token-first, so that what arrives from the other ranks already lies in sequence order and nothing is unpacked.
+    Tokens arrive in rank order and not in the model's; without a mask, attention does not mind.
     """
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
-        self.tokens = 0
+    def __init__(self, mesh: Mesh, layout: TokenLayout) -> None:
+        self.ulysses = mesh["ulysses"]
+        self.ring = mesh["ring"]
+        self.layout = layout
 
     def __call__(
-        self, q_BHLD: torch.Tensor, k_BHLD: torch.Tensor, v_BHLD: torch.Tensor, attn_mask: torch.Tensor | None = None
+        self,
+        streams: tuple[str, ...],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """Returns this rank's tokens of the attention result, BHLD. `self.tokens` is S, set at the token boundary."""
-        if attn_mask is not None:
-            raise RequestError("Masked self-attention is not supported on sharded tokens; use ulysses=1.")
-        q_BhSD, k_BhSD, v_BhSD = self.scatter_heads(q_BHLD, k_BHLD, v_BHLD)
-        return self.gather_heads(F.scaled_dot_product_attention(q_BhSD, k_BhSD, v_BhSD))
+        """`F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of theirs, BHSD."""
+        if attn_mask is not None or dropout_p or is_causal or enable_gqa:
+            raise RequestError(
+                "Self-attention with a mask, dropout or grouped heads is not supported on sharded tokens; "
+                "use ulysses=1 and ring=1."
+            )
+        lengths = self.layout.shard_lengths(streams)
+        first = self.ring.index * self.ulysses.degree
+        ulysses_lengths = lengths[first : first + self.ulysses.degree]
+        q_BhRD, k_BhRD, v_BhRD = self.scatter_heads(ulysses_lengths, query, key, value)
+        if self.ring.degree > 1:
+            degree = self.ulysses.degree
+            ring_lengths = [sum(lengths[start : start + degree]) for start in range(0, len(lengths), degree)]
+            out_BhRD = ring_attention(q_BhRD, k_BhRD, v_BhRD, ring_lengths, self.ring, scale)
+        else:
+            out_BhRD = F.scaled_dot_product_attention(q_BhRD, k_BhRD, v_BhRD, scale=scale)
+        return self.gather_heads(ulysses_lengths, out_BhRD)
 
-    def scatter_heads(self, *tensors_BHLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Token shards with all heads (BHLD) to all tokens with a share of the heads (BhSD)."""
+    def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Local tokens with all heads to the Ulysses group's tokens with a share of the heads: one all-to-all.
+
+        The buffer runs token-first, so that what arrives already lies in rank order and nothing is unpacked.
+        """
+        degree = self.ulysses.degree
+        if degree == 1:
+            return tensors_BHLD
         batch, heads, local_tokens, head_dim = tensors_BHLD[0].shape
-        degree, count = self.axis.degree, len(tensors_BHLD)
-        lengths = shard_sizes(self.tokens, degree)
-        send = tensors_BHLD[0].new_empty(degree, local_tokens, count, batch, heads // degree, head_dim)
+        send = tensors_BHLD[0].new_empty(degree, local_tokens, len(tensors_BHLD), batch, heads // degree, head_dim)
         for index, tensor in enumerate(tensors_BHLD):
             send[:, :, index] = tensor.unflatten(1, (degree, -1)).permute(1, 3, 0, 2, 4)
-        received = send.new_empty(self.tokens, count, batch, heads // degree, head_dim)
-        dist.all_to_all_single(received, send.flatten(0, 1), lengths, [local_tokens] * degree, group=self.axis.group)
+        received = send.new_empty(sum(lengths), *send.shape[2:])
+        dist.all_to_all_single(received, send.flatten(0, 1), lengths, [local_tokens] * degree, group=self.ulysses.group)
         return tuple(received.permute(1, 2, 3, 0, 4))
 
-    def gather_heads(self, out_BhSD: torch.Tensor) -> torch.Tensor:
-        """All tokens with a share of the heads (BhSD) to token shards with all heads (BHLD)."""
-        degree = self.axis.degree
-        lengths = shard_sizes(self.tokens, degree)
-        local_tokens = lengths[self.axis.index]
-        send = out_BhSD.permute(2, 0, 1, 3).contiguous()
+    def gather_heads(self, lengths: list[int], out_BhRD: torch.Tensor) -> torch.Tensor:
+        """The inverse of `scatter_heads` for one tensor."""
+        degree = self.ulysses.degree
+        if degree == 1:
+            return out_BhRD
+        local_tokens = lengths[self.ulysses.index]
+        send = out_BhRD.permute(2, 0, 1, 3).contiguous()
         received = send.new_empty(degree * local_tokens, *send.shape[1:])
-        dist.all_to_all_single(received, send, [local_tokens] * degree, lengths, group=self.axis.group)
-        out_BLPhD = received.unflatten(0, (degree, local_tokens)).permute(2, 1, 0, 3, 4)
-        return out_BLPhD.flatten(2, 3).transpose(1, 2)
+        dist.all_to_all_single(received, send, [local_tokens] * degree, lengths, group=self.ulysses.group)
+        out_BLUhD = received.unflatten(0, (degree, local_tokens)).permute(2, 1, 0, 3, 4)
+        return out_BLUhD.flatten(2, 3).transpose(1, 2)
 
 
 class AttentionSeam(TorchFunctionMode):
     """While entered, hands every `F.scaled_dot_product_attention` call of the running module to `attend`."""
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: functools.partial) -> None:
         super().__init__()
         self.attend = attend
+        self.calls = 0
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 (torch's own signature)
-        kwargs = kwargs or {}
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        if kwargs.pop("dropout_p", 0.0) or kwargs.pop("is_causal", False):
-            raise RequestError("Dropout and causal masks are not supported in self-attention on sharded tokens.")
-        return self.attend(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        self.calls += 1
+        return self.attend(*args, **(kwargs or {}))
 
 
-def install_attention(module: torch.nn.Module, attend: Attend) -> None:
-    """Runs the module's attention arithmetic through `attend`; its projections and norms stay its own."""
-    seam = AttentionSeam(attend)
-    module.register_forward_pre_hook(lambda *_: seam.__enter__() and None)
-    module.register_forward_hook(lambda *_: seam.__exit__(None, None, None), always_call=True)
+def install_attention(module: torch.nn.Module, attention: SequenceParallelAttention, streams: tuple[str, ...]) -> None:
+    """Runs the module's attention arithmetic through `attention`; its projections and norms stay its own.
+
+    A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
+    """
+    seam = AttentionSeam(functools.partial(attention, streams))
+
+    def enter(*_: object) -> None:
+        seam.calls = 0
+        seam.__enter__()
+
+    def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
+        seam.__exit__(None, None, None)
+        if output is not None and not seam.calls:
+            raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from .plan import ParallelPlan
+
+# Axes that together split one thing: the batch, and the tokens of the sequence.
+JOINT_AXES = {"batch": ("dp", "cfg"), "sequence": ("ring", "ulysses")}
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """A plan laid over the ranks of the default process group, and the device that this rank computes on."""
+    """A plan laid over the ranks of the default process group, and the device that this rank computes on.
+
+    axes: those of the plan, and the joint ones, whose index counts row by row.
+    """
 
     plan: ParallelPlan
     device: torch.device
@@ -40,8 +46,11 @@ def build_mesh(plan: ParallelPlan, device: torch.device) -> Mesh:
     """Builds every group of the plan. All ranks of the default process group call it together."""
     degrees = plan.degrees()
     device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
-    axes = {
-        name: Axis(device_mesh.get_group(name), degree, device_mesh.get_local_rank(name))
-        for name, degree in degrees.items()
-    }
+    axes = {name: _axis(device_mesh[name]) for name in degrees}
+    for name, parts in JOINT_AXES.items():
+        axes[name] = _axis(device_mesh[parts]._flatten(name))
     return Mesh(plan, device, axes)
+
+
+def _axis(device_mesh: DeviceMesh) -> Axis:
+    return Axis(device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank())

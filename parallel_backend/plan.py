@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 
 from .errors import PlanError
+
+MAX_DEGREE = 1024
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
     """Degrees of parallelism; their product is the world size.
 
-    cfg: groups that share the batch, so that cond and uncond of classifier-free guidance run side by side.
+    dp: groups that share the batch by images.
+    cfg: groups that share the batch so that cond and uncond of classifier-free guidance run side by side.
+    ring: ranks that share the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
     ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
+    ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
     """
 
+    dp: int = 1
     cfg: int = 1
+    ring: int = 1
     ulysses: int = 1
 
     def __post_init__(self) -> None:
         for axis, degree in self.degrees().items():
-            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-                raise PlanError(f"{axis}={degree!r} is not a degree; use a whole number from 1.")
+            if not isinstance(degree, int) or isinstance(degree, bool) or not 1 <= degree <= MAX_DEGREE:
+                raise PlanError(f"{axis}={degree!r} is not a degree; use a whole number from 1 to {MAX_DEGREE}.")
 
     @classmethod
     def from_degrees(cls, degrees: dict[str, int]) -> ParallelPlan:
@@ -34,10 +42,11 @@ class ParallelPlan:
 
     @classmethod
     def auto(cls, devices: int, heads: int) -> ParallelPlan:
-        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as heads divide."""
-        cfg = 2 if devices >= 2 else 1
-        ulysses = max(degree for degree in range(1, devices // cfg + 1) if heads % degree == 0)
-        return cls(cfg=cfg, ulysses=ulysses)
+        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as heads divide,
+        and what is left to ring."""
+        cfg = 2 if devices >= 2 and devices % 2 == 0 else 1
+        ulysses = math.gcd(devices // cfg, heads)
+        return cls(cfg=cfg, ulysses=ulysses, ring=devices // cfg // ulysses)
 
     def degrees(self) -> dict[str, int]:
         """Axis name to degree, outermost axis first: the order of the mesh."""
@@ -45,7 +54,7 @@ class ParallelPlan:
 
     @property
     def world_size(self) -> int:
-        return self.cfg * self.ulysses
+        return math.prod(self.degrees().values())
 
     def check_model(self, heads: int) -> None:
         """Raises PlanError, naming the degree and the nearest that works, if a model with these heads forbids it."""
@@ -54,7 +63,10 @@ class ParallelPlan:
             below = max(degree for degree in works if degree < self.ulysses)
             above = [degree for degree in works if degree > self.ulysses][:1]
             nearest = " or ".join(str(degree) for degree in [below, *above])
-            raise PlanError(f"ulysses={self.ulysses} does not divide the model's {heads} heads; use {nearest}.")
+            raise PlanError(
+                f"ulysses={self.ulysses} does not divide the model's {heads} heads; "
+                f"use {nearest}, or ring={self.ulysses}."
+            )
 
     def check_devices(self, devices: int) -> None:
         """Raises PlanError if there are fewer accelerators than ranks."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .attention import UlyssesAttention, install_attention
+from .attention import SequenceParallelAttention, install_attention
 from .collectives import collect, shard
 from .errors import RequestError
 from .mesh import Mesh
 from .models import ModelSpec, spec_for
-from .tokens import install_token_boundary
+from .tokens import TokenLayout, install_token_boundary
 
 BATCH_DIM = 0
 
@@ -17,8 +17,8 @@ BATCH_DIM = 0
 class ParallelTransformer:
     """Applies a plan to an unmodified diffusers transformer, from outside.
 
-    cfg splits the batch; ulysses splits the tokens between the first and the last block. Raises PlanError if the
-    model does not allow the plan and UnknownModelError if its class has no spec.
+    dp and cfg split the batch; ring and ulysses split the tokens between the first and the last block. Raises
+    PlanError if the model does not allow the plan and UnknownModelError if its class has no spec.
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh) -> None:
@@ -28,37 +28,26 @@ class ParallelTransformer:
         mesh.plan.check_model(heads=model.config["num_attention_heads"])
         if self.spec.prepare:
             self.spec.prepare(model)
-        if mesh["ulysses"].degree > 1:
-            self._shard_tokens()
-
-    def _shard_tokens(self) -> None:
-        attend = UlyssesAttention(self.mesh["ulysses"])
-
-        def set_tokens(lengths: dict[str, int]) -> None:
-            attend.tokens = sum(lengths.values())
-
-        install_token_boundary(self.model, self.spec, self.mesh["ulysses"], set_tokens)
-        for blocks in self.spec.blocks:
-            for block in self.model.get_submodule(blocks):
-                for name in self.spec.self_attention:
-                    install_attention(block.get_submodule(name), attend)
+        if mesh["sequence"].degree > 1:
+            shard_sequence(model, self.spec, mesh)
 
     @torch.inference_mode()
     def __call__(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]
     ) -> torch.Tensor | None:
-        """The model's prediction for a batch, in the shape of `latents` (B, C, H, W), on global rank 0; None elsewhere.
+        """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
-        timestep_B: in the model's own units. conditions: the spec's, each batch first.
-        Raises RequestError, on every rank alike, for input that the model cannot take.
+        latents: (B, C, H, W), or (B, C, F, H, W) for video. timestep_B: in the model's own units.
+        conditions: the spec's, each batch first. Raises RequestError, on every rank alike, for input that the model
+        cannot take.
         """
         self.check(latents, timestep_B, conditions)
         dtype = self.model.dtype
-        batch, cfg = len(latents), self.mesh["cfg"]
-        latents = shard(latents, BATCH_DIM, cfg).to(self.mesh.device, dtype)
-        timestep_B = shard(timestep_B, BATCH_DIM, cfg).to(self.mesh.device)
+        batch, axis = len(latents), self.mesh["batch"]
+        latents = shard(latents, BATCH_DIM, axis).to(self.mesh.device, dtype)
+        timestep_B = shard(timestep_B, BATCH_DIM, axis).to(self.mesh.device)
         conditions = {
-            name: shard(value, BATCH_DIM, cfg).to(self.mesh.device, dtype if value.is_floating_point() else None)
+            name: shard(value, BATCH_DIM, axis).to(self.mesh.device, dtype if value.is_floating_point() else None)
             for name, value in conditions.items()
         }
         config = self.model.config
@@ -66,26 +55,26 @@ class ParallelTransformer:
             inputs = self.spec.inputs(config, latents, timestep_B, conditions)
             sample = self.model(**inputs, return_dict=False)[0]
             latents = self.spec.output(config, sample, latents)
-        if self.mesh["ulysses"].index:
-            return None
-        return collect(latents, BATCH_DIM, batch, cfg)
+        return None if self.mesh["sequence"].index else collect(latents, BATCH_DIM, batch, axis)
 
     def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]) -> None:
         """Raises RequestError for what the model cannot take; depends on the request alone, so all ranks agree."""
         config = self.model.config
-        channels, patch = config["in_channels"], config["patch_size"]
-        if latents.ndim != 4 or latents.shape[1] != channels:
+        channels, patch = self.spec.geometry(config)
+        if latents.ndim != 2 + len(patch) or latents.shape[1] != channels:
+            sizes = "(batch, {}, height, width)" if len(patch) == 2 else "(batch, {}, frames, height, width)"
             raise RequestError(
                 f"The latent has shape {tuple(latents.shape)}, and {self.spec.model_class} here takes "
-                f"(batch, {channels}, height, width); use an empty-latent node or a VAE made for this model."
+                f"{sizes.format(channels)}; use an empty-latent node or a VAE made for this model."
             )
-        height, width = latents.shape[-2:]
-        if height % patch or width % patch or not height or not width:
+        if any(size % side or not size for size, side in zip(latents.shape[2:], patch, strict=True)):
+            shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
             raise RequestError(
-                f"The latent is {width}×{height}, and the model works on patches of {patch}×{patch}; "
-                f"use a width and height that are multiples of {patch} in latent pixels."
+                f"The latent measures {shape}, and the model works on patches of {sides}; "
+                "use sizes that are multiples of these, in latent pixels."
             )
-        if set(conditions) != set(self.spec.conditions):
+        required = set(self.spec.conditions) - set(self.spec.optional)
+        if not required <= set(conditions) <= set(self.spec.conditions):
             raise RequestError(
                 f"{self.spec.model_class} takes the conditions {', '.join(self.spec.conditions)}; "
                 f"got {', '.join(conditions) or 'none'}."
@@ -98,3 +87,15 @@ class ParallelTransformer:
                 raise RequestError(f"The {name} holds NaN or infinite values; the node that made it went wrong.")
         if self.spec.check:
             self.spec.check(config, conditions)
+
+
+def shard_sequence(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh) -> None:
+    """Splits the tokens over the sequence axis: seam 1 at the blocks' ends, seam 2 at each self-attention."""
+    layout = TokenLayout(mesh["sequence"])
+    attention = SequenceParallelAttention(mesh, layout)
+    install_token_boundary(model, spec, layout)
+    for blocks in spec.blocks:
+        for block in model.get_submodule(blocks):
+            for name, streams in spec.self_attention.items():
+                if getattr(block, name, None) is not None:
+                    install_attention(block.get_submodule(name), attention, streams)

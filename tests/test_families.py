@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,17 @@ from tests.families import FAMILIES
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
-PLANS = [{}, {"ulysses": 2}, {"cfg": 2}, {"ulysses": 4}, {"cfg": 2, "ulysses": 2}, {"cfg": 4}]
+PLANS = [
+    {},
+    {"ulysses": 2},
+    {"ring": 2},
+    {"cfg": 2},
+    {"dp": 2},
+    {"ulysses": 4},
+    {"ring": 4},
+    {"ring": 2, "ulysses": 2},
+    {"cfg": 2, "ulysses": 2},
+]
 SHAPES = {
     "square": (2, 16, 16),
     "odd batch, not square, tokens that do not divide": (3, 10, 14),
@@ -24,7 +35,7 @@ SHAPES = {
 
 
 def world_size(plan: dict[str, int]) -> int:
-    return plan.get("cfg", 1) * plan.get("ulysses", 1)
+    return math.prod(plan.values())
 
 
 def case_name(family: str, plan: dict[str, int], shape: str) -> str:

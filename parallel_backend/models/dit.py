@@ -42,7 +42,7 @@ register(
         model_class="DiTTransformer2DModel",
         blocks=("transformer_blocks",),
         streams=("hidden_states",),
-        self_attention=("attn1",),
+        self_attention={"attn1": ("hidden_states",)},
         conditions=("class_labels",),
         inputs=lambda config, latents, timestep, conditions: {
             "hidden_states": latents,

@@ -24,7 +24,7 @@ register(
         model_class="PixArtTransformer2DModel",
         blocks=("transformer_blocks",),
         streams=("hidden_states",),
-        self_attention=("attn1",),
+        self_attention={"attn1": ("hidden_states",)},
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
         inputs=inputs,
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],

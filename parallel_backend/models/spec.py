@@ -15,15 +15,38 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class SideInput:
+    """A per-token argument of every block, such as rotary embeddings: a tensor, or a tuple of them.
+
+    dim: where its tokens run. streams: the token streams that it covers, in order.
+    """
+
+    name: str
+    dim: int
+    streams: tuple[str, ...]
+
+
+def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
+    """Latent channels, and the patch that becomes one token, over the latents' last dims."""
+    patch = config["patch_size"]
+    return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A family of transformers, seen from outside.
 
     model_class: the diffusers class.
     blocks: its block lists, in the order in which they run.
-    streams: arguments of a block's forward that carry tokens (B, S, width), in the order in which it returns them.
-    self_attention: the block's submodules whose attention runs over the sharded tokens.
+    streams: arguments of a block's forward that carry tokens (B, S, width); the first is the one the head reads.
+    returned: the streams in the order in which a block returns them, if it is another order.
+    self_attention: the block's submodules whose attention runs over sharded tokens, and the streams in each.
+    side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
-    inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward.
+    optional: those of them that may be absent.
+    geometry: config to latent channels and patch.
+    inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
+    (B, C, H, W), or (B, C, F, H, W) for video.
     output: (config, the model's sample, latents) to the prediction in the shape of the latents.
     check: raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
     prepare: installs what the family needs beyond this, once, on the loaded model.
@@ -32,12 +55,20 @@ class ModelSpec:
     model_class: str
     blocks: tuple[str, ...]
     streams: tuple[str, ...]
-    self_attention: tuple[str, ...]
+    self_attention: Mapping[str, tuple[str, ...]]
     conditions: tuple[str, ...]
     inputs: Callable[[Config, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], dict[str, Any]]
     output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor]
+    returned: tuple[str, ...] = ()
+    side_inputs: tuple[SideInput, ...] = ()
+    optional: tuple[str, ...] = ()
+    geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     prepare: Callable[[torch.nn.Module], None] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.returned:
+            object.__setattr__(self, "returned", self.streams)
 
 
 _SPECS: dict[str, ModelSpec] = {}

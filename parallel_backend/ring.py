@@ -1,0 +1,79 @@
+"""Ring attention: keys and values travel round the ring while the block at hand is computed.
+
+https://arxiv.org/abs/2310.01889. Shapes: B batch, h local heads, R this rank's tokens, K a block's tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from .mesh import Axis
+
+
+def ring_attention(
+    q_BhRD: torch.Tensor,
+    k_BhRD: torch.Tensor,
+    v_BhRD: torch.Tensor,
+    lengths: list[int],
+    axis: Axis,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's queries to every rank's keys and values. lengths: tokens by rank on the ring.
+
+    Memory stays at two blocks: the one being computed and the one being received. Blocks are merged in fp32 by their
+    log-sum-exp.
+    """
+    block = torch.stack((k_BhRD, v_BhRD))
+    out = lse = None
+    for hop in range(axis.degree):
+        arriving, works = None, []
+        if hop + 1 < axis.degree:
+            source = (axis.index - hop - 1) % axis.degree
+            shape = (*block.shape[:3], lengths[source], block.shape[4])
+            arriving = block.new_empty(shape)
+            works = _pass_on(block, arriving, axis)
+        if block.shape[3]:
+            block_out, block_lse = attention_with_lse(q_BhRD, block[0], block[1], scale)
+            out, lse = merge(out, lse, block_out.float(), block_lse)
+        for work in works:
+            work.wait()
+        if arriving is not None:
+            block = arriving
+    return out.to(q_BhRD.dtype)
+
+
+def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.Work]:
+    """Starts sending `block` to the next rank and receiving `arriving` from the one before; empty blocks stay home."""
+    following, preceding = ((axis.index + step) % axis.degree for step in (1, -1))
+    transfers = []
+    if block.numel():
+        transfers.append(dist.P2POp(dist.isend, block, axis.global_rank(following), axis.group))
+    if arriving.numel():
+        transfers.append(dist.P2POp(dist.irecv, arriving, axis.global_rank(preceding), axis.group))
+    return dist.batch_isend_irecv(transfers) if transfers else []
+
+
+def merge(
+    out: torch.Tensor | None, lse: torch.Tensor | None, block_out: torch.Tensor, block_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two partial softmax results over disjoint keys, as one. out: BhRD, lse: BhR, both fp32."""
+    if out is None:
+        return block_out, block_lse
+    weight = torch.sigmoid(block_lse - lse).unsqueeze(-1)
+    return out + weight * (block_out - out), torch.logaddexp(lse, block_lse)
+
+
+def attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and the log-sum-exp of its scores (BhR, fp32), by the device's flash kernel."""
+    if q_BhRD.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+    if q_BhRD.dtype == torch.float32:
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q_BhRD, k_BhKD, v_BhKD, None, True, scale=scale
+        )
+        return out, lse[..., : q_BhRD.shape[2]]
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+    return out, lse
