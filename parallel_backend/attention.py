@@ -1,7 +1,7 @@
-"""The attention seam: self-attention over a sharded token sequence, around an unmodified attention module.
+"""Seam 2, attention: self-attention over shared tokens, around an unmodified attention module.
 
-Shapes: B batch, H heads, h = H / ulysses local heads, S all tokens, R this ring rank's tokens, L local tokens,
-D head dim.
+Shapes: B batch, H heads, h = H / ulysses local heads, L local tokens, R the Ulysses group's tokens, C tokens in its
+key-value cache, D head dim.
 """
 
 from __future__ import annotations
@@ -14,24 +14,49 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from .errors import RequestError
+from .layout import TokenLayout
 from .mesh import Mesh
 from .ring import ring_attention
-from .tokens import TokenLayout
 
 
-class SequenceParallelAttention:
-    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, ring or local attention, all-to-all back.
+class StaleCache:
+    """Keys and values of all tokens, by attention module: PipeFusion's only state (https://arxiv.org/abs/2405.14430).
 
-    Tokens arrive in rank order and not in the model's; without a mask, attention does not mind.
+    Belongs to one request. A forward over all segments fills it, one over a patch replaces that patch's entries.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def refresh(
+        self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes fresh keys and values to `places` (start, length) and returns those of all tokens, BhCD."""
+        if whole:
+            self.held[owner] = (k_BhRD.clone(), v_BhRD.clone())
+        else:
+            lengths = [length for _, length in places]
+            for cached, fresh in zip(self.held[owner], (k_BhRD, v_BhRD), strict=True):
+                for (start, length), part in zip(places, fresh.split(lengths, 2), strict=True):
+                    cached[:, :, start : start + length] = part
+        return self.held[owner]
+
+
+class ParallelAttention:
+    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention, back.
+
+    Tokens run in rank order and not in the model's; without a mask, attention does not mind.
     """
 
     def __init__(self, mesh: Mesh, layout: TokenLayout) -> None:
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         self.layout = layout
+        self.cache: StaleCache | None = None
 
     def __call__(
         self,
+        owner: object,
         streams: tuple[str, ...],
         query: torch.Tensor,
         key: torch.Tensor,
@@ -42,23 +67,33 @@ class SequenceParallelAttention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """`F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of theirs, BHSD."""
+        """`F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of theirs.
+
+        owner: the attention module, for the cache.
+        """
         if attn_mask is not None or dropout_p or is_causal or enable_gqa:
             raise RequestError(
-                "Self-attention with a mask, dropout or grouped heads is not supported on sharded tokens; "
-                "use ulysses=1 and ring=1."
+                "Self-attention with a mask, dropout or grouped heads is not supported on shared tokens; "
+                "use ulysses=1, ring=1 and pipefusion=1."
             )
-        lengths = self.layout.shard_lengths(streams)
-        first = self.ring.index * self.ulysses.degree
-        ulysses_lengths = lengths[first : first + self.ulysses.degree]
-        q_BhRD, k_BhRD, v_BhRD = self.scatter_heads(ulysses_lengths, query, key, value)
+        degree, layout = self.ulysses.degree, self.layout
+        ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
+        by_rank = layout.lengths_by_rank(streams)
+        lengths = [by_rank[rank] for rank in ranks]
+        q_BhRD, k_BhCD, v_BhCD = self.scatter_heads(lengths, query, key, value)
+        if self.cache is not None:
+            whole = len(layout.running) == layout.patches
+            places = layout.cache_places(streams, ranks)
+            k_BhCD, v_BhCD = self.cache.refresh(owner, places, whole, k_BhCD, v_BhCD)
+            by_rank = layout.lengths_by_rank(streams, running=list(range(layout.patches)))
         if self.ring.degree > 1:
-            degree = self.ulysses.degree
-            ring_lengths = [sum(lengths[start : start + degree]) for start in range(0, len(lengths), degree)]
-            out_BhRD = ring_attention(q_BhRD, k_BhRD, v_BhRD, ring_lengths, self.ring, scale)
+            by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
+            out_BhRD = ring_attention(q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, scale)
+        elif q_BhRD.shape[2]:
+            out_BhRD = F.scaled_dot_product_attention(q_BhRD, k_BhCD, v_BhCD, scale=scale)
         else:
-            out_BhRD = F.scaled_dot_product_attention(q_BhRD, k_BhRD, v_BhRD, scale=scale)
-        return self.gather_heads(ulysses_lengths, out_BhRD)
+            out_BhRD = q_BhRD
+        return self.gather_heads(lengths, out_BhRD)
 
     def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Local tokens with all heads to the Ulysses group's tokens with a share of the heads: one all-to-all.
@@ -104,12 +139,12 @@ class AttentionSeam(TorchFunctionMode):
         return self.attend(*args, **(kwargs or {}))
 
 
-def install_attention(module: torch.nn.Module, attention: SequenceParallelAttention, streams: tuple[str, ...]) -> None:
+def install_attention(module: torch.nn.Module, attention: ParallelAttention, streams: tuple[str, ...]) -> None:
     """Runs the module's attention arithmetic through `attention`; its projections and norms stay its own.
 
     A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
     """
-    seam = AttentionSeam(functools.partial(attention, streams))
+    seam = AttentionSeam(functools.partial(attention, module, streams))
 
     def enter(*_: object) -> None:
         seam.calls = 0

@@ -48,25 +48,28 @@ class ModelSource:
         return cls(**{**fields, "files": tuple(fields["files"]), "names": names})
 
 
-def load_transformer(source: ModelSource, device: torch.device) -> torch.nn.Module:
-    """Builds the model and loads its weights on `device`. Raises ModelFileError where config and files do not fit."""
+def build_transformer(source: ModelSource) -> torch.nn.Module:
+    """The model without its weights: memory is claimed, and touched by nobody. Raises ModelFileError."""
     import diffusers
     from diffusers.models.modeling_utils import no_init_weights
 
-    model_class = getattr(diffusers, source.model_class)
     try:
         with no_init_weights():
-            model = model_class.from_config(dict(source.config))
+            return getattr(diffusers, source.model_class).from_config(dict(source.config)).eval()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelFileError(f"{source.model_class} refuses the model's config: {error}") from error
+
+
+def load_weights(model: torch.nn.Module, source: ModelSource, device: torch.device) -> None:
+    """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError."""
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     tensors = read_tensors(source, wanted)
-    keep_fp32 = tuple(getattr(model_class, "_keep_in_fp32_modules", None) or ())
+    keep_fp32 = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
     for name, tensor in tensors.items():
         kept = any(part in keep_fp32 for part in name.split("."))
         tensors[name] = tensor.to(device, torch.float32 if kept else DTYPES[source.dtype])
     model.load_state_dict(tensors, assign=True)
-    return model.to(device).eval().requires_grad_(False)
+    torch.nn.Module.to(model, device).requires_grad_(False)
 
 
 def read_tensors(source: ModelSource, wanted: dict[str, torch.Size]) -> dict[str, torch.Tensor]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from .errors import PlanError
 
+AXES = ("dp", "cfg", "pipefusion", "ring", "ulysses")  # outermost first: the order of the mesh
 MAX_DEGREE = 1024
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Degrees of parallelism; their product is the world size.
+    """Degrees of parallelism, whose product is the world size, and how PipeFusion uses its stages.
 
     dp: groups that share the batch by images.
     cfg: groups that share the batch so that cond and uncond of classifier-free guidance run side by side.
+    pipefusion: stages that share the blocks (https://arxiv.org/abs/2405.14430); patches: into how many the image's
+    tokens fall there, 0 meaning one a stage; sync_steps: how many steps run whole before patches see stale keys.
     ring: ranks that share the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
     ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
     ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
@@ -23,22 +27,30 @@ class ParallelPlan:
 
     dp: int = 1
     cfg: int = 1
+    pipefusion: int = 1
     ring: int = 1
     ulysses: int = 1
+    patches: int = 0
+    sync_steps: int = 1
 
     def __post_init__(self) -> None:
-        for axis, degree in self.degrees().items():
-            if not isinstance(degree, int) or isinstance(degree, bool) or not 1 <= degree <= MAX_DEGREE:
-                raise PlanError(f"{axis}={degree!r} is not a degree; use a whole number from 1 to {MAX_DEGREE}.")
+        for name, value in asdict(self).items():
+            least = 0 if name == "patches" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_DEGREE:
+                raise PlanError(f"{name}={value!r} does not work; use a whole number from {least} to {MAX_DEGREE}.")
 
     @classmethod
-    def from_degrees(cls, degrees: dict[str, int]) -> ParallelPlan:
-        """The plan with these degrees. Raises PlanError for an axis that does not exist."""
+    def from_json(cls, values: dict[str, int]) -> ParallelPlan:
+        """The plan with these values. Raises PlanError for a name that does not exist."""
         known = [field.name for field in fields(cls)]
-        for axis in degrees:
-            if axis not in known:
-                raise PlanError(f"There is no axis {axis!r} in a plan; the axes are {', '.join(known)}.")
-        return cls(**degrees)
+        for name in values:
+            if name not in known:
+                raise PlanError(f"There is no {name!r} in a plan; there are {', '.join(known)}.")
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` takes."""
+        return asdict(self)
 
     @classmethod
     def auto(cls, devices: int, heads: int) -> ParallelPlan:
@@ -49,8 +61,13 @@ class ParallelPlan:
         return cls(cfg=cfg, ulysses=ulysses, ring=devices // cfg // ulysses)
 
     def degrees(self) -> dict[str, int]:
-        """Axis name to degree, outermost axis first: the order of the mesh."""
-        return asdict(self)
+        """Axis name to degree, outermost axis first."""
+        return {axis: getattr(self, axis) for axis in AXES}
+
+    @property
+    def patch_count(self) -> int:
+        """Into how many patches the image's tokens fall."""
+        return self.patches or self.pipefusion
 
     @property
     def world_size(self) -> int:
@@ -78,4 +95,6 @@ class ParallelPlan:
 
     def __str__(self) -> str:
         parts = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
+        if self.patch_count > 1:
+            parts.append(f"{self.patch_count} patches, {self.sync_steps} sync")
         return " × ".join(parts) or "one rank"

@@ -4,58 +4,96 @@ from __future__ import annotations
 
 import torch
 
-from .attention import SequenceParallelAttention, install_attention
-from .collectives import collect, shard
-from .errors import RequestError
+from .attention import ParallelAttention, install_attention
+from .boundary import install_token_boundary
+from .collectives import collect, gather, shard
+from .errors import PlanError, RequestError
+from .layout import TokenLayout
+from .loading import ModelSource, build_transformer, load_weights
 from .mesh import Mesh
 from .models import ModelSpec, spec_for
-from .tokens import TokenLayout, install_token_boundary
+from .stages import StageExit, StageLink, keep_stage
 
 BATCH_DIM = 0
+
+Conditions = dict[str, torch.Tensor]
 
 
 class ParallelTransformer:
     """Applies a plan to an unmodified diffusers transformer, from outside.
 
-    dp and cfg split the batch; ring and ulysses split the tokens between the first and the last block. Raises
-    PlanError if the model does not allow the plan and UnknownModelError if its class has no spec.
+    dp and cfg split the batch; ring and ulysses split the tokens between the first and the last block; pipefusion
+    splits the blocks. Raises PlanError if the model does not allow the plan and UnknownModelError if its class has no
+    spec.
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh) -> None:
         self.model = model
         self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
-        mesh.plan.check_model(heads=model.config["num_attention_heads"])
+        plan = mesh.plan
+        plan.check_model(heads=model.config["num_attention_heads"])
         if self.spec.prepare:
             self.spec.prepare(model)
-        if mesh["sequence"].degree > 1:
-            shard_sequence(model, self.spec, mesh)
+        self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
+        self.attention = ParallelAttention(mesh, self.layout)
+        self.link = StageLink(self.spec, mesh["pipefusion"]) if plan.pipefusion > 1 else None
+        blocks = keep_stage(model, self.spec, mesh["pipefusion"])
+        if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1:
+            install_token_boundary(blocks, self.spec, self.layout, self.link)
+            for block in blocks:
+                for name, streams in self.spec.self_attention.items():
+                    if getattr(block, name, None) is not None:
+                        install_attention(block.get_submodule(name), self.attention, streams)
+
+    @classmethod
+    def load(cls, source: ModelSource, mesh: Mesh) -> ParallelTransformer:
+        """Builds the model, cuts it to this rank's part, and reads that part's weights. Raises ModelFileError too."""
+        transformer = cls(build_transformer(source), mesh)
+        load_weights(transformer.model, source, mesh.device)
+        return transformer
 
     @torch.inference_mode()
-    def __call__(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]
-    ) -> torch.Tensor | None:
+    def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
         """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
         latents: (B, C, H, W), or (B, C, F, H, W) for video. timestep_B: in the model's own units.
         conditions: the spec's, each batch first. Raises RequestError, on every rank alike, for input that the model
         cannot take.
         """
+        if self.link:
+            raise PlanError(
+                f"The plan {self.mesh.plan} has PipeFusion, which carries state from step to step and needs the whole "
+                "sampler call; a stock sampler sends one forward at a time: use ulysses, ring, cfg or dp for it."
+            )
         self.check(latents, timestep_B, conditions)
-        dtype = self.model.dtype
-        batch, axis = len(latents), self.mesh["batch"]
-        latents = shard(latents, BATCH_DIM, axis).to(self.mesh.device, dtype)
-        timestep_B = shard(timestep_B, BATCH_DIM, axis).to(self.mesh.device)
+        local = self.forward(latents, timestep_B, conditions)
+        return None if self.mesh["sequence"].index else collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
+
+    def predict(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
+        """Like the call, without the checks: the whole batch's prediction on every rank of the last stage.
+
+        Of the segments that `self.layout` says are running; values elsewhere mean nothing. None on other stages.
+        """
+        local = self.forward(latents, timestep_B, conditions)
+        return None if local is None else gather(local, BATCH_DIM, len(latents), self.mesh["batch"])
+
+    def forward(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
+        """This rank's rows of the batch through the model; None if the rows went on to the next stage."""
+        axis, device, dtype = self.mesh["batch"], self.mesh.device, self.model.dtype
+        rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
+        if not len(rows):
+            return rows if self.link is None or self.link.is_last else None
         conditions = {
-            name: shard(value, BATCH_DIM, axis).to(self.mesh.device, dtype if value.is_floating_point() else None)
+            name: shard(value, BATCH_DIM, axis).to(device, dtype if value.is_floating_point() else None)
             for name, value in conditions.items()
         }
-        config = self.model.config
-        if len(latents):
-            inputs = self.spec.inputs(config, latents, timestep_B, conditions)
+        inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)
+        try:
             sample = self.model(**inputs, return_dict=False)[0]
-            latents = self.spec.output(config, sample, latents)
-        return None if self.mesh["sequence"].index else collect(latents, BATCH_DIM, batch, axis)
+        except StageExit:
+            return None
+        return self.spec.output(self.model.config, sample, rows)
 
     def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]) -> None:
         """Raises RequestError for what the model cannot take; depends on the request alone, so all ranks agree."""
@@ -87,15 +125,3 @@ class ParallelTransformer:
                 raise RequestError(f"The {name} holds NaN or infinite values; the node that made it went wrong.")
         if self.spec.check:
             self.spec.check(config, conditions)
-
-
-def shard_sequence(model: torch.nn.Module, spec: ModelSpec, mesh: Mesh) -> None:
-    """Splits the tokens over the sequence axis: seam 1 at the blocks' ends, seam 2 at each self-attention."""
-    layout = TokenLayout(mesh["sequence"])
-    attention = SequenceParallelAttention(mesh, layout)
-    install_token_boundary(model, spec, layout)
-    for blocks in spec.blocks:
-        for block in model.get_submodule(blocks):
-            for name, streams in spec.self_attention.items():
-                if getattr(block, name, None) is not None:
-                    install_attention(block.get_submodule(name), attention, streams)

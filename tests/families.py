@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import diffusers
 import torch
 
 Tensors = dict[str, torch.Tensor]
+SQUARE, UNEVEN = "square", "odd batch, not square, tokens that do not divide"
+IMAGES = {SQUARE: (2, 16, 16), UNEVEN: (3, 10, 14)}
+VIDEOS = {SQUARE: (2, 2, 8, 8), UNEVEN: (3, 3, 6, 10)}
+TEXT_TOKENS = 7
 
 
 @dataclass(frozen=True)
 class Family:
     """model_class and config of a tiny diffusers model.
 
-    conditions: (batch, height, width) to the engine's conditions.
+    conditions: (batch, height, width), or (batch, frames, height, width) for video, to the engine's conditions.
     reference: (model, latents, timestep, conditions) to what one process on plain diffusers predicts.
+    shapes: by name, the arguments of `conditions` to test with.
+    channels: of the latents, if the model's input has other ones.
+    timesteps: the first and the last of the batch; exact in bf16, as some models cast them before they embed them.
     """
 
     model_class: str
     config: dict
-    conditions: Callable[[int, int, int], Tensors]
+    conditions: Callable[..., Tensors]
     reference: Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, Tensors], torch.Tensor]
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: IMAGES)
+    channels: int | None = None
+    timesteps: tuple[float, float] = (100, 900)
 
     def build(self) -> torch.nn.Module:
         """The model with seeded weights, perturbed so that every block and every gate matters."""
@@ -37,10 +48,10 @@ class Family:
         self.build().save_pretrained(folder)
         return folder
 
-    def inputs(self, batch: int, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+    def inputs(self, batch: int, *sizes: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
         torch.manual_seed(1)
-        latents = torch.randn(batch, self.config["in_channels"], height, width)
-        return latents, torch.linspace(10, 900, batch), self.conditions(batch, height, width)
+        latents = torch.randn(batch, self.channels or self.config["in_channels"], *sizes)
+        return latents, torch.linspace(*self.timesteps, batch), self.conditions(batch, *sizes)
 
 
 def dit_reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, conditions: Tensors):
@@ -94,6 +105,206 @@ def pixart(use_additional_conditions: bool) -> Family:
     return Family("PixArtTransformer2DModel", config, pixart_conditions, pixart_reference)
 
 
+def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
+    config = {
+        "sample_size": 16,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 3,
+        "attention_head_dim": 8,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "caption_projection_dim": 32,
+        "pooled_projection_dim": 16,
+        "pos_embed_max_size": 12,
+        "dual_attention_layers": dual_attention_layers,
+        "qk_norm": qk_norm,
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        return {
+            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32),
+            "pooled_projections": torch.randn(batch, 16),
+        }
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(latents, given["encoder_hidden_states"], given["pooled_projections"], timestep).sample
+
+    return Family("SD3Transformer2DModel", config, conditions, reference)
+
+
+def flux(guidance_embeds: bool) -> Family:
+    config = {
+        "in_channels": 16,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "pooled_projection_dim": 16,
+        "guidance_embeds": guidance_embeds,
+        "axes_dims_rope": (4, 6, 6),
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        text = {
+            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32),
+            "pooled_projections": torch.randn(batch, 16),
+        }
+        return {**text, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        pipeline = diffusers.FluxPipeline
+        batch, channels, height, width = latents.shape
+        tokens = model(
+            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
+            timestep=timestep,
+            guidance=given.get("guidance"),
+            pooled_projections=given["pooled_projections"],
+            encoder_hidden_states=given["encoder_hidden_states"],
+            txt_ids=torch.zeros(TEXT_TOKENS, 3),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
+        ).sample
+        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+
+    return Family("FluxTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
+
+
+def hunyuandit(use_style_cond_and_image_meta_size: bool) -> Family:
+    config = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "in_channels": 4,
+        "patch_size": 2,
+        "sample_size": 16,
+        "hidden_size": 32,
+        "num_layers": 6,
+        "cross_attention_dim": 24,
+        "cross_attention_dim_t5": 16,
+        "pooled_projection_dim": 16,
+        "text_len": 5,
+        "text_len_t5": TEXT_TOKENS,
+        "use_style_cond_and_image_meta_size": use_style_cond_and_image_meta_size,
+    }
+
+    def conditions(batch: int, height: int, width: int) -> Tensors:
+        text = {
+            "encoder_hidden_states": torch.randn(batch, 5, 24),
+            "text_embedding_mask": torch.tensor([[1, 1, 1, 0, 0]]).repeat(batch, 1),
+            "encoder_hidden_states_t5": torch.randn(batch, TEXT_TOKENS, 16),
+            "text_embedding_mask_t5": torch.tensor([[1, 1, 1, 1, 1, 1, 0]]).repeat(batch, 1),
+        }
+        size = torch.tensor([[8.0 * height, 8.0 * width, 8.0 * height, 8.0 * width, 0, 0]]).repeat(batch, 1)
+        meta = {"image_meta_size": size, "style": torch.zeros(batch, dtype=torch.int64)}
+        return {**text, **meta} if use_style_cond_and_image_meta_size else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        from diffusers.pipelines.hunyuandit import pipeline_hunyuandit as pipeline
+
+        grid = (latents.shape[-2] // 2, latents.shape[-1] // 2)
+        crop = pipeline.get_resize_crop_region_for_grid(grid, 32)
+        rotary = pipeline.get_2d_rotary_pos_embed(8, crop, grid, output_type="pt")
+        return model(latents, timestep, image_rotary_emb=rotary, **given).sample.chunk(2, dim=1)[0]
+
+    return Family("HunyuanDiT2DModel", config, conditions, reference)
+
+
+def cogvideox(image: bool = False, **config: object) -> Family:
+    config = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "in_channels": 8 if image else 4,
+        "out_channels": 4,
+        "time_embed_dim": 8,
+        "text_embed_dim": 16,
+        "num_layers": 3,
+        "sample_width": 10,
+        "sample_height": 8,
+        "sample_frames": 9,
+        "max_text_seq_length": TEXT_TOKENS,
+        **config,
+    }
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        text = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16)}
+        return {**text, "image_latents": torch.randn(batch, 4, *sizes)} if image else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        latents = latents.permute(0, 2, 1, 3, 4)
+        frames, _, height, width = latents.shape[1:]
+        keywords = {}
+        if config.get("use_rotary_positional_embeddings"):
+            pipeline = SimpleNamespace(vae_scale_factor_spatial=1, transformer=model)
+            make = diffusers.CogVideoXPipeline._prepare_rotary_positional_embeddings
+            keywords["image_rotary_emb"] = make(pipeline, height, width, frames, torch.device("cpu"))
+        if image:
+            latents = torch.cat([latents, given["image_latents"].permute(0, 2, 1, 3, 4)], dim=2)
+        if config.get("ofs_embed_dim"):
+            keywords["ofs"] = latents.new_full((1,), fill_value=2.0)
+        return model(latents, given["encoder_hidden_states"], timestep, **keywords).sample.permute(0, 2, 1, 3, 4)
+
+    shapes = {SQUARE: (2, 4, 8, 8), UNEVEN: (3, 2, 6, 10)} if config.get("patch_size_t") else VIDEOS
+    return Family("CogVideoXTransformer3DModel", config, conditions, reference, shapes, channels=4)
+
+
+def wan(text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, images: int = 1, **config: object) -> Family:
+    config = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 12,
+        "in_channels": 4,
+        "out_channels": 4,
+        "text_dim": 16,
+        "freq_dim": 16,
+        "ffn_dim": 32,
+        "num_layers": 3,
+        "rope_max_seq_len": 16,
+        **config,
+    }
+    extra = config["in_channels"] - config["out_channels"]
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        given = {"encoder_hidden_states": torch.randn(batch, text_tokens, 16)}
+        if image_tokens:
+            given["encoder_hidden_states_image"] = torch.randn(batch, images * image_tokens, 24)
+        if extra:
+            given["image_latents"] = torch.randn(batch, extra, *sizes)
+        return given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        if extra:
+            latents = torch.cat([latents, given["image_latents"]], dim=1)
+        image = given["encoder_hidden_states_image"].view(-1, image_tokens, 24) if image_tokens else None
+        return model(latents, timestep, given["encoder_hidden_states"], image).sample
+
+    return Family("WanTransformer3DModel", config, conditions, reference, VIDEOS, channels=4)
+
+
+def cogview4() -> Family:
+    config = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 3,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "text_embed_dim": 32,
+        "time_embed_dim": 8,
+        "condition_dim": 4,
+        "rope_axes_dim": (16, 16),
+    }
+
+    def conditions(batch: int, height: int, width: int) -> Tensors:
+        size = torch.tensor([[8.0 * height, 8.0 * width]]).repeat(batch, 1)
+        text = torch.randn(batch, TEXT_TOKENS, 32)
+        crop = torch.zeros(batch, 2)
+        return {"encoder_hidden_states": text, "original_size": size, "target_size": size, "crop_coords": crop}
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        sizes = (given[name] for name in ("original_size", "target_size", "crop_coords"))
+        return model(latents, given["encoder_hidden_states"], timestep, *sizes).sample
+
+    return Family("CogView4Transformer2DModel", config, conditions, reference)
+
+
 FAMILIES = {
     "dit": Family(
         "DiTTransformer2DModel",
@@ -108,7 +319,24 @@ FAMILIES = {
         },
         lambda batch, _height, _width: {"class_labels": torch.arange(batch) * 5 % 11},
         dit_reference,
+        {**IMAGES, "a single image": (1, 6, 10)},
     ),
     "pixart-alpha": pixart(use_additional_conditions=True),
     "pixart-sigma": pixart(use_additional_conditions=False),
+    "sd3": sd3(dual_attention_layers=(), qk_norm=None),
+    "sd3.5": sd3(dual_attention_layers=(0, 1), qk_norm="rms_norm"),
+    "flux-dev": flux(guidance_embeds=True),
+    "flux-schnell": flux(guidance_embeds=False),
+    "hunyuandit-1.1": hunyuandit(use_style_cond_and_image_meta_size=True),
+    "hunyuandit-1.2": hunyuandit(use_style_cond_and_image_meta_size=False),
+    "cogvideox-2b": cogvideox(),
+    "cogvideox-5b": cogvideox(use_rotary_positional_embeddings=True),
+    "cogvideox-1.5-i2v": cogvideox(
+        image=True, use_rotary_positional_embeddings=True, patch_size_t=2, ofs_embed_dim=8, patch_bias=False
+    ),
+    "cogview4": cogview4(),
+    "wan-t2v": wan(),
+    "wan-2.1-i2v": wan(512, 5, in_channels=9, image_dim=24, added_kv_proj_dim=48),
+    "wan-2.1-flf2v": wan(512, 5, 2, in_channels=9, image_dim=24, added_kv_proj_dim=48, pos_embed_seq_len=10),
+    "wan-2.2-i2v": wan(in_channels=9),
 }

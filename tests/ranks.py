@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from parallel_backend.loading import ModelSource, load_transformer
+from parallel_backend.loading import ModelSource
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
@@ -18,7 +18,7 @@ from tests.families import FAMILIES
 
 
 def main(cases_path: str, out_path: str) -> None:
-    """Cases are JSON objects of name, family, folder, plan, batch, height and width."""
+    """Cases are JSON objects of name, family, folder, plan, shape (batch first) and dtype."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     device = torch.device("cpu")
@@ -26,10 +26,10 @@ def main(cases_path: str, out_path: str) -> None:
     for case in json.loads(Path(cases_path).read_text()):
         family = FAMILIES[case["family"]]
         files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
-        source = ModelSource(family.model_class, family.config, files)
-        mesh = build_mesh(ParallelPlan.from_degrees(case["plan"]), device)
-        transformer = ParallelTransformer(load_transformer(source, device), mesh)
-        prediction = transformer(*family.inputs(case["batch"], case["height"], case["width"]))
+        source = ModelSource(family.model_class, family.config, files, case["dtype"])
+        mesh = build_mesh(ParallelPlan.from_json(case["plan"]), device)
+        transformer = ParallelTransformer.load(source, mesh)
+        prediction = transformer(*family.inputs(*case["shape"]))
         if (dist.get_rank() == 0) != (prediction is not None):
             raise SystemExit("Exactly rank 0 shall hold the result.")
         if prediction is not None:

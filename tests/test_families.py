@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.families import FAMILIES
+from tests.families import FAMILIES, UNEVEN
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
@@ -27,19 +27,28 @@ PLANS = [
     {"ring": 2, "ulysses": 2},
     {"cfg": 2, "ulysses": 2},
 ]
-SHAPES = {
-    "square": (2, 16, 16),
-    "odd batch, not square, tokens that do not divide": (3, 10, 14),
-    "a single image": (1, 6, 10),
-}
+BF16_PLANS = [{}, {"ulysses": 2}]
+BF16_TOLERANCE = 2e-2
+CASES = [(family, plan, shape) for family in FAMILIES for plan in PLANS for shape in FAMILIES[family].shapes]
 
 
 def world_size(plan: dict[str, int]) -> int:
     return math.prod(plan.values())
 
 
-def case_name(family: str, plan: dict[str, int], shape: str) -> str:
-    return f"{family} | {json.dumps(plan)} | {shape}"
+def case_name(family: str, plan: dict[str, int], shape: str, dtype: str = "fp32") -> str:
+    return f"{family} | {json.dumps(plan)} | {shape} | {dtype}"
+
+
+def plain_diffusers(family: str, shape: str) -> torch.Tensor:
+    """What one process on plain diffusers predicts in fp32."""
+    model = FAMILIES[family].build()
+    with torch.inference_mode():
+        return FAMILIES[family].reference(model, *FAMILIES[family].inputs(*FAMILIES[family].shapes[shape]))
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got.float() - expected.float()).norm() / expected.float().norm()).item()
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +62,19 @@ def predictions(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     """All cases, one torchrun a world size: rank 0's prediction by case name."""
     root = tmp_path_factory.mktemp("predictions")
     results: dict[str, torch.Tensor] = {}
-    for world in sorted({world_size(plan) for plan in PLANS}):
+    wanted = [(*case, "fp32") for case in CASES]
+    wanted += [(family, plan, UNEVEN, "bf16") for family in FAMILIES for plan in BF16_PLANS]
+    for world in sorted({world_size(plan) for _, plan, *_ in wanted}):
         cases = [
             {
-                "name": case_name(family, plan, shape),
+                "name": case_name(family, plan, shape, dtype),
                 "family": family,
                 "folder": str(folders[family]),
                 "plan": plan,
-                **dict(zip(("batch", "height", "width"), SHAPES[shape], strict=True)),
+                "shape": FAMILIES[family].shapes[shape],
+                "dtype": dtype,
             }
-            for family in FAMILIES
-            for plan in PLANS
-            for shape in SHAPES
+            for family, plan, shape, dtype in wanted
             if world_size(plan) == world
         ]
         (root / "cases.json").write_text(json.dumps(cases))
@@ -82,15 +92,19 @@ def predictions(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return results
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("plan", PLANS, ids=json.dumps)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "plan", "shape"), CASES, ids=lambda value: str(value))
 def test_sharded_prediction_equals_plain_diffusers(
     family: str, plan: dict[str, int], shape: str, predictions: dict[str, torch.Tensor]
 ) -> None:
-    model = FAMILIES[family].build()
-    with torch.inference_mode():
-        expected = FAMILIES[family].reference(model, *FAMILIES[family].inputs(*SHAPES[shape]))
+    expected = plain_diffusers(family, shape)
     got = predictions[case_name(family, plan, shape)]
     assert got.shape == expected.shape
-    assert (got - expected).norm() / expected.norm() <= TOLERANCE
+    assert relative_error(got, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharding_in_bf16_costs_no_more_than_bf16_itself(family: str, predictions: dict[str, torch.Tensor]) -> None:
+    one, sharded = (predictions[case_name(family, plan, UNEVEN, "bf16")] for plan in BF16_PLANS)
+    exact = plain_diffusers(family, UNEVEN)
+    assert relative_error(sharded, one) <= BF16_TOLERANCE
+    assert relative_error(sharded, exact) <= 1.5 * relative_error(one, exact)

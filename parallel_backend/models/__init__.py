@@ -1,6 +1,18 @@
 """Model families as data: one spec a diffusers class. Imports no diffusers; see README.md to add a family."""
 
-from . import dit, pixart
+from . import cogvideox, cogview4, dit, flux, hunyuandit, pixart, sd3, wan
 from .spec import ModelSpec, SideInput, spec_for
 
-__all__ = ["ModelSpec", "SideInput", "dit", "pixart", "spec_for"]
+__all__ = [
+    "ModelSpec",
+    "SideInput",
+    "cogvideox",
+    "cogview4",
+    "dit",
+    "flux",
+    "hunyuandit",
+    "pixart",
+    "sd3",
+    "spec_for",
+    "wan",
+]

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import RequestError
-from .spec import Config, ModelSpec, register
+from .spec import Config, ModelSpec, Tensors, register
 
 
-def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
+def check(config: Config, conditions: Tensors) -> None:
     labels, null_label = conditions["class_labels"], config["num_embeds_ada_norm"]
     if labels.is_floating_point() or not ((0 <= labels) & (labels <= null_label)).all():
         raise RequestError(
@@ -51,6 +51,7 @@ register(
         },
         output=output,
         check=check,
+        shared=("transformer_blocks.0.norm1.emb",),
         prepare=square_head,
     )
 )

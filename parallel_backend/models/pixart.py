@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 
-from .spec import Config, ModelSpec, register
+from .spec import Config, ModelSpec, Tensors, register
 
 
-def inputs(
-    config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]
-) -> dict[str, Any]:
+def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
     """T5 embeddings (B, tokens, width); resolution (B, 2) in pixels and aspect ratio (B, 1), which Sigma ignores."""
     return {
         "hidden_states": latents_BCHW,

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnknownModelError
+from ..errors import RequestError, UnknownModelError
 
 if TYPE_CHECKING:
     import torch
 
 Config = Mapping[str, Any]
+Tensors = dict[str, "torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class ModelSpec:
     (B, C, H, W), or (B, C, F, H, W) for video.
     output: (config, the model's sample, latents) to the prediction in the shape of the latents.
     check: raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
+    shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
+    timestep_scale: a diffusers scheduler's timestep times this is what the model's forward takes.
     prepare: installs what the family needs beyond this, once, on the loaded model.
     """
 
@@ -64,11 +67,34 @@ class ModelSpec:
     optional: tuple[str, ...] = ()
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
+    shared: tuple[str, ...] = ()
+    timestep_scale: float = 1.0
     prepare: Callable[[torch.nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.returned:
             object.__setattr__(self, "returned", self.streams)
+
+
+def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, dict[str, torch.Tensor]], None]:
+    """A `check` for optional conditions: which of them a model needs is in its config, and no other may come.
+
+    A rule says whether the condition is needed, or how long its dim 1 has to be.
+    """
+
+    def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
+        for name, rule in rules.items():
+            wanted, value = rule(config), conditions.get(name)
+            if (value is not None) != bool(wanted):
+                raise RequestError(
+                    f"This model needs the condition {name}; it was not given."
+                    if wanted
+                    else f"This model takes no {name}; leave it out, or load the variant made for it."
+                )
+            if value is not None and wanted is not True and value.shape[1:2] != (wanted,):
+                raise RequestError(f"{name} has shape {tuple(value.shape)}; this model needs {wanted} on dim 1.")
+
+    return check
 
 
 _SPECS: dict[str, ModelSpec] = {}

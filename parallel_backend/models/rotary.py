@@ -1,0 +1,49 @@
+"""Rotary embeddings of the families whose pipelines compute them outside the model, by diffusers' own functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from .spec import Config
+
+
+def centred_box(grid: tuple[int, int], base: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where a token grid (rows, columns) lies on the grid that the model was trained on: scaled to fit, and centred.
+
+    Returns its (top, left) and (bottom, right), in whole tokens of the base grid.
+    """
+    scale = min(wanted / size for wanted, size in zip(base, grid, strict=True))
+    height, width = (round(scale * size) for size in grid)
+    top, left = round((base[0] - height) / 2), round((base[1] - width) / 2)
+    return (top, left), (top + height, left + width)
+
+
+def rotary_2d(config: Config, latents_BCHW: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines (tokens, head dim), scaled to a base grid of `base` × `base` tokens, as HunyuanDiT does."""
+    from diffusers.models.embeddings import get_2d_rotary_pos_embed
+
+    rows, columns = (size // config["patch_size"] for size in latents_BCHW.shape[-2:])
+    box = centred_box((rows, columns), (base, base))
+    return get_2d_rotary_pos_embed(config["attention_head_dim"], box, (rows, columns), device=latents_BCHW.device)
+
+
+def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines (tokens, head dim) as CogVideoX does: scaled to the training size in 1.0, cut out in 1.5."""
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+    patch, patch_t = config["patch_size"], config["patch_size_t"]
+    frames, rows, columns = latents_BCFHW.shape[2] // (patch_t or 1), *(s // patch for s in latents_BCFHW.shape[-2:])
+    base = config["sample_height"] // patch, config["sample_width"] // patch
+    box, grid_type = (None, "slice") if patch_t else (centred_box((rows, columns), base), "linspace")
+    return get_3d_rotary_pos_embed(
+        config["attention_head_dim"],
+        box,
+        (rows, columns),
+        frames,
+        grid_type=grid_type,
+        max_size=base,
+        device=latents_BCFHW.device,
+    )

@@ -1,0 +1,20 @@
+"""Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image once more."""
+
+from .spec import ModelSpec, register
+
+register(
+    ModelSpec(
+        model_class="SD3Transformer2DModel",
+        blocks=("transformer_blocks",),
+        streams=("hidden_states", "encoder_hidden_states"),
+        returned=("encoder_hidden_states", "hidden_states"),
+        self_attention={"attn": ("hidden_states", "encoder_hidden_states"), "attn2": ("hidden_states",)},
+        conditions=("encoder_hidden_states", "pooled_projections"),
+        inputs=lambda config, latents, timestep, conditions: {
+            "hidden_states": latents,
+            "timestep": timestep,
+            **conditions,
+        },
+        output=lambda config, sample, latents: sample,
+    )
+)

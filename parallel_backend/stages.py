@@ -1,0 +1,139 @@
+"""Seam 3, the stage boundary: a pipeline stage is the model with the blocks of other stages taken out.
+
+Their places stay, with stand-ins that hand the token streams through, so that the model's own forward runs as it is:
+embeddings on every stage, the local blocks, and the head on the last stage only.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+import torch.distributed as dist
+
+from .collectives import shard_sizes
+from .errors import PlanError
+from .layout import TOKEN_DIM, TokenLayout
+from .mesh import Axis
+from .models.spec import ModelSpec
+
+
+class StageExit(Exception):
+    """Leaves the model's forward on a stage that is not the last; its tokens are on their way to the next."""
+
+
+class StandIn(torch.nn.Module):
+    """Stands where another stage has a block: returns the token streams as they came.
+
+    keep: submodules of the block that the model reads outside of the block's own forward.
+    """
+
+    def __init__(self, block: torch.nn.Module, returned: tuple[str, ...], keep: dict[str, torch.nn.Module]) -> None:
+        super().__init__()
+        self.signature = inspect.signature(block.forward)
+        self.returned = returned
+        for path, module in keep.items():
+            *parents, name = path.split(".")
+            holder: torch.nn.Module = self
+            for parent in parents:
+                holder.add_module(parent, torch.nn.Module())
+                holder = holder.get_submodule(parent)
+            holder.add_module(name, module)
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        streams = tuple(arguments[name] for name in self.returned)
+        return streams if len(streams) > 1 else streams[0]
+
+
+def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> list[torch.nn.Module]:
+    """Takes the blocks of other stages out of the model; returns the local ones, in the order in which they run.
+
+    Stages differ by one block at most. Raises PlanError for more stages than blocks.
+    """
+    places = [(blocks, index) for blocks in spec.blocks for index in range(len(model.get_submodule(blocks)))]
+    if axis.degree > len(places):
+        raise PlanError(
+            f"pipefusion={axis.degree} has more stages than the model has blocks; use {len(places)} or less."
+        )
+    sizes = shard_sizes(len(places), axis.degree)
+    first = sum(sizes[: axis.index])
+    local = places[first : first + sizes[axis.index]]
+    for name, index in places:
+        if (name, index) in local:
+            continue
+        blocks = model.get_submodule(name)
+        prefix = f"{name}.{index}."
+        keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
+        blocks[index] = StandIn(blocks[index], spec.returned, keep)
+    return [model.get_submodule(name)[index] for name, index in local]
+
+
+class StageLink:
+    """This stage's connections: tokens to the next stage and from the one before, latents from the last to the first.
+
+    Sends and receives are in flight while the stage computes. Handles and buffers are kept until waited for: gloo
+    never delivers a send whose handle was dropped.
+    """
+
+    def __init__(self, spec: ModelSpec, axis: Axis) -> None:
+        self.spec = spec
+        self.axis = axis
+        self.is_first = axis.index == 0
+        self.is_last = axis.index == axis.degree - 1
+        self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self.coming: list[list[int]] = []
+        self.posted: tuple[list[int], dist.Work, torch.Tensor] | None = None
+
+    def expect(self, coming: list[list[int]]) -> None:
+        """Announces the running segments of the forwards to come, so that each receive is posted one ahead."""
+        self.coming = list(coming)
+
+    def send(self, streams: dict[str, torch.Tensor]) -> None:
+        """Sends the local tokens to the next stage, as one message. Raises StageExit."""
+        tokens = torch.cat([streams[name] for name in self.spec.streams], TOKEN_DIM)
+        if tokens.numel():
+            self._send(tokens, self.axis.index + 1)
+        raise StageExit
+
+    def receive(self, layout: TokenLayout, like: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The streams' local tokens of the running segments, from the stage before. like: dtype, width and batch."""
+        if self.posted is None:
+            self._post(layout, like)
+        running, work, tokens = self.posted
+        if running != layout.running:
+            raise RuntimeError(f"Segments {layout.running} run where {running} were announced.")
+        self.posted = None
+        if work is not None:
+            work.wait()
+        if self.coming:
+            self._post(layout, like)
+        lengths = [layout.local_length(stream, layout.axis.index) for stream in self.spec.streams]
+        return dict(zip(self.spec.streams, tokens.split(lengths, TOKEN_DIM), strict=True))
+
+    def send_latents(self, values: torch.Tensor) -> None:
+        """Sends updated latents from the last stage to the first."""
+        self._send(values, 0)
+
+    def receive_latents(self, values: torch.Tensor) -> None:
+        """Receives latents from the last stage into `values`."""
+        dist.recv(values, self.axis.global_rank(self.axis.degree - 1), group=self.axis.group)
+
+    def finish(self) -> None:
+        """Waits until everything sent has been delivered."""
+        for work, _ in self.in_flight:
+            work.wait()
+        self.in_flight.clear()
+
+    def _post(self, layout: TokenLayout, like: torch.Tensor) -> None:
+        running = self.coming.pop(0)
+        length = sum(layout.local_length(stream, layout.axis.index, running) for stream in self.spec.streams)
+        tokens = like.new_empty(len(like), length, like.shape[-1])
+        source = self.axis.global_rank(self.axis.index - 1)
+        work = dist.irecv(tokens, source, group=self.axis.group) if tokens.numel() else None
+        self.posted = (running, work, tokens)
+
+    def _send(self, tensor: torch.Tensor, index: int) -> None:
+        self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
+        tensor = tensor.contiguous()
+        self.in_flight.append((dist.isend(tensor, self.axis.global_rank(index), group=self.axis.group), tensor))

@@ -1,0 +1,44 @@
+"""Models, inputs and schedulers that the PipeFusion tests and their ranks share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import diffusers
+import torch
+
+from tests.families import FAMILIES, Family, Tensors
+
+STEPS = 5
+DEPTHS = {"flux": {"num_layers": 2, "num_single_layers": 3}}
+SIZES = {"cogvideox": (1, 8, 12), "wan": (3, 8, 12)}
+
+
+def family_of(name: str) -> Family:
+    """The family with five blocks, so that two, three and four stages are all uneven."""
+    family = FAMILIES[name]
+    return replace(family, config={**family.config, **DEPTHS.get(name, {"num_layers": 5})})
+
+
+def case_inputs(name: str) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """Latents, conditions and negative conditions of a batch of one; 35 image tokens, or 24 a frame for video."""
+    family = family_of(name)
+    size = SIZES.get(name, (10, 14))
+    latents, _, conditions = family.inputs(1, *size)
+    torch.manual_seed(2)
+    negative = {
+        key: value + (1 if value.dtype == torch.long else 0) for key, value in family.conditions(1, *size).items()
+    }
+    return latents, conditions, negative
+
+
+def scheduler_of(name: str) -> object:
+    """A diffusers scheduler with its timesteps set."""
+    scheduler = {
+        "flow": diffusers.FlowMatchEulerDiscreteScheduler,
+        "ddim": diffusers.DDIMScheduler,
+        "dpm++": diffusers.DPMSolverMultistepScheduler,
+        "euler": diffusers.EulerDiscreteScheduler,
+    }[name]()
+    scheduler.set_timesteps(STEPS)
+    return scheduler
