@@ -37,9 +37,9 @@ class Operations:
         self.counts = dict.fromkeys(self.operations, 0)
         self.seconds = dict.fromkeys(self.operations, 0.0)
         self.loaded: dict[str, Any] = {}
-        pids = torch.empty(dist.get_world_size(), dtype=torch.int64)
-        dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]), group=control_group)
-        self.pids = pids.tolist()
+        pids = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
+        self.pids = [int(pid) for pid in pids]
 
     def execute(self, header: Header, tensors: Tensors) -> Tensors | None:
         """Runs one request; the reply's tensors are rank 0's.

@@ -4,7 +4,17 @@ from typing import Any
 
 import torch
 
+from ..errors import RequestError
 from .spec import Config, ModelSpec, register
+
+
+def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
+    text, width = conditions["encoder_hidden_states"], config["caption_channels"] or config["cross_attention_dim"]
+    if text.ndim != 3 or text.shape[2] != width:
+        raise RequestError(
+            f"The text conditioning has shape {tuple(text.shape)}, and this PixArt takes (batch, tokens, {width}); "
+            "encode the prompt with the T5 text encoder that belongs to the model."
+        )
 
 
 def inputs(
@@ -28,5 +38,6 @@ register(
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
         inputs=inputs,
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],
+        check=check,
     )
 )
