@@ -15,6 +15,10 @@ from ..parallel_backend.errors import ModelFileError
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
+# Folders saved before diffusers 0.30 name one class for both; diffusers tells them apart by the norm, and so do we.
+OLD_CLASS = "Transformer2DModel"
+CLASS_BY_NORM = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "PixArtTransformer2DModel"}
+REQUIRED_KEYS = ("_class_name", "num_attention_heads", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -66,21 +70,37 @@ def describe_folder(folder: Path) -> ModelFolder:
     """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError where it is broken."""
     transformer = folder / "transformer" if (folder / "model_index.json").exists() else folder
     config = read_json(transformer / "config.json")
+    for key in REQUIRED_KEYS:
+        if key not in config:
+            raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}; download the model again.")
     files = sorted(transformer.glob("*.safetensors"))
     if not files:
-        pickles = any(path.suffix in PICKLE_SUFFIXES for path in transformer.iterdir())
-        raise ModelFileError(
-            f"{transformer} holds no safetensors file"
-            + (", only pickled weights, which are refused; download the safetensors ones." if pickles else ".")
-        )
+        raise ModelFileError(no_safetensors(transformer, model_class(config)))
     headers = [read_header(path) for path in files]
     return ModelFolder(
-        model_class=config.get("_class_name", "(none named in config.json)"),
+        model_class=model_class(config),
         config={key: value for key, value in config.items() if not key.startswith("_")},
         files=tuple(str(path) for path in files),
         dtype=main_dtype({name: tensor for header in headers for name, tensor in header.items()}),
         pipeline=read_json(folder / "model_index.json") if transformer != folder else {},
         scheduler=read_json(path) if (path := folder / "scheduler" / "scheduler_config.json").exists() else {},
+    )
+
+
+def model_class(config: dict[str, Any]) -> str:
+    """The diffusers class that a config is of."""
+    name = config["_class_name"]
+    return CLASS_BY_NORM.get(config.get("norm_type"), name) if name == OLD_CLASS else name
+
+
+def no_safetensors(folder: Path, class_name: str) -> str:
+    """The sentence for a folder without safetensors: what to do depends on whether there are pickled weights."""
+    if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
+        return f"{folder} holds no safetensors file; download the model again."
+    return (
+        f"{folder} holds no safetensors file, only pickled weights, and loading one can run any code; it is refused. "
+        f'Download the safetensors files, or convert a model that you trust: python -c "from diffusers import '
+        f'{class_name} as M; f={str(folder)!r}; M.from_pretrained(f, use_safetensors=False).save_pretrained(f)"'
     )
 
 
@@ -113,7 +133,11 @@ def main_dtype(header: dict[str, torch.Tensor]) -> torch.dtype:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises ModelFileError for a file that is gone, broken, or something else."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelFileError(f"{path} cannot be read ({error}); download the model again.") from error
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{path} is no JSON object; download the model again.")
+    return content

@@ -34,7 +34,9 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then tokens. "
                     "manual: the degrees below.",
                 ),
+                degree("dp", "Groups that share the batch by images."),
                 degree("cfg", "Groups that share the batch: with 2, cond and uncond of guidance run side by side."),
+                degree("ring", "Ranks that share one image's tokens; keys and values travel round. Any degree works."),
                 degree("ulysses", "Ranks that share one image's tokens; must divide the model's attention heads."),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
@@ -42,7 +44,7 @@ class ParallelPlanNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, mode: str, **degrees: int) -> io.NodeOutput:
-        return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_degrees(degrees))
+        return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(degrees))
 
 
 def resolve_plan(plan: ParallelPlan | None, heads: int) -> ParallelPlan:

@@ -54,8 +54,12 @@ class RemoteDiT(torch.nn.Module):
         if extra:
             raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
         check = comfy.model_management.throw_exception_if_processing_interrupted
-        self.group.load(self.source, self.plan.degrees(), self.plan.world_size, check)
+        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check)
         return self.group.forward(x, timesteps, conditions, check).to(x)
+
+    def state_dict(self, *_args: Any, **_kwargs: Any) -> dict:
+        """Raises ValueError: a loader that found no names here would drop its LoRA without an error."""
+        raise no_weights("a LoRA, or another node that reads weights")
 
 
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
@@ -65,8 +69,8 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
         asked.append("a ControlNet")
     for key in ("patches", "patches_replace"):
         asked += [f"the model patch {name!r}" for name in transformer_options.get(key, {})]
-    if transformer_options.get("optimized_attention_override") is not None:
-        asked.append("an attention override")
+    options = {"optimized_attention_override": "an attention override", "rope_options": "RoPE scaling"}
+    asked += [feature for key, feature in options.items() if transformer_options.get(key)]
     wrappers = transformer_options.get("wrappers", {}).get(WrappersMP.DIFFUSION_MODEL, {})
     asked += [f"the diffusion-model wrapper {name!r}" for name, functions in wrappers.items() if functions]
     if asked:
@@ -77,18 +81,34 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher that refuses weight patches, which would have no weights to change."""
+    """A ModelPatcher that refuses whatever reads or changes the model's weights, of which it has none."""
 
-    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        raise ValueError(
-            "The parallel model does not take LoRAs, model merges or other weight patches yet; "
-            "remove that node, or use the stock loader."
-        )
+    def add_patches(self, *_args: Any, **_kwargs: Any) -> list:
+        raise no_weights("a LoRA or another weight patch")
+
+    def add_hook_patches(self, *_args: Any, **_kwargs: Any) -> list:
+        raise no_weights("a hook LoRA")
+
+    def set_injections(self, key: str, injections: list) -> None:
+        raise no_weights(f"the injection {key!r}")
+
+    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
+        raise no_weights("a model merge")
+
+    def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> dict:
+        raise no_weights("a node that saves the model")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
         if name.startswith("diffusion_model"):
-            raise ValueError(f"The parallel model cannot replace {name}: its inside runs in worker processes.")
+            raise no_weights(f"a replacement of {name}")
         super().add_object_patch(name, obj)
+
+
+def no_weights(asked: str) -> ValueError:
+    return ValueError(
+        f"The parallel model cannot take {asked}: its weights are in worker processes. "
+        "Remove that node, or use the stock loader."
+    )
 
 
 def remote_model(
@@ -109,4 +129,5 @@ def remote_model(
         model.eval(),
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
+        size=1,  # bytes; 0 would have ComfyUI count the weights
     )

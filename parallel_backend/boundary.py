@@ -7,6 +7,7 @@ stream is whole again for the model's head, or goes to the next stage.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,17 +24,13 @@ def install_token_boundary(
 
     With a link, `StageExit` leaves the model's forward on every stage but the last.
     """
-    signature = inspect.signature(blocks[0].forward)
 
-    def enter(_block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        bound = signature.bind(*args, **kwargs)
-        layout.begin({stream: bound.arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
+    def enter(arguments: dict[str, Any]) -> None:
+        layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
         if link and not link.is_first:
-            bound.arguments.update(link.receive(layout, like=bound.arguments[spec.streams[0]]))
+            arguments.update(link.receive(layout, like=arguments[spec.streams[0]]))
         else:
-            for stream in spec.streams:
-                bound.arguments[stream] = layout.take(bound.arguments[stream], stream)
-        return bound.args, bound.kwargs
+            arguments.update({stream: layout.take(arguments[stream], stream) for stream in spec.streams})
 
     def leave(_block: torch.nn.Module, _args: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
         streams = output if isinstance(output, tuple) else (output,)
@@ -43,32 +40,59 @@ def install_token_boundary(
         whole = layout.restore(streams[place])
         return (*streams[:place], whole, *streams[place + 1 :]) if isinstance(output, tuple) else whole
 
-    blocks[0].register_forward_pre_hook(enter, with_kwargs=True)
+    _change_arguments(blocks[0], enter)
+    if link and spec.skips:
+        _install_skips(spec.skips, link)
     if spec.side_inputs:
         _install_side_inputs(blocks, spec, layout)
     blocks[-1].register_forward_hook(leave)
+
+
+def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None]) -> None:
+    """Lets `change` edit the arguments of the block's forward by name, however the model passes them."""
+    signature = inspect.signature(block.forward)
+
+    def rebind(_block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        bound = signature.bind(*args, **kwargs)
+        change(bound.arguments)
+        return bound.args, bound.kwargs
+
+    block.register_forward_pre_hook(rebind, with_kwargs=True)
+
+
+def _install_skips(argument: str, link: StageLink) -> None:
+    """Skip connections that cross stages: what goes out is kept where it is made, what comes in goes where it is used.
+
+    The model's own bookkeeping sees the stand-ins' outputs in place of the real ones.
+    """
+    stage = link.stage
+
+    def keep(block: torch.nn.Module, made: int) -> None:
+        block.register_forward_hook(lambda _block, _args, output: link.skips.__setitem__(made, output))
+
+    def feed(block: torch.nn.Module, made: int) -> None:
+        _change_arguments(block, lambda arguments: arguments.__setitem__(argument, link.skips[made]))
+
+    for place, block in enumerate(stage.blocks, stage.first):
+        if place in stage.outgoing:
+            keep(block, place)
+        if stage.skip_sources.get(place) in stage.incoming:
+            feed(block, stage.skip_sources[place])
 
 
 def _install_side_inputs(blocks: list[torch.nn.Module], spec: ModelSpec, layout: TokenLayout) -> None:
     """Every block gets the same side inputs; each is cut once a forward."""
     cut: dict[str, tuple[Any, list[int], Any]] = {}
 
-    def hook_for(block: torch.nn.Module) -> Any:
-        signature = inspect.signature(block.forward)
-
-        def cut_sides(_block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-            bound = signature.bind(*args, **kwargs)
-            for side in spec.side_inputs:
-                whole = bound.arguments.get(side.name)
-                if whole is None:
-                    continue
-                held = cut.get(side.name)
-                if held is None or held[0] is not whole or held[1] != layout.running:
-                    cut[side.name] = held = (whole, list(layout.running), layout.take_side_input(whole, side))
-                bound.arguments[side.name] = held[2]
-            return bound.args, bound.kwargs
-
-        return cut_sides
+    def cut_sides(arguments: dict[str, Any]) -> None:
+        for side in spec.side_inputs:
+            whole = arguments.get(side.name)
+            if whole is None or side.ndim not in (None, getattr(whole, "ndim", None)):
+                continue
+            held = cut.get(side.name)
+            if held is None or held[0] is not whole or held[1] != layout.running:
+                cut[side.name] = held = (whole, list(layout.running), layout.take_side_input(whole, side))
+            arguments[side.name] = held[2]
 
     for block in blocks:
-        block.register_forward_pre_hook(hook_for(block), with_kwargs=True)
+        _change_arguments(block, cut_sides)

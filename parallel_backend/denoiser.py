@@ -178,10 +178,7 @@ def patch_regions(transformer: ParallelTransformer, latents: torch.Tensor) -> li
     tokens, patches = math.prod(grid), transformer.mesh.plan.patch_count
     if patches > tokens:
         raise RequestError(f"The image has {tokens} tokens and cannot fall into {patches} patches; use fewer.")
-    owner = torch.cat(
-        [torch.full((len(part),), index) for index, part in enumerate(torch.arange(tokens).tensor_split(patches))]
-    )
-    owner = owner.reshape(grid)
+    owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
     for dim, side in enumerate(patch):
         owner = owner.repeat_interleave(side, dim)
     return [(owner == index).to(transformer.mesh.device) for index in range(patches)]

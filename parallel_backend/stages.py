@@ -7,6 +7,7 @@ embeddings on every stage, the local blocks, and the head on the last stage only
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -46,8 +47,28 @@ class StandIn(torch.nn.Module):
         return streams if len(streams) > 1 else streams[0]
 
 
-def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> list[torch.nn.Module]:
-    """Takes the blocks of other stages out of the model; returns the local ones, in the order in which they run.
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage's blocks, in the order in which they run. first: the place of its first among all blocks.
+
+    incoming: blocks of earlier stages whose output skips into this stage or beyond it; outgoing: those whose output
+    skips beyond this stage.
+    """
+
+    blocks: list[torch.nn.Module]
+    first: int
+    incoming: tuple[int, ...]
+    outgoing: tuple[int, ...]
+    skip_sources: dict[int, int]
+
+
+def skip_sources(count: int) -> dict[int, int]:
+    """Consumer to producer of a U-shaped stack of blocks, by place."""
+    return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
+
+
+def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
+    """Takes the blocks of other stages out of the model, and returns the local ones.
 
     Stages differ by one block at most. Raises PlanError for more stages than blocks.
     """
@@ -66,7 +87,13 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> list[torc
         prefix = f"{name}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
         blocks[index] = StandIn(blocks[index], spec.returned, keep)
-    return [model.get_submodule(name)[index] for name, index in local]
+    sources = skip_sources(len(places)) if spec.skips else {}
+
+    def outstanding(boundary: int) -> tuple[int, ...]:
+        return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
+
+    blocks = [model.get_submodule(name)[index] for name, index in local]
+    return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources)
 
 
 class StageLink:
@@ -76,9 +103,11 @@ class StageLink:
     never delivers a send whose handle was dropped.
     """
 
-    def __init__(self, spec: ModelSpec, axis: Axis) -> None:
+    def __init__(self, spec: ModelSpec, axis: Axis, stage: Stage) -> None:
         self.spec = spec
         self.axis = axis
+        self.stage = stage
+        self.skips: dict[int, torch.Tensor] = {}
         self.is_first = axis.index == 0
         self.is_last = axis.index == axis.degree - 1
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
@@ -91,7 +120,8 @@ class StageLink:
 
     def send(self, streams: dict[str, torch.Tensor]) -> None:
         """Sends the local tokens to the next stage, as one message. Raises StageExit."""
-        tokens = torch.cat([streams[name] for name in self.spec.streams], TOKEN_DIM)
+        skips = [self.skips[made] for made in self.stage.outgoing]
+        tokens = torch.cat([streams[name] for name in self.spec.streams] + skips, TOKEN_DIM)
         if tokens.numel():
             self._send(tokens, self.axis.index + 1)
         raise StageExit
@@ -108,8 +138,10 @@ class StageLink:
             work.wait()
         if self.coming:
             self._post(layout, like)
-        lengths = [layout.local_length(stream, layout.axis.index) for stream in self.spec.streams]
-        return dict(zip(self.spec.streams, tokens.split(lengths, TOKEN_DIM), strict=True))
+        names = [*self.spec.streams, *self.stage.incoming]
+        parts = dict(zip(names, tokens.split(self._lengths(layout, running), TOKEN_DIM), strict=True))
+        self.skips = {made: parts.pop(made) for made in self.stage.incoming}
+        return parts
 
     def send_latents(self, values: torch.Tensor) -> None:
         """Sends updated latents from the last stage to the first."""
@@ -127,11 +159,15 @@ class StageLink:
 
     def _post(self, layout: TokenLayout, like: torch.Tensor) -> None:
         running = self.coming.pop(0)
-        length = sum(layout.local_length(stream, layout.axis.index, running) for stream in self.spec.streams)
-        tokens = like.new_empty(len(like), length, like.shape[-1])
+        tokens = like.new_empty(len(like), sum(self._lengths(layout, running)), like.shape[-1])
         source = self.axis.global_rank(self.axis.index - 1)
         work = dist.irecv(tokens, source, group=self.axis.group) if tokens.numel() else None
         self.posted = (running, work, tokens)
+
+    def _lengths(self, layout: TokenLayout, running: list[int]) -> list[int]:
+        """Local tokens in a message from the stage before: the streams, then the skips, which are of the image."""
+        streams = [*self.spec.streams, *[self.spec.streams[0]] * len(self.stage.incoming)]
+        return [layout.local_length(stream, layout.axis.index, running) for stream in streams]
 
     def _send(self, tensor: torch.Tensor, index: int) -> None:
         self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]

@@ -37,11 +37,11 @@ class ParallelTransformer:
             self.spec.prepare(model)
         self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
         self.attention = ParallelAttention(mesh, self.layout)
-        self.link = StageLink(self.spec, mesh["pipefusion"]) if plan.pipefusion > 1 else None
-        blocks = keep_stage(model, self.spec, mesh["pipefusion"])
+        stage = keep_stage(model, self.spec, mesh["pipefusion"])
+        self.link = StageLink(self.spec, mesh["pipefusion"], stage) if plan.pipefusion > 1 else None
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1:
-            install_token_boundary(blocks, self.spec, self.layout, self.link)
-            for block in blocks:
+            install_token_boundary(stage.blocks, self.spec, self.layout, self.link)
+            for block in stage.blocks:
                 for name, streams in self.spec.self_attention.items():
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
@@ -117,6 +117,13 @@ class ParallelTransformer:
                 f"{self.spec.model_class} takes the conditions {', '.join(self.spec.conditions)}; "
                 f"got {', '.join(conditions) or 'none'}."
             )
+        for name, key in self.spec.widths.items():
+            width = config[key] if name in conditions else None
+            if width and conditions[name].shape[-1] != width:
+                raise RequestError(
+                    f"{name} has shape {tuple(conditions[name].shape)}, and this {self.spec.model_class} takes a width "
+                    f"of {width}; encode the prompt with the text encoder that belongs to the model."
+                )
         for name, value in {"timestep": timestep_B, **conditions}.items():
             if len(value) != len(latents):
                 raise RequestError(f"{name} is for a batch of {len(value)}, the latent for one of {len(latents)}.")

@@ -41,10 +41,10 @@ class Anatomy:
 ANATOMIES = {
     "dit": Anatomy(("transformer_blocks",), {"attn1": ("image",)}),
     "pixart-alpha": Anatomy(("transformer_blocks",), {"attn1": ("image",)}),
-    "sd3": Anatomy(
+    "sd3.5": Anatomy(
         ("transformer_blocks",), {"attn": ("image", "text"), "attn2": ("image",)}, has_text=True, image_out=1
     ),
-    "flux": Anatomy(
+    "flux-dev": Anatomy(
         ("transformer_blocks", "single_transformer_blocks"),
         {"attn": ("text", "image")},
         has_text=True,
@@ -52,7 +52,7 @@ ANATOMIES = {
         image_out=1,
         timestep_scale=1e-3,
     ),
-    "cogvideox": Anatomy(
+    "cogvideox-5b": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("text", "image")},
         patch=(1, 2, 2),
@@ -60,7 +60,8 @@ ANATOMIES = {
         rotary=("image_rotary_emb", 0, ("image",)),
         image_out=0,
     ),
-    "wan": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
+    "hunyuandit-1.2": Anatomy(("blocks",), {"attn1": ("image",)}, rotary=("image_rotary_emb", 0, ("image",))),
+    "wan-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
 }
 
 
@@ -134,10 +135,10 @@ class Oracle:
         return whole if place is None else tuple(whole if i == place else out for i, out in enumerate(output))
 
     def attend(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def attention(query, key, value, **options):
+        def attention(query, key, value, *rest, **options):
             module = self.attending
             if module is None:
-                return plain(query, key, value, **options)
+                return plain(query, key, value, *rest, **options)
             if self.range is None:
                 self.cache[module] = (key.clone(), value.clone())
                 return plain(query, key, value, **options)

@@ -10,12 +10,12 @@ import torch
 from tests.families import FAMILIES, Family, Tensors
 
 STEPS = 5
-DEPTHS = {"flux": {"num_layers": 2, "num_single_layers": 3}}
-SIZES = {"cogvideox": (1, 8, 12), "wan": (3, 8, 12)}
+DEPTHS = {"flux-dev": {"num_layers": 2, "num_single_layers": 3}, "hunyuandit-1.2": {"num_layers": 6}}
+SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12)}
 
 
 def family_of(name: str) -> Family:
-    """The family with five blocks, so that two, three and four stages are all uneven."""
+    """The family with five blocks, so that two, three and four stages are all uneven; U-shaped ones are even."""
     family = FAMILIES[name]
     return replace(family, config={**family.config, **DEPTHS.get(name, {"num_layers": 5})})
 

@@ -48,6 +48,7 @@ CASES += [
     if family != "dit"
     for hybrid in ({}, {"ulysses": 2})
 ]
+CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
 ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
 
 

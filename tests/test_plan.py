@@ -10,9 +10,9 @@ from parallel_backend.plan import ParallelPlan
 
 
 def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
-    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads; use 2 or 4\."):
+    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
         ParallelPlan(ulysses=3).check_model(heads=8)
-    with pytest.raises(PlanError, match=r"use 6\."):
+    with pytest.raises(PlanError, match=r"use 6, or ring=7\."):
         ParallelPlan(ulysses=7).check_model(heads=6)
 
 
@@ -23,8 +23,8 @@ def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
 
 
 def test_an_axis_that_does_not_exist_is_named() -> None:
-    with pytest.raises(PlanError, match="'unknown'.*cfg, ulysses"):
-        ParallelPlan.from_degrees({"unknown": 2})
+    with pytest.raises(PlanError, match="'unknown'.*cfg, pipefusion, ring, ulysses"):
+        ParallelPlan.from_json({"unknown": 2})
 
 
 def test_more_ranks_than_devices_are_refused() -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import RequestError
-from parallel_backend.loading import ModelSource, load_transformer
+from parallel_backend.loading import ModelSource
 from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
@@ -37,9 +37,9 @@ class Operations:
         self.counts = dict.fromkeys(self.operations, 0)
         self.seconds = dict.fromkeys(self.operations, 0.0)
         self.loaded: dict[str, Any] = {}
-        pids = torch.empty(dist.get_world_size(), dtype=torch.int64)
-        dist.all_gather_into_tensor(pids, torch.tensor([os.getpid()]), group=control_group)
-        self.pids = pids.tolist()
+        pids = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
+        self.pids = [int(pid) for pid in pids]
 
     def execute(self, header: Header, tensors: Tensors) -> Tensors | None:
         """Runs one request; the reply's tensors are rank 0's.
@@ -74,7 +74,7 @@ class Operations:
     def load(self, header: Header, _tensors: Tensors) -> None:
         """Replaces the model and the plan. After a refusal, no model is loaded."""
         source = ModelSource.from_json(header["source"])
-        plan = ParallelPlan.from_degrees(header["plan"])
+        plan = ParallelPlan.from_json(header["plan"])
         self.transformer, self.loaded = None, {}
         self.conditions.clear()
         gc.collect()
@@ -83,8 +83,8 @@ class Operations:
         if plan not in self.meshes:
             self.meshes[plan] = build_mesh(plan, self.device)
         mesh = self.meshes[plan]
-        self.transformer = self.agree(lambda: ParallelTransformer(load_transformer(source, self.device), mesh))
-        self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.degrees()}
+        self.transformer = self.agree(lambda: ParallelTransformer.load(source, mesh))
+        self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def forward(self, header: Header, tensors: Tensors) -> Tensors | None:

@@ -53,12 +53,8 @@ class WorkerProcess:
         self.popen.wait()
         self.exited.set()
 
-    def stop(self, patience: float = 5.0) -> None:
-        """Ends the group: politely, then not. Returns when it is gone."""
-        if self.exited.is_set():
-            return
-        if not self.exited.wait(patience):
-            self.popen.terminate()
+    def stop(self, patience: float = 0.5) -> None:
+        """Ends the group and returns when it is gone. It keeps nothing that would need saving."""
         if not self.exited.wait(patience):
             self.popen.kill()
         self.exited.wait()

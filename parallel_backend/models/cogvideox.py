@@ -31,6 +31,7 @@ register(
         side_inputs=(SideInput("image_rotary_emb", 0, ("hidden_states",)),),
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
+        widths={"encoder_hidden_states": "text_embed_dim"},
         geometry=lambda config: (config["out_channels"], (config["patch_size_t"] or 1, *[config["patch_size"]] * 2)),
         check=needs(image_latents=lambda config: config["in_channels"] - config["out_channels"]),
         inputs=inputs,

@@ -1,12 +1,8 @@
 """DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model."""
 
-import math
-
-import torch
-import torch.nn.functional as F
-
 from ..errors import RequestError
 from .spec import Config, ModelSpec, Tensors, register
+from .unpatchify import fill_square, from_square
 
 
 def check(config: Config, conditions: Tensors) -> None:
@@ -15,26 +11,6 @@ def check(config: Config, conditions: Tensors) -> None:
         raise RequestError(
             f"Class labels {labels.tolist()}: the model has classes 0 to {null_label - 1}, and {null_label} for none."
         )
-
-
-def square_head(model: torch.nn.Module) -> None:
-    """Fills the head's tokens up to a square number: diffusers' DiT unpatchifies to a square whatever comes in."""
-
-    def fill(_module: torch.nn.Module, _args: tuple, tokens_BSD: torch.Tensor) -> torch.Tensor:
-        tokens = tokens_BSD.shape[1]
-        return F.pad(tokens_BSD, (0, 0, 0, (math.isqrt(tokens - 1) + 1) ** 2 - tokens))
-
-    model.proj_out_2.register_forward_hook(fill)
-
-
-def output(config: Config, square_BCHW: torch.Tensor, latents_BCHW: torch.Tensor) -> torch.Tensor:
-    """The square back to patches in token order, and these to the latents' shape; learned variances are dropped."""
-    square_BCHW = square_BCHW[:, : config["in_channels"]]
-    patch, (height, width) = config["patch_size"], latents_BCHW.shape[-2:]
-    if height == width:
-        return square_BCHW
-    patches = F.unfold(square_BCHW, patch, stride=patch)[..., : (height // patch) * (width // patch)]
-    return F.fold(patches, (height, width), patch, stride=patch)
 
 
 register(
@@ -49,9 +25,11 @@ register(
             "timestep": timestep,
             "class_labels": conditions["class_labels"],
         },
-        output=output,
+        output=lambda config, square, latents: from_square(
+            square[:, : config["in_channels"]], config["patch_size"], *latents.shape[-2:]
+        ),
         check=check,
         shared=("transformer_blocks.0.norm1.emb",),
-        prepare=square_head,
+        prepare=lambda model: fill_square(model.proj_out_2),
     )
 )

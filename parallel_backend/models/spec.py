@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError, UnknownModelError
@@ -19,12 +19,14 @@ Tensors = dict[str, "torch.Tensor"]
 class SideInput:
     """A per-token argument of every block, such as rotary embeddings: a tensor, or a tuple of them.
 
-    dim: where its tokens run. streams: the token streams that it covers, in order.
+    dim: where its tokens run. streams: the token streams that it covers, in order. ndim: the number of dims with
+    which the argument is per token, if a model also takes it with fewer, for all tokens at once.
     """
 
     name: str
     dim: int
     streams: tuple[str, ...]
+    ndim: int | None = None
 
 
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
@@ -41,15 +43,18 @@ class ModelSpec:
     blocks: its block lists, in the order in which they run.
     streams: arguments of a block's forward that carry tokens (B, S, width); the first is the one the head reads.
     returned: the streams in the order in which a block returns them, if it is another order.
-    self_attention: the block's submodules whose attention runs over sharded tokens, and the streams in each.
+    self_attention: the block's submodules whose attention runs over shared tokens, and the streams in each, in the
+    order in which it joins them.
     side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
-    optional: those of them that may be absent.
+    optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
     geometry: config to latent channels and patch.
     inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     (B, C, H, W), or (B, C, F, H, W) for video.
     output: (config, the model's sample, latents) to the prediction in the shape of the latents.
     check: raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
+    skips: where the first half of the blocks feeds the second, last to first, the argument that takes it: with n
+    blocks, block i gets what block n - 1 - i returned.
     shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
     timestep_scale: a diffusers scheduler's timestep times this is what the model's forward takes.
     prepare: installs what the family needs beyond this, once, on the loaded model.
@@ -65,8 +70,10 @@ class ModelSpec:
     returned: tuple[str, ...] = ()
     side_inputs: tuple[SideInput, ...] = ()
     optional: tuple[str, ...] = ()
+    widths: Mapping[str, str] = field(default_factory=dict)
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
+    skips: str | None = None
     shared: tuple[str, ...] = ()
     timestep_scale: float = 1.0
     prepare: Callable[[torch.nn.Module], None] | None = None

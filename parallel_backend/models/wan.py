@@ -7,17 +7,15 @@ import torch
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 
-def inputs(
-    config: Config, latents_BCFHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors
-) -> dict[str, Any]:
+def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
     """UMT5's and CLIP's embeddings (B, tokens, width), and image_latents (B, C, F, H, W): the mask, then the image."""
     keywords = {"timestep": timestep_B, **conditions}
     if "image_latents" in conditions:
-        latents_BCFHW = torch.cat((latents_BCFHW, keywords.pop("image_latents")), 1)
+        latents = torch.cat((latents, keywords.pop("image_latents")), 1)
     if config["pos_embed_seq_len"]:
         image_BSD = keywords["encoder_hidden_states_image"]
         keywords["encoder_hidden_states_image"] = image_BSD.unflatten(1, (2, -1)).flatten(0, 1)
-    return {"hidden_states": latents_BCFHW, **keywords}
+    return {"hidden_states": latents, **keywords}
 
 
 register(
@@ -26,9 +24,10 @@ register(
         blocks=("blocks",),
         streams=("hidden_states",),
         self_attention={"attn1": ("hidden_states",)},
-        side_inputs=(SideInput("rotary_emb", 1, ("hidden_states",)),),
+        side_inputs=(SideInput("rotary_emb", 1, ("hidden_states",)), SideInput("temb", 1, ("hidden_states",), ndim=4)),
         conditions=("encoder_hidden_states", "encoder_hidden_states_image", "image_latents"),
         optional=("encoder_hidden_states_image", "image_latents"),
+        widths={"encoder_hidden_states": "text_dim"},
         geometry=lambda config: (config["out_channels"], tuple(config["patch_size"])),
         check=needs(
             encoder_hidden_states_image=lambda config: config["pos_embed_seq_len"] or bool(config["image_dim"]),

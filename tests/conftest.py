@@ -1,0 +1,115 @@
+"""What the tests share: model folders with tiny seeded weights, and a real ComfyUI that runs this pack."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from tests.families import FAMILIES
+from tests.graphs import NODE_PACK, NODE_PACK_SOURCE
+
+DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
+EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK, "--preview-method", "latent2rgb")
+DIT_LABELS = (
+    "tench, Tinca tinca",
+    "goldfish, Carassius auratus",
+    "great white shark, white shark, man-eater, man-eating shark, Carcharodon carcharias",
+    "tiger shark, Galeocerdo cuvieri",
+    "hammerhead, hammerhead shark",
+    "electric ray, crampfish, numbfish, torpedo",
+    "stingray",
+    "cock",
+    "hen",
+    "ostrich, Struthio camelus",
+)
+# The schedule that DiT-XL/2 and the PixArts were trained with, as their scheduler_config.json says it.
+LINEAR_BETAS = {
+    "_class_name": "DDIMScheduler",
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "beta_start": 0.0001,
+    "clip_sample": False,
+    "num_train_timesteps": 1000,
+    "prediction_type": "epsilon",
+    "set_alpha_to_one": True,
+    "steps_offset": 0,
+    "trained_betas": None,
+}
+PIPELINES = {
+    "tiny-dit": ("dit", {"_class_name": "DiTPipeline", "id2label": {str(i): n for i, n in enumerate(DIT_LABELS)}}),
+    "tiny-pixart-alpha": ("pixart-alpha", {"_class_name": "PixArtAlphaPipeline"}),
+    "tiny-pixart-sigma": ("pixart-sigma", {"_class_name": "PixArtSigmaPipeline"}),
+}
+
+
+@pytest.fixture(scope="session")
+def comfyui() -> Path:
+    """The ComfyUI that the tests drive."""
+    path = os.environ.get("COMFYUI_PATH")
+    if not path or not (Path(path) / "main.py").is_file():
+        pytest.fail(
+            f"COMFYUI_PATH is {path!r}; set it to a folder with ComfyUI's main.py, or run `python3 dev.py test`, "
+            "which sets one up."
+        )
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base folder for ComfyUI: tiny models in the published layouts, and files for the test-only node."""
+    base = tmp_path_factory.mktemp("base")
+    diffusers = base / "models" / "diffusers"
+    for name, (family, pipeline) in PIPELINES.items():
+        write_pipeline(diffusers / name, family, pipeline)
+    if DEMO_MODEL.is_dir():
+        shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
+    (base / "models" / "diffusion_models").mkdir()
+    (base / "models" / "loras").mkdir()
+    (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
+    (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
+    (base / "input").mkdir()
+    width = FAMILIES["pixart-alpha"].config["caption_channels"]
+    generator = torch.Generator().manual_seed(5)
+    for name, tokens in (("text", 12), ("other-text", 12), ("short-text", 5)):
+        text = torch.randn(1, tokens, width, generator=generator)
+        save_file({"conditioning": text}, base / "input" / f"{name}.safetensors")
+    return base
+
+
+def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
+    """A diffusers pipeline folder: model_index.json, transformer, scheduler."""
+    FAMILIES[family].save(folder / "transformer")
+    (folder / "model_index.json").write_text(json.dumps(pipeline, indent=2))
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(LINEAR_BETAS, indent=2))
+
+
+@pytest.fixture(scope="session")
+def host(comfyui: Path, models: Path) -> Iterator[ComfyHost]:
+    """One ComfyUI for every test that leaves it whole."""
+    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS) as host:
+        yield host
+
+
+@pytest.fixture
+def own_base(models: Path, tmp_path: Path) -> Path:
+    """A base folder with the same models, for a host of the test's own."""
+    (tmp_path / "models").symlink_to(models / "models", target_is_directory=True)
+    (tmp_path / "input").symlink_to(models / "input", target_is_directory=True)
+    shutil.copytree(models / "custom_nodes" / NODE_PACK, tmp_path / "custom_nodes" / NODE_PACK)
+    return tmp_path
+
+
+@pytest.fixture
+def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
+    """A ComfyUI for a test that kills it."""
+    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS) as host:
+        yield host

@@ -1,0 +1,177 @@
+"""Prompts for the host's API queue, and what comes back: latents, refusals, the worker group's status."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from demo.host import ComfyHost, PromptError
+
+Link = list
+Patch = Callable[["Graph", Link], Link]
+
+NODE_PACK = "test_tensors"
+NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from the safetensors file of that name in the input folder."""
+
+import os
+
+import folder_paths
+from safetensors.torch import load_file
+
+
+class LoadConditioning:
+    RETURN_TYPES = ("CONDITIONING",)
+    FUNCTION = "load"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"name": ("STRING", {})}}
+
+    @classmethod
+    def IS_CHANGED(cls, name):
+        return os.stat(os.path.join(folder_paths.get_input_directory(), name)).st_mtime_ns
+
+    def load(self, name):
+        tensors = load_file(os.path.join(folder_paths.get_input_directory(), name))
+        return ([[tensors["conditioning"], {}]],)
+
+
+NODE_CLASS_MAPPINGS = {"Test_LoadConditioning": LoadConditioning}
+'''
+
+# The host caches a node's result by its inputs; a seed of its own makes a sampler run.
+_seeds = itertools.count(1000)
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+class Graph:
+    """A prompt in API format, built node by node."""
+
+    def __init__(self) -> None:
+        self.prompt: dict[str, dict] = {}
+
+    def add(self, class_type: str, **inputs: Any) -> Link:
+        """Adds a node; returns the link to its first output."""
+        node_id = str(len(self.prompt) + 1)
+        self.prompt[node_id] = {"class_type": class_type, "inputs": inputs}
+        return [node_id, 0]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One KSampler run. width and height are those of the Empty Latent Image node.
+
+    positive and negative: a class label, or the name of a .safetensors file in the input folder.
+    latent: a .latent file in the input folder instead of an empty one.
+    plan: degrees by axis; None is auto. seed: None takes one that was never used.
+    """
+
+    model: str
+    positive: str = "3"
+    negative: str = ""
+    width: int = 128
+    height: int = 128
+    batch: int = 1
+    latent: str | None = None
+    plan: Mapping[str, int] | None = None
+    seed: int | None = None
+    steps: int = 4
+    cfg: float = 2.0
+
+    def under(self, plan: Mapping[str, int]) -> Job:
+        return replace(self, plan=plan)
+
+    def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
+        """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
+        graph = Graph()
+        loader = {"model_name": self.model, "dtype": "fp32"}
+        if self.plan is not None:
+            loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
+        loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
+        positive = conditioning(graph, loaded, self.positive)
+        negative = conditioning(graph, loaded, self.negative)
+        if self.latent:
+            latent = graph.add("LoadLatent", latent=self.latent)
+        else:
+            latent = graph.add("EmptyLatentImage", width=self.width, height=self.height, batch_size=self.batch)
+        sampled = graph.add(
+            "KSampler",
+            model=patch_model(graph, loaded) if patch_model else loaded,
+            positive=patch_positive(graph, positive) if patch_positive else positive,
+            negative=negative,
+            latent_image=latent,
+            seed=next(_seeds) if self.seed is None else self.seed,
+            steps=self.steps,
+            cfg=self.cfg,
+            sampler_name="euler",
+            scheduler="simple",
+            denoise=1.0,
+        )
+        graph.add("SaveLatent", samples=sampled, filename_prefix="test")
+        return graph.prompt
+
+
+def conditioning(graph: Graph, model: Link, what: str) -> Link:
+    if what.endswith(".safetensors"):
+        return graph.add("Test_LoadConditioning", name=what)
+    return graph.add("ParallelDiT_ClassLabel", model=model, label=what)
+
+
+def latents(host: ComfyHost, prompt: dict, **wait: Any) -> torch.Tensor:
+    """Runs a prompt; returns the latents (B, C, H, W) that its Save Latent node wrote."""
+    outputs = host.run(prompt, **wait)["outputs"]
+    (saved,) = [file for output in outputs.values() for file in output.get("latents", [])]
+    return load_file(host.output_file(saved))["latent_tensor"]
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """The greatest deviation, in units of the reference's greatest value; infinite where a value is not finite."""
+    assert result.shape == reference.shape
+    if not (result.isfinite().all() and reference.isfinite().all() and reference.any()):
+        return float("inf")
+    return float((result - reference).abs().max() / reference.abs().max())
+
+
+def status(host: ComfyHost) -> dict[str, Any]:
+    """What GET /paralleldit/status answers."""
+    with _open(f"{host.url}/paralleldit/status", timeout=30) as response:
+        return json.loads(response.read())
+
+
+def ranks(host: ComfyHost) -> list[int]:
+    """The process ids of the ranks, rank 0 first. Raises KeyError where no group runs."""
+    return status(host)["pids"]
+
+
+def worker_processes(host: ComfyHost) -> set[psutil.Process]:
+    """Every process below the host: the torchrun agent, the ranks, and whatever they started."""
+    return set(psutil.Process(host.process.pid).children(recursive=True))
+
+
+def alive(process: psutil.Process) -> bool:
+    """True unless the process has ended; a zombie that nobody has waited for has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def refusal(host: ComfyHost, prompt: dict, good: Job) -> str:
+    """The error that the prompt ends with. Fails unless the ranks that were there before then serve `good`."""
+    latents(host, good.prompt())
+    before = ranks(host)
+    with pytest.raises(PromptError) as caught:
+        host.run(prompt)
+    assert latents(host, good.prompt()).isfinite().all()
+    assert ranks(host) == before, "the refusal cost the group its ranks"
+    return caught.value.message

@@ -1,0 +1,75 @@
+"""The worker group stays between prompts, and goes when the host goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from demo.host import ComfyHost, HostError
+from tests.graphs import Job, alive, latents, ranks, status, worker_processes
+
+ULYSSES = {"cfg": 1, "ulysses": 2}
+SECONDS_TO_GO = 5
+
+
+def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    processes, counts = worker_processes(host), status(host)["counts"]
+    first_progress = []
+    posted = time.monotonic()
+
+    def note(event: dict) -> None:
+        if event["type"] == "progress" and not first_progress:
+            first_progress.append(time.monotonic())
+
+    latents(host, Job("tiny-dit", steps=5).prompt(), on_event=note)
+    assert worker_processes(host) == processes
+    assert status(host)["counts"] == {**counts, "forward": counts["forward"] + 5}
+    assert first_progress[0] - posted < 2
+
+
+@pytest.mark.parametrize(
+    "other", [Job("tiny-pixart-alpha", "text.safetensors", "text.safetensors"), Job("tiny-dit", plan=ULYSSES)]
+)
+def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(host: ComfyHost, other: Job) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    processes, before = worker_processes(host), status(host)
+    latents(host, other.prompt())
+    after = status(host)
+    assert worker_processes(host) == processes
+    assert after["counts"]["load"] == before["counts"]["load"] + 1
+    assert (after["files"], after["plan"]) != (before["files"], before["plan"])
+
+
+def test_a_plan_of_another_size_leaves_no_process_of_the_old_group(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    old = worker_processes(host)
+    latents(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 1}).prompt())
+    assert len(ranks(host)) == 1
+    assert not [process for process in old if alive(process)]
+
+
+@pytest.mark.parametrize("sampling", [False, True], ids=["idle", "sampling"])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_killed_host(own_host: ComfyHost, signal_number: signal.Signals, sampling: bool) -> None:
+    latents(own_host, Job("tiny-dit").prompt())
+    processes = worker_processes(own_host)
+    assert set(ranks(own_host)) < {process.pid for process in processes}, "two ranks and their torchrun agent"
+
+    def kill(event: dict) -> None:
+        if event["type"] == "progress":
+            os.kill(own_host.process.pid, signal_number)
+
+    if sampling:
+        with pytest.raises(HostError):
+            own_host.run(Job("tiny-dit", steps=5000).prompt(), on_event=kill)
+    else:
+        os.kill(own_host.process.pid, signal_number)
+    own_host.process.wait(20)
+    deadline = time.monotonic() + SECONDS_TO_GO
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [process for process in processes if alive(process)]
