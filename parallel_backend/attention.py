@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from .backends import Backend
 from .errors import RequestError
 from .layout import TokenLayout
 from .mesh import Mesh
@@ -48,10 +49,11 @@ class ParallelAttention:
     Tokens run in rank order and not in the model's; without a mask, attention does not mind.
     """
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout) -> None:
+    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend) -> None:
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         self.layout = layout
+        self.backend = backend
         self.cache: StaleCache | None = None
 
     def __call__(
@@ -74,7 +76,7 @@ class ParallelAttention:
         if attn_mask is not None or dropout_p or is_causal or enable_gqa:
             raise RequestError(
                 "Self-attention with a mask, dropout or grouped heads is not supported on shared tokens; "
-                "use ulysses=1, ring=1 and pipefusion=1."
+                "use ulysses=1, ring=1, pipefusion=1 and attention=native."
             )
         degree, layout = self.ulysses.degree, self.layout
         ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
@@ -88,9 +90,11 @@ class ParallelAttention:
             by_rank = layout.lengths_by_rank(streams, running=list(range(layout.patches)))
         if self.ring.degree > 1:
             by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
-            out_BhRD = ring_attention(q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, scale)
+            out_BhRD = ring_attention(
+                q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, self.backend.attend_with_lse, scale
+            )
         elif q_BhRD.shape[2]:
-            out_BhRD = F.scaled_dot_product_attention(q_BhRD, k_BhCD, v_BhCD, scale=scale)
+            out_BhRD = self.backend.attend(q_BhRD, k_BhCD, v_BhCD, scale)
         else:
             out_BhRD = q_BhRD
         return self.gather_heads(lengths, out_BhRD)

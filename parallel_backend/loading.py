@@ -24,6 +24,14 @@ class TensorSlice:
 
 
 @dataclass(frozen=True)
+class LocalPart:
+    """What a rank holds of a parameter: these ranges (start, stop) of a dim, joined."""
+
+    dim: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class ModelSource:
     """A transformer on disk.
 
@@ -49,32 +57,60 @@ class ModelSource:
 
 
 def build_transformer(source: ModelSource) -> torch.nn.Module:
-    """The model without its weights: memory is claimed, and touched by nobody. Raises ModelFileError."""
+    """The model without its weights: parameters are on the meta device, in the dtype to be loaded; buffers are real.
+
+    Raises ModelFileError.
+    """
     import diffusers
     from diffusers.models.modeling_utils import no_init_weights
 
     try:
         with no_init_weights():
-            return getattr(diffusers, source.model_class).from_config(dict(source.config)).eval()
+            model = getattr(diffusers, source.model_class).from_config(dict(source.config)).eval()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelFileError(f"{source.model_class} refuses the model's config: {error}") from error
+    for path, parameter in list(model.named_parameters()):
+        owner, _, name = path.rpartition(".")
+        empty = torch.empty_like(parameter, dtype=loaded_dtype(model, path, source), device="meta")
+        setattr(model.get_submodule(owner), name, torch.nn.Parameter(empty, requires_grad=False))
+    return model
 
 
-def load_weights(model: torch.nn.Module, source: ModelSource, device: torch.device) -> None:
-    """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError."""
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    tensors = read_tensors(source, wanted)
-    keep_fp32 = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
+def loaded_dtype(model: torch.nn.Module, name: str, source: ModelSource) -> torch.dtype:
+    """The dtype in which a parameter or buffer is computed with."""
+    keep_fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
+    return torch.float32 if any(part in keep_fp32 for part in name.split(".")) else DTYPES[source.dtype]
+
+
+def load_weights(
+    model: torch.nn.Module, source: ModelSource, device: torch.device, parts: Mapping[str, LocalPart]
+) -> None:
+    """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError.
+
+    parts: what to read of those parameters that this rank does not hold whole; they are DTensors in the model.
+    """
+    from torch.distributed.tensor import DTensor
+
+    held = model.state_dict()
+    tensors = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, parts)
     for name, tensor in tensors.items():
-        kept = any(part in keep_fp32 for part in name.split("."))
-        tensors[name] = tensor.to(device, torch.float32 if kept else DTYPES[source.dtype])
+        tensor = tensor.to(device, loaded_dtype(model, name, source))
+        if isinstance(held[name], DTensor):
+            tensor = DTensor.from_local(tensor, held[name].device_mesh, held[name].placements)
+        tensors[name] = tensor
     model.load_state_dict(tensors, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
 
 
-def read_tensors(source: ModelSource, wanted: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """Reads the wanted tensors, by parameter name. Raises ModelFileError for what is missing or of another shape."""
+def read_tensors(
+    source: ModelSource, wanted: dict[str, torch.Size], parts: Mapping[str, LocalPart]
+) -> dict[str, torch.Tensor]:
+    """Reads the wanted tensors by parameter name, or the parts of them that are named in `parts`.
+
+    wanted: the shapes of whole parameters. Raises ModelFileError for what is missing or of another shape.
+    """
     tensors: dict[str, torch.Tensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in source.files:
         try:
             with safe_open(path, framework="pt") as file:
@@ -82,26 +118,42 @@ def read_tensors(source: ModelSource, wanted: dict[str, torch.Size]) -> dict[str
                 for name in wanted:
                     place = source.names[name] if source.names else TensorSlice(name)
                     if place.name in held:
-                        tensors[name] = read_slice(file, place)
+                        shapes[name] = stored_shape(file, place)
+                        if shapes[name] == wanted[name]:
+                            tensors[name] = read_slice(file, place, parts.get(name))
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
-    missing = [name for name in wanted if name not in tensors]
+    missing = [name for name in wanted if name not in shapes]
     if missing:
         raise ModelFileError(
             f"{len(missing)} of {len(wanted)} weights of {source.model_class} are not in {', '.join(source.files)}, "
             f"the first is {missing[0]}; the file is incomplete or of another model."
         )
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name]:
+    for name, shape in shapes.items():
+        if shape != wanted[name]:
             raise ModelFileError(
-                f"{name} has shape {tuple(tensor.shape)} in the file and {tuple(wanted[name])} by the config; "
+                f"{name} has shape {shape} in the file and {tuple(wanted[name])} by the config; "
                 "config and weights are of different models."
             )
     return tensors
 
 
-def read_slice(file: Any, place: TensorSlice) -> torch.Tensor:
-    """Reads one tensor, or the rows of it that `place` names."""
-    if place.length is None:
+def stored_shape(file: Any, place: TensorSlice) -> tuple[int, ...]:
+    """The shape of the whole parameter at `place`, without reading it."""
+    shape = file.get_slice(place.name).get_shape()
+    return tuple(shape if place.length is None else [min(place.length, shape[0] - place.start), *shape[1:]])
+
+
+def read_slice(file: Any, place: TensorSlice, part: LocalPart | None = None) -> torch.Tensor:
+    """Reads the parameter at `place`, or a part of it."""
+    if place.length is None and part is None:
         return file.get_tensor(place.name)
-    return file.get_slice(place.name)[place.start : place.start + place.length]
+    view = file.get_slice(place.name)
+    rows = slice(place.start, None if place.length is None else place.start + place.length)
+    if part is None:
+        return view[rows]
+    if part.dim:
+        pieces = [view[rows, start:stop] for start, stop in part.ranges]
+    else:
+        pieces = [view[place.start + start : place.start + stop] for start, stop in part.ranges]
+    return torch.cat(pieces, part.dim) if len(pieces) > 1 else pieces[0].contiguous()

@@ -31,12 +31,13 @@ class Axis:
 class Mesh:
     """A plan laid over the ranks of the default process group, and the device that this rank computes on.
 
-    axes: those of the plan, and the joint ones, whose index counts row by row.
+    axes: those of the plan, and the joint ones, whose index counts row by row. device_mesh: torch's own.
     """
 
     plan: ParallelPlan
     device: torch.device
     axes: dict[str, Axis]
+    device_mesh: DeviceMesh
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
@@ -49,7 +50,7 @@ def build_mesh(plan: ParallelPlan, device: torch.device) -> Mesh:
     axes = {name: _axis(device_mesh[name]) for name in degrees}
     for name, parts in JOINT_AXES.items():
         axes[name] = _axis(device_mesh[parts]._flatten(name))
-    return Mesh(plan, device, axes)
+    return Mesh(plan, device, axes, device_mesh)
 
 
 def _axis(device_mesh: DeviceMesh) -> Axis:

@@ -8,13 +8,14 @@ from typing import Any
 
 from .errors import PlanError
 
-AXES = ("dp", "cfg", "pipefusion", "ring", "ulysses")  # outermost first: the order of the mesh
+AXES = ("dp", "cfg", "pipefusion", "ring", "ulysses", "tp")  # outermost first: the order of the mesh
 MAX_DEGREE = 1024
+ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Degrees of parallelism, whose product is the world size, and how PipeFusion uses its stages.
+    """Degrees of parallelism, whose product is the world size, how PipeFusion uses its stages, and attention's kernel.
 
     dp: groups that share the batch by images.
     cfg: groups that share the batch so that cond and uncond of classifier-free guidance run side by side.
@@ -23,6 +24,8 @@ class ParallelPlan:
     ring: ranks that share the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
     ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
     ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
+    tp: ranks that share every block's weights, by heads and by columns (Megatron, https://arxiv.org/abs/1909.08053).
+    attention: the kernel that computes it; auto takes the best that the device has.
     """
 
     dp: int = 1
@@ -30,17 +33,22 @@ class ParallelPlan:
     pipefusion: int = 1
     ring: int = 1
     ulysses: int = 1
+    tp: int = 1
     patches: int = 0
     sync_steps: int = 1
+    attention: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        numbers = asdict(self)
+        if numbers.pop("attention") not in ATTENTION:
+            raise PlanError(f"There is no attention={self.attention!r} in a plan; use {', '.join(ATTENTION)}.")
+        for name, value in numbers.items():
             least = 0 if name == "patches" else 1
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_DEGREE:
                 raise PlanError(f"{name}={value!r} does not work; use a whole number from {least} to {MAX_DEGREE}.")
 
     @classmethod
-    def from_json(cls, values: dict[str, int]) -> ParallelPlan:
+    def from_json(cls, values: dict[str, Any]) -> ParallelPlan:
         """The plan with these values. Raises PlanError for a name that does not exist."""
         known = [field.name for field in fields(cls)]
         for name in values:
@@ -73,16 +81,28 @@ class ParallelPlan:
     def world_size(self) -> int:
         return math.prod(self.degrees().values())
 
-    def check_model(self, heads: int) -> None:
-        """Raises PlanError, naming the degree and the nearest that works, if a model with these heads forbids it."""
-        if heads % self.ulysses:
-            works = [degree for degree in range(1, heads + 1) if heads % degree == 0]
-            below = max(degree for degree in works if degree < self.ulysses)
-            above = [degree for degree in works if degree > self.ulysses][:1]
-            nearest = " or ".join(str(degree) for degree in [below, *above])
+    def check_model(self, heads: int, tensor_parallel: bool = False) -> None:
+        """Raises PlanError, naming the degree and the nearest that works, if a model with these heads forbids it.
+
+        tensor_parallel: whether its family can be tensor parallel, as its spec says.
+        """
+        if self.tp > 1 and not tensor_parallel:
             raise PlanError(
-                f"ulysses={self.ulysses} does not divide the model's {heads} heads; "
-                f"use {nearest}, or ring={self.ulysses}."
+                f"tp={self.tp} needs a model for which diffusers has a tensor-parallel plan, and it has none for this "
+                f"one; use tp=1, and ring={self.tp} or pipefusion={self.tp} in its place."
+            )
+        if heads % self.tp:
+            nearest = nearest_divisors(heads, self.tp)
+            raise PlanError(
+                f"tp={self.tp} does not divide the model's {heads} heads; use {nearest}, or ring={self.tp}."
+            )
+        if heads // self.tp % self.ulysses:
+            nearest = nearest_divisors(heads // self.tp, self.ulysses)
+            of_heads = (
+                f"the {heads // self.tp} heads of a tp={self.tp} rank" if self.tp > 1 else f"the model's {heads} heads"
+            )
+            raise PlanError(
+                f"ulysses={self.ulysses} does not divide {of_heads}; use {nearest}, or ring={self.ulysses}."
             )
 
     def check_devices(self, devices: int) -> None:
@@ -97,4 +117,14 @@ class ParallelPlan:
         parts = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
         if self.patch_count > 1:
             parts.append(f"{self.patch_count} patches, {self.sync_steps} sync")
+        if self.attention != "auto":
+            parts.append(f"{self.attention} attention")
         return " × ".join(parts) or "one rank"
+
+
+def nearest_divisors(number: int, degree: int) -> str:
+    """The divisors of `number` next to a degree above one that does not divide it, in words."""
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    below = max(divisor for divisor in divisors if divisor < degree)
+    above = [divisor for divisor in divisors if divisor > degree][:1]
+    return " or ".join(str(divisor) for divisor in [below, *above])

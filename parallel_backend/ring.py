@@ -5,10 +5,15 @@ https://arxiv.org/abs/2310.01889. Shapes: B batch, h local heads, R this rank's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
 from .mesh import Axis
+
+# (queries BhRD, keys, values BhKD, scale) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
+AttendWithLse = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float | None], tuple[torch.Tensor, torch.Tensor]]
 
 
 def ring_attention(
@@ -17,6 +22,7 @@ def ring_attention(
     v_BhRD: torch.Tensor,
     lengths: list[int],
     axis: Axis,
+    attend_with_lse: AttendWithLse,
     scale: float | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's queries to every rank's keys and values. lengths: tokens by rank on the ring.
@@ -33,14 +39,14 @@ def ring_attention(
             shape = (*block.shape[:3], lengths[source], block.shape[4])
             arriving = block.new_empty(shape)
             works = _pass_on(block, arriving, axis)
-        if block.shape[3]:
-            block_out, block_lse = attention_with_lse(q_BhRD, block[0], block[1], scale)
+        if block.shape[3] and q_BhRD.shape[2]:
+            block_out, block_lse = attend_with_lse(q_BhRD, block[0], block[1], scale)
             out, lse = merge(out, lse, block_out.float(), block_lse)
         for work in works:
             work.wait()
         if arriving is not None:
             block = arriving
-    return out.to(q_BhRD.dtype)
+    return q_BhRD if out is None else out.to(q_BhRD.dtype)
 
 
 def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.Work]:
@@ -67,7 +73,7 @@ def merge(
 def attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and the log-sum-exp of its scores (BhR, fp32), by the device's flash kernel."""
+    """Attention and the log-sum-exp of its scores (BhR, fp32), by torch's own kernels."""
     if q_BhRD.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q_BhRD, k_BhKD, v_BhKD, scale=scale)
     if q_BhRD.dtype == torch.float32:

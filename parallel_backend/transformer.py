@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .attention import ParallelAttention, install_attention
+from .backends import NATIVE, choose_backend
 from .boundary import install_token_boundary
 from .collectives import collect, gather, shard
 from .errors import PlanError, RequestError
@@ -13,6 +14,7 @@ from .loading import ModelSource, build_transformer, load_weights
 from .mesh import Mesh
 from .models import ModelSpec, spec_for
 from .stages import StageExit, StageLink, keep_stage
+from .tensor_parallel import shard_weights
 
 BATCH_DIM = 0
 
@@ -23,8 +25,8 @@ class ParallelTransformer:
     """Applies a plan to an unmodified diffusers transformer, from outside.
 
     dp and cfg split the batch; ring and ulysses split the tokens between the first and the last block; pipefusion
-    splits the blocks. Raises PlanError if the model does not allow the plan and UnknownModelError if its class has no
-    spec.
+    splits the blocks, and tp the weights inside them. Raises PlanError if the model does not allow the plan and
+    UnknownModelError if its class has no spec.
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh) -> None:
@@ -32,14 +34,17 @@ class ParallelTransformer:
         self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
         plan = mesh.plan
-        plan.check_model(heads=model.config["num_attention_heads"])
+        plan.check_model(model.config["num_attention_heads"], self.spec.tensor_parallel)
         if self.spec.prepare:
             self.spec.prepare(model)
         self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
-        self.attention = ParallelAttention(mesh, self.layout)
+        head_dim = model.config["attention_head_dim"]
+        backend = choose_backend(plan.attention, mesh.device, model.dtype, head_dim, plan.ring)
+        self.attention = ParallelAttention(mesh, self.layout, backend)
         stage = keep_stage(model, self.spec, mesh["pipefusion"])
         self.link = StageLink(self.spec, mesh["pipefusion"], stage) if plan.pipefusion > 1 else None
-        if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1:
+        self.parts = shard_weights(model, mesh) if plan.tp > 1 else {}
+        if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
             install_token_boundary(stage.blocks, self.spec, self.layout, self.link)
             for block in stage.blocks:
                 for name, streams in self.spec.self_attention.items():
@@ -50,7 +55,7 @@ class ParallelTransformer:
     def load(cls, source: ModelSource, mesh: Mesh) -> ParallelTransformer:
         """Builds the model, cuts it to this rank's part, and reads that part's weights. Raises ModelFileError too."""
         transformer = cls(build_transformer(source), mesh)
-        load_weights(transformer.model, source, mesh.device)
+        load_weights(transformer.model, source, mesh.device, transformer.parts)
         return transformer
 
     @torch.inference_mode()
@@ -68,7 +73,9 @@ class ParallelTransformer:
             )
         self.check(latents, timestep_B, conditions)
         local = self.forward(latents, timestep_B, conditions)
-        return None if self.mesh["sequence"].index else collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
+        if self.mesh["sequence"].index or self.mesh["tp"].index:
+            return None
+        return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
 
     def predict(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
         """Like the call, without the checks: the whole batch's prediction on every rank of the last stage.

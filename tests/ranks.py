@@ -22,13 +22,15 @@ def main(cases_path: str, out_path: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     device = torch.device("cpu")
-    results = {}
+    meshes, results = {}, {}
     for case in json.loads(Path(cases_path).read_text()):
         family = FAMILIES[case["family"]]
         files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
         source = ModelSource(family.model_class, family.config, files, case["dtype"])
-        mesh = build_mesh(ParallelPlan.from_json(case["plan"]), device)
-        transformer = ParallelTransformer.load(source, mesh)
+        plan = ParallelPlan.from_json(case["plan"])
+        if plan not in meshes:
+            meshes[plan] = build_mesh(plan, device)
+        transformer = ParallelTransformer.load(source, meshes[plan])
         prediction = transformer(*family.inputs(*case["shape"]))
         if (dist.get_rank() == 0) != (prediction is not None):
             raise SystemExit("Exactly rank 0 shall hold the result.")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from parallel_backend.models import spec_for
 from tests.families import FAMILIES, UNEVEN
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -27,9 +28,25 @@ PLANS = [
     {"ring": 2, "ulysses": 2},
     {"cfg": 2, "ulysses": 2},
 ]
-BF16_PLANS = [{}, {"ulysses": 2}]
+TENSOR_PLANS = [{"tp": 2}, {"tp": 4}, {"tp": 2, "ulysses": 2}, {"tp": 2, "ring": 2}, {"tp": 2, "cfg": 2}]
+BF16_PLANS = [{"ulysses": 2}]
+BF16_TENSOR_PLANS = [{"tp": 2}]
 BF16_TOLERANCE = 2e-2
-CASES = [(family, plan, shape) for family in FAMILIES for plan in PLANS for shape in FAMILIES[family].shapes]
+
+
+def plans_of(family: str, plans: list[dict[str, int]], tensor_plans: list[dict[str, int]]) -> list[dict[str, int]]:
+    return plans + (tensor_plans if spec_for(FAMILIES[family].model_class).tensor_parallel else [])
+
+
+CASES = [
+    (family, plan, shape)
+    for family in FAMILIES
+    for plan in plans_of(family, PLANS, TENSOR_PLANS)
+    for shape in FAMILIES[family].shapes
+]
+BF16_CASES = [(family, plan) for family in FAMILIES for plan in plans_of(family, BF16_PLANS, BF16_TENSOR_PLANS)]
+WANTED = [(*case, "fp32") for case in CASES]
+WANTED += [(family, plan, UNEVEN, "bf16") for family, plan in BF16_CASES + [(family, {}) for family in FAMILIES]]
 
 
 def world_size(plan: dict[str, int]) -> int:
@@ -59,11 +76,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def predictions(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """All cases, one torchrun a world size: rank 0's prediction by case name."""
-    root = tmp_path_factory.mktemp("predictions")
+    """All cases: rank 0's prediction by case name."""
+    return run_cases(WANTED, folders, tmp_path_factory.mktemp("predictions"))
+
+
+def run_cases(
+    wanted: list[tuple[str, dict[str, int], str, str]], folders: dict[str, Path], root: Path
+) -> dict[str, torch.Tensor]:
+    """Cases of family, plan, shape and dtype, one torchrun a world size: rank 0's prediction by case name."""
     results: dict[str, torch.Tensor] = {}
-    wanted = [(*case, "fp32") for case in CASES]
-    wanted += [(family, plan, UNEVEN, "bf16") for family in FAMILIES for plan in BF16_PLANS]
     for world in sorted({world_size(plan) for _, plan, *_ in wanted}):
         cases = [
             {
@@ -85,7 +106,7 @@ def predictions(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert run.returncode == 0, run.stderr[-4000:]
         results.update(load_file(out))
@@ -102,9 +123,11 @@ def test_sharded_prediction_equals_plain_diffusers(
     assert relative_error(got, expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sharding_in_bf16_costs_no_more_than_bf16_itself(family: str, predictions: dict[str, torch.Tensor]) -> None:
-    one, sharded = (predictions[case_name(family, plan, UNEVEN, "bf16")] for plan in BF16_PLANS)
+@pytest.mark.parametrize(("family", "plan"), BF16_CASES, ids=lambda value: str(value))
+def test_sharding_in_bf16_costs_no_more_than_bf16_itself(
+    family: str, plan: dict[str, int], predictions: dict[str, torch.Tensor]
+) -> None:
+    one, sharded = (predictions[case_name(family, degrees, UNEVEN, "bf16")] for degrees in ({}, plan))
     exact = plain_diffusers(family, UNEVEN)
     assert relative_error(sharded, one) <= BF16_TOLERANCE
     assert relative_error(sharded, exact) <= 1.5 * relative_error(one, exact)

@@ -48,15 +48,20 @@ CASES += [
     if family != "dit"
     for hybrid in ({}, {"ulysses": 2})
 ]
+CASES += [case("flux-dev", "flow", 3, 1, pipefusion=2, tp=2, **hybrid) for hybrid in ({}, {"ulysses": 2})]
 CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
 ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
 
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The cases of the tests selected, one torchrun a world size: the latents by case name."""
-    root = tmp_path_factory.mktemp("pipefusion")
+    """The cases of the tests selected: the latents by case name."""
     selected = [item.callspec.params["case"] for item in request.session.items if "case" in item.fixturenames]
+    return run_cases(selected, tmp_path_factory.mktemp("pipefusion"))
+
+
+def run_cases(selected: list[dict], root: Path) -> dict[str, torch.Tensor]:
+    """Cases, one torchrun a world size: the latents by case name."""
     folders = {name: family_of(name).save(root / name) for name in {case["family"] for case in selected}}
     results: dict[str, torch.Tensor] = {}
     for world in sorted({case["world"] for case in selected}):

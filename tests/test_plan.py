@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import diffusers
 import pytest
 
 from parallel_backend.errors import PlanError, UnknownModelError
-from parallel_backend.models import spec_for
+from parallel_backend.models import model_classes, spec_for
 from parallel_backend.plan import ParallelPlan
 
 
@@ -16,6 +17,25 @@ def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
         ParallelPlan(ulysses=7).check_model(heads=6)
 
 
+def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
+    with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
+        ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)
+    with pytest.raises(PlanError, match="ulysses=4 does not divide the 6 heads of a tp=4 rank; use 3 or 6, or ring=4"):
+        ParallelPlan(tp=4, ulysses=4).check_model(heads=24, tensor_parallel=True)
+    ParallelPlan(tp=4, ulysses=2).check_model(heads=24, tensor_parallel=True)
+
+
+def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() -> None:
+    with pytest.raises(PlanError, match="tp=2 needs a model.*use tp=1, and ring=2 or pipefusion=2"):
+        ParallelPlan(tp=2).check_model(heads=8, tensor_parallel=spec_for("SD3Transformer2DModel").tensor_parallel)
+
+
+@pytest.mark.parametrize("model_class", model_classes())
+def test_a_spec_says_whether_diffusers_has_a_tensor_parallel_plan(model_class: str) -> None:
+    shipped = getattr(getattr(diffusers, model_class), "_tp_plan", None) is not None
+    assert spec_for(model_class).tensor_parallel == shipped
+
+
 @pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
 def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
     with pytest.raises(PlanError, match="cfg="):
@@ -23,7 +43,7 @@ def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
 
 
 def test_an_axis_that_does_not_exist_is_named() -> None:
-    with pytest.raises(PlanError, match="'unknown'.*cfg, pipefusion, ring, ulysses"):
+    with pytest.raises(PlanError, match="'unknown'.*cfg, pipefusion, ring, ulysses, tp"):
         ParallelPlan.from_json({"unknown": 2})
 
 

@@ -1,7 +1,7 @@
 """Model families as data: one spec a diffusers class. Imports no diffusers; see README.md to add a family."""
 
 from . import cogvideox, cogview4, dit, flux, hunyuandit, pixart, sd3, wan
-from .spec import ModelSpec, SideInput, spec_for
+from .spec import ModelSpec, SideInput, model_classes, spec_for
 
 __all__ = [
     "ModelSpec",
@@ -11,6 +11,7 @@ __all__ = [
     "dit",
     "flux",
     "hunyuandit",
+    "model_classes",
     "pixart",
     "sd3",
     "spec_for",

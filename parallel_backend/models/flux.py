@@ -32,6 +32,7 @@ register(
         optional=("guidance",),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (2, 2)),
+        tensor_parallel=True,
         timestep_scale=1e-3,
         check=needs(guidance=lambda config: config["guidance_embeds"]),
         inputs=inputs,

@@ -56,6 +56,7 @@ class ModelSpec:
     skips: where the first half of the blocks feeds the second, last to first, the argument that takes it: with n
     blocks, block i gets what block n - 1 - i returned.
     shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
+    tensor_parallel: whether diffusers ships a `_tp_plan` for the class; here, so that a plan can be checked without it.
     timestep_scale: a diffusers scheduler's timestep times this is what the model's forward takes.
     prepare: installs what the family needs beyond this, once, on the loaded model.
     """
@@ -75,6 +76,7 @@ class ModelSpec:
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     skips: str | None = None
     shared: tuple[str, ...] = ()
+    tensor_parallel: bool = False
     timestep_scale: float = 1.0
     prepare: Callable[[torch.nn.Module], None] | None = None
 
@@ -113,11 +115,16 @@ def register(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
+def model_classes() -> list[str]:
+    """The diffusers classes that have a spec."""
+    return sorted(_SPECS)
+
+
 def spec_for(model_class: str) -> ModelSpec:
     """The spec of a diffusers class. Raises UnknownModelError where there is none."""
     if model_class not in _SPECS:
         raise UnknownModelError(
-            f"No spec for the transformer class {model_class}; supported are {', '.join(sorted(_SPECS))}. "
+            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}. "
             "parallel_backend/models/README.md says how to add one."
         )
     return _SPECS[model_class]
