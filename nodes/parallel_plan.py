@@ -18,7 +18,8 @@ class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         def degree(axis: str, tooltip: str) -> io.Int.Input:
-            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, tooltip=f"{tooltip} Used in manual mode.")
+            tooltip = f"{tooltip} Used in manual mode."
+            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, optional=True, tooltip=tooltip)
 
         return io.Schema(
             node_id="ParallelDiT_Plan",
