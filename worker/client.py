@@ -90,7 +90,7 @@ class WorkerGroup:
         with self.control_lock:
             control = self.channels.get("control")
             if control is None:
-                return {"state": "stopped"}
+                return {"state": "starting" if self.process else "stopped"}
             return self._ask(control)
 
     def _ask(self, control: socket.socket) -> dict[str, Any]:
