@@ -107,8 +107,9 @@ class ParallelTransformer:
             )
         if any(size % side or not size for size, side in zip(latents.shape[2:], patch, strict=True)):
             shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
+            names = "frames×height×width" if len(patch) == 3 else "height×width"
             raise RequestError(
-                f"The latent measures {shape}, and the model works on patches of {sides}; "
+                f"The latent measures {shape} ({names}), and the model works on patches of {sides}; "
                 "use sizes that are multiples of these, in latent pixels."
             )
         required = set(self.spec.conditions) - set(self.spec.optional)
