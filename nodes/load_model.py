@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 
@@ -16,7 +17,7 @@ from .families import family_for
 from .group import worker_group
 from .model_files import describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
-from .remote_model import remote_model
+from .remote_model import RemoteDiT, remote_model
 from .single_file import describe_file
 
 AUTO = "auto"
@@ -64,14 +65,16 @@ class LoadDiffusionModelParallel(io.ComfyNode):
             raise ValueError(why_not_listed(model_name))
         path = models[model_name]
         description, names = (describe_folder(path), None) if path.is_dir() else describe_file(path)
-        spec_for(description.model_class)
+        spec = spec_for(description.model_class)
         family = family_for(description.model_class)
-        plan = resolve_plan(plan, heads=description.config["num_attention_heads"])
+        plan = resolve_plan(plan, description.config["num_attention_heads"], spec.tensor_parallel)
         torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype)
         dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
         source = ModelSource(description.model_class, description.config, description.files, dtype, names)
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
-        return io.NodeOutput(remote_model(worker_group(), source, plan, family, family.build(description), torch_dtype))
+        model = family.build(description)
+        conditions = functools.partial(family.conditions, model)
+        return io.NodeOutput(remote_model(model, RemoteDiT(worker_group(), source, plan, conditions, torch_dtype)))
 
 
 def host_dtype(stored: torch.dtype) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from .group import device_count, device_type
 
 AUTO = "auto"
@@ -18,7 +18,8 @@ class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         def degree(axis: str, tooltip: str) -> io.Int.Input:
-            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, tooltip=f"{tooltip} Used in manual mode.")
+            tooltip = f"{tooltip} Used in manual mode."
+            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, optional=True, tooltip=tooltip)
 
         return io.Schema(
             node_id="ParallelDiT_Plan",
@@ -38,20 +39,32 @@ class ParallelPlanNode(io.ComfyNode):
                 degree("cfg", "Groups that share the batch: with 2, cond and uncond of guidance run side by side."),
                 degree("ring", "Ranks that share one image's tokens; keys and values travel round. Any degree works."),
                 degree("ulysses", "Ranks that share one image's tokens; must divide the model's attention heads."),
+                degree("tp", "Ranks that share the blocks' weights, for models that allow it; must divide the heads."),
+                io.Combo.Input(
+                    "attention",
+                    options=list(ATTENTION),
+                    default=AUTO,
+                    optional=True,
+                    tooltip="The kernel that computes self-attention. auto: the best that the device has. "
+                    "Used in manual mode.",
+                ),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
 
     @classmethod
-    def execute(cls, mode: str, **degrees: int) -> io.NodeOutput:
-        return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(degrees))
+    def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
+        return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(values))
 
 
-def resolve_plan(plan: ParallelPlan | None, heads: int) -> ParallelPlan:
-    """The plan to run on this machine, `None` being auto. Raises PlanError if the model or the machine forbids it."""
+def resolve_plan(plan: ParallelPlan | None, heads: int, tensor_parallel: bool) -> ParallelPlan:
+    """The plan to run on this machine, `None` being auto. tensor_parallel: whether the model allows tp.
+
+    Raises PlanError if the model or the machine forbids it.
+    """
     if plan is None:
         return ParallelPlan.auto(device_count(), heads)
-    plan.check_model(heads)
+    plan.check_model(heads, tensor_parallel)
     if device_type() == "cuda":
         plan.check_devices(device_count())
     return plan

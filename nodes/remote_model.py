@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import comfy.model_base
@@ -13,27 +14,23 @@ from comfy.patcher_extension import WrappersMP
 from ..parallel_backend.loading import ModelSource
 from ..parallel_backend.plan import ParallelPlan
 from ..worker.client import WorkerGroup
-from .families import HostFamily
+
+Conditions = Callable[[torch.Tensor | None, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 
 
 class RemoteDiT(torch.nn.Module):
     """Stands where ComfyUI has its diffusion model; holds no weights and sends each forward to the worker group."""
 
     def __init__(
-        self,
-        group: WorkerGroup,
-        source: ModelSource,
-        plan: ParallelPlan,
-        family: HostFamily,
-        model: comfy.model_base.BaseModel,
-        dtype: torch.dtype,
+        self, group: WorkerGroup, source: ModelSource, plan: ParallelPlan, conditions: Conditions, dtype: torch.dtype
     ) -> None:
+        """conditions: context and the other arguments of `forward` to the engine's conditions; it takes out of the
+        latter what it uses. dtype: what ComfyUI casts the latents to."""
         super().__init__()
         self.group = group
         self.source = source.to_json()
         self.plan = plan
-        self.family = family
-        self.conditions_of = lambda context, extra: family.conditions(model, context, extra)
+        self.conditions = conditions
         self.dtype = dtype
 
     def forward(
@@ -50,7 +47,7 @@ class RemoteDiT(torch.nn.Module):
         Raises ValueError for what the worker group cannot honour.
         """
         refuse_patches(control, transformer_options or {})
-        conditions = self.conditions_of(context, extra)
+        conditions = self.conditions(context, extra)
         if extra:
             raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
         check = comfy.model_management.throw_exception_if_processing_interrupted
@@ -111,18 +108,11 @@ def no_weights(asked: str) -> ValueError:
     )
 
 
-def remote_model(
-    group: WorkerGroup,
-    source: ModelSource,
-    plan: ParallelPlan,
-    family: HostFamily,
-    model: comfy.model_base.BaseModel,
-    dtype: torch.dtype,
-) -> RemoteModelPatcher:
-    """Puts a RemoteDiT into a weight-less BaseModel and wraps it as a MODEL."""
-    model.model_config.set_inference_dtype(dtype, None)
+def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) -> RemoteModelPatcher:
+    """A MODEL of a weight-less BaseModel and the RemoteDiT that does its work."""
+    model.model_config.set_inference_dtype(diffusion_model.dtype, None)
     model.manual_cast_dtype = None
-    model.diffusion_model = RemoteDiT(group, source, plan, family, model, dtype)
+    model.diffusion_model = diffusion_model
     # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
     model.memory_required = lambda *_args, **_kwargs: 0
     return RemoteModelPatcher(

@@ -46,7 +46,7 @@ class StaleCache:
 class ParallelAttention:
     """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention, back.
 
-    Tokens run in rank order and not in the model's; without a mask, attention does not mind.
+    Tokens run in rank order and not in the model's: attention does not mind, and a mask is put in that order.
     """
 
     def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend) -> None:
@@ -73,9 +73,9 @@ class ParallelAttention:
 
         owner: the attention module, for the cache.
         """
-        if attn_mask is not None or dropout_p or is_causal or enable_gqa:
+        if dropout_p or is_causal or enable_gqa:
             raise RequestError(
-                "Self-attention with a mask, dropout or grouped heads is not supported on shared tokens; "
+                "Self-attention with dropout, a causal mask or grouped heads is not supported on shared tokens; "
                 "use ulysses=1, ring=1, pipefusion=1 and attention=native."
             )
         degree, layout = self.ulysses.degree, self.layout
@@ -83,21 +83,47 @@ class ParallelAttention:
         by_rank = layout.lengths_by_rank(streams)
         lengths = [by_rank[rank] for rank in ranks]
         q_BhRD, k_BhCD, v_BhCD = self.scatter_heads(lengths, query, key, value)
+        every_segment = list(range(layout.patches))
+        columns = layout.running
         if self.cache is not None:
-            whole = len(layout.running) == layout.patches
+            columns = every_segment
+            whole = layout.running == every_segment
             places = layout.cache_places(streams, ranks)
             k_BhCD, v_BhCD = self.cache.refresh(owner, places, whole, k_BhCD, v_BhCD)
-            by_rank = layout.lengths_by_rank(streams, running=list(range(layout.patches)))
+            by_rank = layout.lengths_by_rank(streams, running=every_segment)
+        mask = None if attn_mask is None else self.local_mask(attn_mask, streams, ranks, columns, query.shape[1])
         if self.ring.degree > 1:
             by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
-            out_BhRD = ring_attention(
-                q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, self.backend.attend_with_lse, scale
-            )
+            attend_with_lse = self.backend.attend_with_lse
+            out_BhRD = ring_attention(q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, attend_with_lse, scale, mask)
         elif q_BhRD.shape[2]:
-            out_BhRD = self.backend.attend(q_BhRD, k_BhCD, v_BhCD, scale)
+            out_BhRD = self.backend.attend(q_BhRD, k_BhCD, v_BhCD, scale, mask)
         else:
             out_BhRD = q_BhRD
         return self.gather_heads(lengths, out_BhRD)
+
+    def local_mask(
+        self, mask: torch.Tensor, streams: tuple[str, ...], ranks: range, columns: list[int], heads: int
+    ) -> torch.Tensor:
+        """A mask over the whole streams joined (…, 1 or H, 1 or S, S), cut to this rank's heads and queries.
+
+        Its columns are the keys of every rank, of the segments in `columns`, in rank order. Raises RequestError for a
+        mask over anything else.
+        """
+        layout = self.layout
+        tokens = sum(sum(layout.segments[stream]) for stream in streams)
+        if mask.shape[-1] != tokens or mask.shape[-2] not in (1, tokens):
+            raise RequestError(
+                f"A self-attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens; "
+                "use ulysses=1, ring=1 and pipefusion=1."
+            )
+        every_rank = range(layout.axis.degree)
+        mask = mask.index_select(-1, layout.token_order(streams, every_rank, columns).to(mask.device))
+        if mask.shape[-2] != 1:
+            mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running).to(mask.device))
+        if mask.ndim > 2 and mask.shape[-3] == heads and heads > 1:
+            mask = mask.chunk(self.ulysses.degree, -3)[self.ulysses.index]
+        return mask
 
     def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Local tokens with all heads to the Ulysses group's tokens with a share of the heads: one all-to-all.

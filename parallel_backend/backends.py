@@ -6,6 +6,8 @@ Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -31,24 +33,40 @@ class Backend:
     lse_dims: tuple[int, int, int] | None = None
 
     def attend(
-        self, q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
+        self,
+        q_BhRD: torch.Tensor,
+        k_BhKD: torch.Tensor,
+        v_BhKD: torch.Tensor,
+        scale: float | None,
+        mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of all queries to all keys, BhRD."""
-        if self is NATIVE:
-            return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+        """Attention of all queries to all keys, BhRD. With a mask, torch's own kernel does it: the others take none."""
+        if self is NATIVE or mask is not None:
+            self._notice(mask)
+            return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
         return self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale).transpose(1, 2)
 
     def attend_with_lse(
-        self, q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
+        self,
+        q_BhRD: torch.Tensor,
+        k_BhKD: torch.Tensor,
+        v_BhKD: torch.Tensor,
+        scale: float | None,
+        mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention, BhRD, and the log-sum-exp of its scores, BhR in fp32."""
-        if self is NATIVE:
-            return attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale)
+        """Attention, BhRD, and the log-sum-exp of its scores, BhR in fp32. With a mask as `attend`."""
+        if self is NATIVE or mask is not None:
+            self._notice(mask)
+            return attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
         out_BRhD, lse = self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale, return_lse=True)
         lse_BhR = lse.permute(self.lse_dims)
         if lse_BhR.shape != q_BhRD.shape[:3]:
             raise RuntimeError(f"{self.kernel} returned a log-sum-exp of shape {tuple(lse.shape)}.")
         return out_BRhD.transpose(1, 2), lse_BhR
+
+    def _notice(self, mask: torch.Tensor | None) -> None:
+        if mask is not None and self is not NATIVE:
+            notice_native(self.name)
 
     def _dispatch(self, q_BhRD, k_BhKD, v_BhKD, scale: float | None, **options: bool):
         from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
@@ -74,6 +92,12 @@ class Backend:
         if ring > 1 and self.lse_dims is None:
             return f"returns no log-sum-exp, which ring={ring} needs"
         return None
+
+
+@functools.cache
+def notice_native(name: str) -> None:
+    """Says, once, that another kernel than the one asked for is at work."""
+    logging.warning("The attention backend %s takes no mask; native attention computes the masked calls.", name)
 
 
 NATIVE = Backend("native", "native")

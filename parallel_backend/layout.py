@@ -87,6 +87,20 @@ class TokenLayout:
         padded[:, start:stop] = whole
         return padded
 
+    def token_order(self, streams: tuple[str, ...], ranks: range, running: list[int]) -> torch.Tensor:
+        """Where the tokens of these ranks, of the segments given, stand in the whole streams joined; in rank order."""
+        starts = {}
+        for stream in streams:
+            starts[stream] = sum(sum(self.segments[before]) for before in starts)
+        pieces = []
+        for rank in ranks:
+            for stream in streams:
+                for index in running:
+                    sizes = shard_sizes(self.segments[stream][index], self.axis.degree)
+                    start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
+                    pieces.append(torch.arange(start, start + sizes[rank]))
+        return torch.cat(pieces)
+
     def cache_places(self, streams: tuple[str, ...], ranks: range) -> list[tuple[int, int]]:
         """Where the running segments' tokens lie among all segments' tokens of these ranks: (start, length), in order.
 

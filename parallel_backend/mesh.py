@@ -18,7 +18,7 @@ JOINT_AXES = {"batch": ("dp", "cfg"), "sequence": ("ring", "ulysses")}
 class Axis:
     """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it."""
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup | None  # none for an axis of one
     degree: int
     index: int
 
@@ -44,12 +44,16 @@ class Mesh:
 
 
 def build_mesh(plan: ParallelPlan, device: torch.device) -> Mesh:
-    """Builds every group of the plan. All ranks of the default process group call it together."""
-    degrees = plan.degrees()
+    """Builds the groups of the plan. All ranks of the default process group call it together.
+
+    Only axes that split something get a group: each costs threads and sockets on every rank.
+    """
+    degrees = {axis: degree for axis, degree in plan.degrees().items() if degree > 1} or {"dp": 1}
     device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
-    axes = {name: _axis(device_mesh[name]) for name in degrees}
+    axes = {name: _axis(device_mesh[name]) if name in degrees else Axis(None, 1, 0) for name in plan.degrees()}
     for name, parts in JOINT_AXES.items():
-        axes[name] = _axis(device_mesh[parts]._flatten(name))
+        split = tuple(part for part in parts if part in degrees)
+        axes[name] = _axis(device_mesh[split]._flatten(name)) if len(split) > 1 else axes[(split or parts)[0]]
     return Mesh(plan, device, axes, device_mesh)
 
 

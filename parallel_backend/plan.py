@@ -105,6 +105,14 @@ class ParallelPlan:
                 f"ulysses={self.ulysses} does not divide {of_heads}; use {nearest}, or ring={self.ulysses}."
             )
 
+    def check_step_mode(self) -> None:
+        """Raises PlanError if the plan cannot serve one forward at a time, as a stock sampler asks for them."""
+        if self.patch_count > 1:
+            raise PlanError(
+                f"The plan {self} has PipeFusion, which carries state from step to step and needs the whole sampler "
+                "call; a stock sampler sends one forward at a time: use ulysses, ring, tp, cfg or dp for it."
+            )
+
     def check_devices(self, devices: int) -> None:
         """Raises PlanError if there are fewer accelerators than ranks."""
         if self.world_size > devices:

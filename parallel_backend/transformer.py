@@ -8,7 +8,7 @@ from .attention import ParallelAttention, install_attention
 from .backends import NATIVE, choose_backend
 from .boundary import install_token_boundary
 from .collectives import collect, gather, shard
-from .errors import PlanError, RequestError
+from .errors import RequestError
 from .layout import TokenLayout
 from .loading import ModelSource, build_transformer, load_weights
 from .mesh import Mesh
@@ -66,11 +66,7 @@ class ParallelTransformer:
         conditions: the spec's, each batch first. Raises RequestError, on every rank alike, for input that the model
         cannot take.
         """
-        if self.link:
-            raise PlanError(
-                f"The plan {self.mesh.plan} has PipeFusion, which carries state from step to step and needs the whole "
-                "sampler call; a stock sampler sends one forward at a time: use ulysses, ring, cfg or dp for it."
-            )
+        self.mesh.plan.check_step_mode()
         self.check(latents, timestep_B, conditions)
         local = self.forward(latents, timestep_B, conditions)
         if self.mesh["sequence"].index or self.mesh["tp"].index:
@@ -114,8 +110,9 @@ class ParallelTransformer:
             )
         if any(size % side or not size for size, side in zip(latents.shape[2:], patch, strict=True)):
             shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
+            names = "frames×height×width" if len(patch) == 3 else "height×width"
             raise RequestError(
-                f"The latent measures {shape}, and the model works on patches of {sides}; "
+                f"The latent measures {shape} ({names}), and the model works on patches of {sides}; "
                 "use sizes that are multiples of these, in latent pixels."
             )
         required = set(self.spec.conditions) - set(self.spec.optional)

@@ -13,17 +13,17 @@ from scipy import ndimage
 
 NONE = "none"
 
-# The least intersection over union with the ideal shape: some 0.05 below what a clean drawing of about 40 pixels
-# keeps under slight blur and noise. Thin points fade first, so a star keeps less than a circle.
+# The least intersection over union with the ideal shape. A clean drawing of about 40 pixels keeps 0.93 or more (a star
+# 0.85, as thin points fade first); a person still tells a shape with a rough edge, and from here on not for sure.
 LEAST_OVERLAP = {
     "circle": 0.94,
-    "square": 0.92,
-    "triangle": 0.86,
-    "diamond": 0.9,
-    "star": 0.8,
-    "heart": 0.88,
-    "ring": 0.9,
-    "cross": 0.88,
+    "square": 0.86,
+    "triangle": 0.8,
+    "diamond": 0.84,
+    "star": 0.7,
+    "heart": 0.82,
+    "ring": 0.8,
+    "cross": 0.8,
 }
 
 # Degrees of hue. The gaps between the bands are meant: what falls there is no clear colour.
@@ -38,7 +38,7 @@ HUE_BANDS = {
 
 WORKING_SIDE = 256  # the longer side that a picture is enlarged to, so that edges are found between pixels
 TEMPLATE_SIDE = 96
-LEAST_LEAD = 0.12  # in overlap, of the best shape over the next: less is a blob between two shapes
+LEAST_LEAD = 0.08  # in overlap, of the best shape over the next: less is a blob between two shapes
 GREATEST_EDGE = 16  # pixels of the working size from ink to paper: a softer edge outlines nothing
 GREATEST_STRETCH = 1.18  # between the figure's width to height and the shape's own
 

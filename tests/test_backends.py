@@ -100,9 +100,9 @@ class CountingBackend(Backend):
     kernel: str = "_native_math"
     calls: list[torch.Size] = field(default_factory=list)
 
-    def attend(self, q_BhRD, k_BhKD, v_BhKD, scale):
+    def attend(self, q_BhRD, k_BhKD, v_BhKD, scale, mask=None):
         self.calls.append(q_BhRD.shape)
-        return super().attend(q_BhRD, k_BhKD, v_BhKD, scale)
+        return super().attend(q_BhRD, k_BhKD, v_BhKD, scale, mask)
 
 
 @pytest.mark.parametrize("family", ["dit", "sd3.5", "flux-dev", "wan-t2v"])

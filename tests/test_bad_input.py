@@ -138,7 +138,7 @@ def test_a_latent_of_the_wrong_channel_count(host: ComfyHost, models: Path) -> N
 
 def test_a_latent_that_is_no_multiple_of_the_patch(host: ComfyHost) -> None:
     message = refusal(host, Job("tiny-dit", width=136, height=128).prompt(), GOOD)
-    assert_says(message, "17×16", "2×2", "multiples of 2")
+    assert_says(message, "16×17 (height×width)", "2×2", "multiples of these")
 
 
 @pytest.mark.parametrize(

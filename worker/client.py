@@ -90,7 +90,7 @@ class WorkerGroup:
         with self.control_lock:
             control = self.channels.get("control")
             if control is None:
-                return {"state": "stopped"}
+                return {"state": "starting" if self.process else "stopped"}
             return self._ask(control)
 
     def _ask(self, control: socket.socket) -> dict[str, Any]:
@@ -136,6 +136,7 @@ class WorkerGroup:
             PARENT: str(os.getpid()),
             "PARALLELDIT_DEVICE": self.device,
             "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+            "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
             "HF_HUB_OFFLINE": "1",
         }
 

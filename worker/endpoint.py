@@ -18,6 +18,7 @@ CHANNELS = ("job", "control")
 MAX_UNIX_PATH = 100
 HELLO_SECONDS = 10
 HELLO_BYTES = 4096
+BUFFER_BYTES = 4 << 20  # a latent in one go, where the kernel allows it
 
 
 class Endpoint:
@@ -64,6 +65,7 @@ class Endpoint:
             connection.close()
             return False
         connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         self.channels[channel] = connection
         return len(self.channels) == len(CHANNELS)
 
@@ -82,5 +84,6 @@ def connect(channel: str) -> socket.socket:
     else:
         connection = socket.create_connection(("127.0.0.1", int(where)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     connection.sendall(encode({"channel": channel, "token": os.environ[TOKEN]}))
     return connection

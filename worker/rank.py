@@ -36,6 +36,8 @@ class FrameRelay:
 
     def share(self, frame: bytearray | None) -> bytearray:
         """Rank 0 gives the frame, the others None; all get the frame."""
+        if dist.get_world_size() == 1:
+            return frame
         length = torch.tensor([len(frame) if frame else 0])
         dist.broadcast(length, 0, group=self.group)
         frame = frame if frame is not None else bytearray(int(length))
