@@ -16,7 +16,7 @@ NONE = "none"
 # The least intersection over union with the ideal shape. A clean drawing of about 40 pixels keeps 0.93 or more (a star
 # 0.85, as thin points fade first); a person still tells a shape with a rough edge, and from here on not for sure.
 LEAST_OVERLAP = {
-    "circle": 0.94,
+    "circle": 0.95,
     "square": 0.86,
     "triangle": 0.8,
     "diamond": 0.84,
@@ -38,6 +38,7 @@ HUE_BANDS = {
 
 WORKING_SIDE = 256  # the longer side that a picture is enlarged to, so that edges are found between pixels
 TEMPLATE_SIDE = 96
+SPUR = 7  # pixels of the working size, under 2 of the picture's: what is thinner is a slip of the pen
 LEAST_LEAD = 0.08  # in overlap, of the best shape over the next: less is a blob between two shapes
 GREATEST_EDGE = 16  # pixels of the working size from ink to paper: a softer edge outlines nothing
 GREATEST_STRETCH = 1.18  # between the figure's width to height and the shape's own
@@ -125,6 +126,7 @@ def name_color(ink_NC: np.ndarray) -> str:
 
 def name_shape(figure_HW: np.ndarray) -> str:
     """The shape that the mask overlaps best once stretched to the same box, or "none" if that is not clear."""
+    figure_HW = ndimage.binary_opening(figure_HW, np.ones((SPUR, SPUR)))  # a stray hair does not make a shape wider
     rows, columns = np.flatnonzero(figure_HW.any(axis=1)), np.flatnonzero(figure_HW.any(axis=0))
     boxed_HW = figure_HW[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     height, width = boxed_HW.shape
