@@ -1,7 +1,7 @@
 """Seam 1, the token boundary: blocks see this rank's share of every token stream and per-token side input.
 
-Before the first local block the streams are cut, or come from the stage before; after the last local block the image
-stream is whole again for the model's head, or goes to the next stage.
+Before the first local block the streams are cut, or come from the stage before; after the last local block they go to
+the next stage, or the image stream comes together again: behind the head where that works token by token, else before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from .stages import StageLink
 
 
 def install_token_boundary(
-    blocks: list[torch.nn.Module], spec: ModelSpec, layout: TokenLayout, link: StageLink | None = None
+    model: torch.nn.Module,
+    blocks: list[torch.nn.Module],
+    spec: ModelSpec,
+    layout: TokenLayout,
+    link: StageLink | None = None,
 ) -> None:
     """Hooks the local blocks, in the order in which they run. link: to the stages before and after, if there are any.
 
@@ -36,6 +40,8 @@ def install_token_boundary(
         streams = output if isinstance(output, tuple) else (output,)
         if link and not link.is_last:
             link.send(dict(zip(spec.returned, streams, strict=True)))
+        if spec.head:
+            return output
         place = spec.returned.index(spec.streams[0])
         whole = layout.restore(streams[place])
         return (*streams[:place], whole, *streams[place + 1 :]) if isinstance(output, tuple) else whole
@@ -46,6 +52,8 @@ def install_token_boundary(
     if spec.side_inputs:
         _install_side_inputs(blocks, spec, layout)
     blocks[-1].register_forward_hook(leave)
+    if spec.head:
+        model.get_submodule(spec.head).register_forward_hook(lambda _head, _args, tokens: layout.restore(tokens))
 
 
 def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None]) -> None:

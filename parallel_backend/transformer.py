@@ -35,8 +35,6 @@ class ParallelTransformer:
         self.spec: ModelSpec = spec_for(type(model).__name__)
         plan = mesh.plan
         plan.check_model(model.config["num_attention_heads"], self.spec.tensor_parallel)
-        if self.spec.prepare:
-            self.spec.prepare(model)
         self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
         head_dim = model.config["attention_head_dim"]
         backend = choose_backend(plan.attention, mesh.device, model.dtype, head_dim, plan.ring)
@@ -45,11 +43,13 @@ class ParallelTransformer:
         self.link = StageLink(self.spec, mesh["pipefusion"], stage) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
-            install_token_boundary(stage.blocks, self.spec, self.layout, self.link)
+            install_token_boundary(model, stage.blocks, self.spec, self.layout, self.link)
             for block in stage.blocks:
                 for name, streams in self.spec.self_attention.items():
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
+        if self.spec.prepare:
+            self.spec.prepare(model)  # last, so that its hooks see whole streams
 
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh) -> ParallelTransformer:

@@ -10,6 +10,7 @@ register(
         self_attention={"attn1": ("encoder_hidden_states", "hidden_states")},
         side_inputs=(SideInput("image_rotary_emb", 0, ("hidden_states",)),),
         conditions=("encoder_hidden_states", "original_size", "target_size", "crop_coords"),
+        head="proj_out",
         widths={"encoder_hidden_states": "text_embed_dim"},
         inputs=lambda config, latents, timestep, conditions: {
             "hidden_states": latents,

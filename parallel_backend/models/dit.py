@@ -28,6 +28,7 @@ register(
         output=lambda config, square, latents: from_square(
             square[:, : config["in_channels"]], config["patch_size"], *latents.shape[-2:]
         ),
+        head="proj_out_2",
         check=check,
         shared=("transformer_blocks.0.norm1.emb",),
         prepare=lambda model: fill_square(model.proj_out_2),

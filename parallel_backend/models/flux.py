@@ -1,14 +1,12 @@
 """Flux.1 dev, with the guidance scale as a condition, and schnell (https://github.com/black-forest-labs/flux)."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 
-def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
+def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
     """Patches of 2×2 become tokens; text tokens are at (0, 0, 0), image tokens at (0, row, column). sigma: 0 to 1."""
     rows, columns = (torch.arange(size // 2, device=latents_BCHW.device) for size in latents_BCHW.shape[-2:])
     return {
@@ -30,6 +28,7 @@ register(
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
         conditions=("encoder_hidden_states", "pooled_projections", "guidance"),
         optional=("guidance",),
+        head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (2, 2)),
         tensor_parallel=True,

@@ -29,6 +29,7 @@ register(
         side_inputs=(SideInput("image_rotary_emb", 0, ("hidden_states",)),),
         conditions=(*TEXTS, *MASKS, *META),
         optional=META,
+        head="proj_out",
         widths=TEXTS,
         skips="skip",
         check=needs(**dict.fromkeys(META, lambda config: config["use_style_cond_and_image_meta_size"])),

@@ -25,6 +25,7 @@ register(
         self_attention={"attn1": ("hidden_states",)},
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
         inputs=inputs,
+        head="proj_out",
         widths={"encoder_hidden_states": "caption_channels"},
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],
     )

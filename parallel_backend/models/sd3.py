@@ -10,6 +10,7 @@ register(
         returned=("encoder_hidden_states", "hidden_states"),
         self_attention={"attn": ("hidden_states", "encoder_hidden_states"), "attn2": ("hidden_states",)},
         conditions=("encoder_hidden_states", "pooled_projections"),
+        head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         inputs=lambda config, latents, timestep, conditions: {
             "hidden_states": latents,

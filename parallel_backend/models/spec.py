@@ -53,6 +53,8 @@ class ModelSpec:
     (B, C, H, W), or (B, C, F, H, W) for video.
     output: (config, the model's sample, latents) to the prediction in the shape of the latents.
     check: raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
+    head: the last layer, if what lies between the blocks and it works token by token: then tokens come together behind
+    it, where they are narrow, and not before it.
     skips: where the first half of the blocks feeds the second, last to first, the argument that takes it: with n
     blocks, block i gets what block n - 1 - i returned.
     shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
@@ -74,6 +76,7 @@ class ModelSpec:
     widths: Mapping[str, str] = field(default_factory=dict)
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
+    head: str | None = None
     skips: str | None = None
     shared: tuple[str, ...] = ()
     tensor_parallel: bool = False
