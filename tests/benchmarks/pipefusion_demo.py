@@ -1,0 +1,136 @@
+"""What PipeFusion's stale keys and values do to pictures: the demo model's, read by the shape checker.
+
+python -m tests.benchmarks.pipefusion_demo [--model demo/shapes-dit]
+
+Two stages, four patches, 20 steps of FlowMatchEuler, guidance 3, every class once; one, two and four sync steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import diffusers
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import oracle
+from tests.families import FAMILIES
+from tests.shape_checker import judge
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODEL = REPOSITORY / "demo" / "shapes-dit"
+STAGES, PATCHES, STEPS, GUIDANCE = 2, 4, 20, 3.0
+SYNC_STEPS = (1, 2, 4, STEPS)
+LEAST_RIGHT = 0.95
+
+
+@dataclass(frozen=True)
+class Request:
+    """One picture of every class of a demo model: noise, and labels with and without what is asked for."""
+
+    folder: Path
+    names: list[str]
+    latents: torch.Tensor
+    asked: torch.Tensor
+    unasked: torch.Tensor
+
+    @classmethod
+    def of(cls, folder: Path) -> Request:
+        names = list(json.loads((folder / "model_index.json").read_text())["id2label"].values())
+        config = json.loads((folder / "transformer" / "config.json").read_text())
+        side = config["sample_size"]
+        noise = torch.randn(len(names), config["in_channels"], side, side, generator=torch.Generator().manual_seed(0))
+        return cls(folder, names, noise, torch.arange(len(names)), torch.full((len(names),), len(names)))
+
+    def parallel(self, plans: dict[str, dict[str, int]]) -> dict[str, torch.Tensor]:
+        """What the engine draws under each plan, in a real group."""
+        with tempfile.TemporaryDirectory(prefix="demo-") as root:
+            inputs, cases, out = (Path(root) / name for name in ("inputs", "cases", "out"))
+            save_file({"latents": self.latents, "asked": self.asked, "unasked": self.unasked}, inputs)
+            cases.write_text(json.dumps({"inputs": str(inputs), "steps": STEPS, "guidance": GUIDANCE, "plans": plans}))
+            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={STAGES}"]
+            ranks = ["-m", "tests.demo_ranks", str(self.folder), str(cases), str(out)]
+            run = subprocess.run(
+                [sys.executable, *launch, *ranks], cwd=REPOSITORY, capture_output=True, text=True, timeout=600
+            )
+            if run.returncode:
+                raise RuntimeError(run.stderr[-6000:])
+            drawn = load_file(out)
+            return {name: drawn[name] for name in plans}
+
+    def serial(self, patches: int = 1, sync_steps: int | None = None) -> torch.Tensor:
+        """What one process on plain diffusers draws: exactly, or by the oracle of PipeFusion."""
+        folder = self.folder / "transformer"
+        model = diffusers.DiTTransformer2DModel.from_pretrained(folder, dtype=torch.float32, low_cpu_mem_usage=False)
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(self.folder / "scheduler")
+        scheduler.set_timesteps(STEPS)
+        side = model.config.patch_size
+        anatomy = replace(oracle.ANATOMIES["dit"], patch=(side, side))
+        branches = [{"class_labels": self.asked}, {"class_labels": self.unasked}]
+        return oracle.sample(
+            model.eval(), anatomy, FAMILIES["dit"].reference, scheduler,
+            self.latents, *branches, GUIDANCE, patches, sync_steps,
+        )  # fmt: skip
+
+    def misses(self, images_BCHW: torch.Tensor) -> list[str]:
+        """What the checker does not find as asked."""
+        pixels_BHWC = pictures(images_BCHW).mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+        seen = [" ".join(judge(pixels)) for pixels in pixels_BHWC]
+        return [f"{asked}, seen as {saw}" for asked, saw in zip(self.names, seen, strict=True) if asked != saw]
+
+
+def pictures(images_BCHW: torch.Tensor) -> torch.Tensor:
+    return ((images_BCHW + 1) / 2).clamp(0, 1)
+
+
+def plan(sync_steps: int) -> dict[str, int]:
+    return {"pipefusion": STAGES, "patches": PATCHES, "sync_steps": sync_steps}
+
+
+def psnr(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Peak signal to noise of pictures in [0, 1], in dB, over all of them together."""
+    error = (pictures(got) - pictures(wanted)).double().square().mean().item()
+    return 10 * math.log10(1 / error) if error else math.inf
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).norm() / wanted.norm())
+
+
+def main() -> int:
+    """Prints the table; returns 1 where PipeFusion with one sync step draws too few pictures right."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipefusion_demo")
+    parser.add_argument("--model", type=Path, default=MODEL)
+    request = Request.of(parser.parse_args().model)
+    count = len(request.names)
+    exact = request.serial()
+    drawn = request.parallel({str(sync_steps): plan(sync_steps) for sync_steps in SYNC_STEPS})
+    print(f"{STAGES} stages, {PATCHES} patches, {STEPS} steps, guidance {GUIDANCE:g}, {count} pictures, fp32\n")
+    print("| sampling | right | PSNR to exact, dB | worst picture, dB | relative error to exact | to the oracle |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    misses = {"exact": request.misses(exact)}
+    print(f"| exact, one process | {1 - len(misses['exact']) / count:.1%} | | | | |")
+    for name, images in drawn.items():
+        sync_steps = int(name)
+        misses[name] = request.misses(images)
+        worst = min(psnr(*pair) for pair in zip(images, exact, strict=True))
+        to_oracle = relative_error(images, request.serial(PATCHES, sync_steps))
+        print(
+            f"| {name} sync steps | {1 - len(misses[name]) / count:.1%} | {psnr(images, exact):.1f} | {worst:.1f} "
+            f"| {relative_error(images, exact):.1e} | {to_oracle:.1e} |"
+        )
+    for name, missed in misses.items():
+        print(f"\nmissed, {name}: {'; '.join(missed) or 'none'}", end="")
+    print()
+    return int(len(misses["1"]) > (1 - LEAST_RIGHT) * count)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
