@@ -1,9 +1,10 @@
-"""The cost of the hop: KSampler's seconds a step through the host, less the workers' own seconds a step.
+"""The cost of the hop: KSampler's seconds a step, less the workers' own, less what the KSampler takes by itself.
 
 COMFYUI_PATH=… python -m tests.benchmarks.hop [--runs 5] [--steps 100]
 
 A one-layer DiT on patches of 16 makes the forward cheap and the latent large: 4×256×256 in fp32 is 1 MiB.
-What is left is the host's sampler arithmetic, two copies over the socket, and the hand-over to the ranks.
+What is left is the host's own sampler arithmetic, which a model that does nothing shows, and the hop itself: two copies
+over the socket and the hand-over to the ranks.
 """
 
 from __future__ import annotations
@@ -19,12 +20,47 @@ from pathlib import Path
 import diffusers
 import torch
 
-from demo.host import ComfyHost
+from demo.host import PACK_NAME, ComfyHost
 from tests.graphs import Job, status
 
 SIDE = 2048
 TARGET_MS = 3.0
 PLANS = {"1 rank": {"cfg": 1, "ulysses": 1}, "2 ranks (ulysses)": {"cfg": 1, "ulysses": 2}}
+
+
+NODE_PACK = "hop_baseline"
+NODE_PACK_SOURCE = '''"""Benchmark-only: the MODEL with a diffusion model that does nothing, in ComfyUI itself."""
+
+import copy
+
+import torch
+
+
+class Nothing(torch.nn.Module):
+    dtype = torch.float32
+
+    def forward(self, x, timesteps, **_options):
+        return torch.zeros_like(x)
+
+
+class DoNothing:
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "replace"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    def replace(self, model):
+        patcher = model.clone()
+        patcher.model = copy.copy(model.model)
+        patcher.model._modules = {**model.model._modules, "diffusion_model": Nothing()}
+        return (patcher,)
+
+
+NODE_CLASS_MAPPINGS = {"Benchmark_DoNothing": DoNothing}
+'''
 
 
 def save_model(folder: Path) -> None:
@@ -42,21 +78,28 @@ def save_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def measure(host: ComfyHost, job: Job) -> tuple[float, float]:
-    """Seconds a step, of the KSampler and of the workers, in one run of `job`."""
+def seconds_a_step(host: ComfyHost, prompt: dict, steps: int) -> float:
+    """The KSampler's, in one run."""
     marks: dict[int, float] = {}
 
     def mark(event: dict) -> None:
         if event["type"] == "progress":
             marks[event["data"]["value"]] = time.perf_counter()
 
+    host.run(prompt, on_event=mark)
+    # The host sends the first and the last step's progress at once, and drops some between.
+    return (marks[steps] - marks[1]) / (steps - 1)
+
+
+def measure(host: ComfyHost, job: Job) -> tuple[float, float, float]:
+    """Seconds a step: the KSampler's, the workers' own, and the KSampler's with a model that does nothing."""
     before = status(host)
-    host.run(job.prompt(), on_event=mark)
+    step = seconds_a_step(host, job.prompt(), job.steps)
     after = status(host)
     forwards = after["counts"]["forward"] - before["counts"]["forward"]
     worker = (after["seconds"]["forward"] - before["seconds"]["forward"]) / forwards
-    # The host sends the first and the last step's progress at once, and drops some between.
-    return (marks[job.steps] - marks[1]) / (job.steps - 1), worker
+    nothing = job.prompt(lambda graph, model: graph.add("Benchmark_DoNothing", model=model))
+    return step, worker, seconds_a_step(host, nothing, job.steps)
 
 
 def main() -> int:
@@ -71,18 +114,21 @@ def main() -> int:
     worst = 0.0
     with tempfile.TemporaryDirectory(prefix="hop-") as base:
         save_model(Path(base) / "models" / "diffusers" / "hop")
-        with ComfyHost(Path(comfyui), Path(base)) as host:
-            print(f"4×{SIDE // 8}×{SIDE // 8} fp32 latent (1 MiB), medians of {arguments.runs} runs")
-            print(f"{'':20}{'KSampler':>12}{'workers':>12}{'hop':>12}   ms a step")
+        pack = Path(base) / "custom_nodes" / NODE_PACK
+        pack.mkdir(parents=True)
+        (pack / "__init__.py").write_text(NODE_PACK_SOURCE)
+        arguments_of_host = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
+        with ComfyHost(Path(comfyui), Path(base), extra_args=arguments_of_host) as host:
+            print(f"4×{SIDE // 8}×{SIDE // 8} fp32 latent (1 MiB), medians of {arguments.runs} runs, ms a step")
+            print(f"{'':20}{'KSampler':>12}{'- workers':>12}{'- host':>12}{'= hop':>12}")
             for name, plan in PLANS.items():
                 job = Job("hop", width=SIDE, height=SIDE, plan=plan, steps=arguments.steps, cfg=1.0)
                 host.run(Job("hop", width=SIDE, height=SIDE, plan=plan, steps=10, cfg=1.0).prompt())
                 runs = [measure(host, job) for _ in range(arguments.runs)]
-                step = statistics.median(step for step, _ in runs) * 1e3
-                worker = statistics.median(worker for _, worker in runs) * 1e3
-                hop = statistics.median(step - worker for step, worker in runs) * 1e3
+                figures = [statistics.median(figure) * 1e3 for figure in zip(*runs, strict=True)]
+                hop = statistics.median(step - worker - nothing for step, worker, nothing in runs) * 1e3
                 worst = max(worst, hop)
-                print(f"{name:20}{step:12.2f}{worker:12.2f}{hop:12.2f}", flush=True)
+                print(f"{name:20}" + "".join(f"{figure:12.2f}" for figure in [*figures, hop]), flush=True)
     print(f"target: at most {TARGET_MS:g} ms; {'met' if worst <= TARGET_MS else 'missed'}")
     return int(worst > TARGET_MS)
 
