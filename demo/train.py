@@ -1,6 +1,6 @@
 """Trains the demo model: a small class-conditional DiT that draws coloured shapes, 64×64, in pixel space.
 
-    .venv/bin/python demo/train.py                # about an hour on 2 cores, writes demo/shapes-dit
+    .venv/bin/python demo/train.py                # 90 minutes on 2 shared cores, writes demo/shapes-dit
 
 The data is drawn here, from signed distance functions; nothing is downloaded. Rectified flow
 (https://arxiv.org/abs/2209.03003): x_t = (1 - sigma) x0 + sigma noise, and the model predicts

@@ -127,9 +127,9 @@ def main() -> int:
                 runs = [measure(host, job) for _ in range(arguments.runs)]
                 figures = [statistics.median(figure) * 1e3 for figure in zip(*runs, strict=True)]
                 hop = statistics.median(step - worker - nothing for step, worker, nothing in runs) * 1e3
-                worst = max(worst, hop)
+                worst = max(worst, figures[0] - figures[1])
                 print(f"{name:20}" + "".join(f"{figure:12.2f}" for figure in [*figures, hop]), flush=True)
-    print(f"target: at most {TARGET_MS:g} ms; {'met' if worst <= TARGET_MS else 'missed'}")
+    print(f"target for KSampler less workers: at most {TARGET_MS:g} ms; {'met' if worst <= TARGET_MS else 'missed'}")
     return int(worst > TARGET_MS)
 
 
