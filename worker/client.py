@@ -19,7 +19,8 @@ from .conditions import SentConditions
 from .endpoint import Endpoint
 from .lifetime import PARENT
 from .process import WorkerProcess
-from .protocol import ConnectionClosed, Header, Tensors, decode, encode, receive_frame
+from .protocol import ConnectionClosed, Header, decode, receive_frame, send_frame
+from .tensors import Tensors
 
 START_SECONDS = 300
 POLL_SECONDS = 0.05
@@ -95,7 +96,7 @@ class WorkerGroup:
 
     def _ask(self, control: socket.socket) -> dict[str, Any]:
         try:
-            control.sendall(encode({"op": "status"}))
+            send_frame(control, {"op": "status"})
             return decode(receive_frame(control))[0]
         except (ConnectionClosed, ConnectionError) as error:
             raise WorkerGroupError("The worker group has died.") from error
@@ -146,7 +147,7 @@ class WorkerGroup:
         self.last_id += 1
         job = self.channels["job"]
         try:
-            job.sendall(encode({**header, "id": self.last_id}, tensors))
+            send_frame(job, {**header, "id": self.last_id}, tensors)
             while True:
                 while not select.select([job], [], [], POLL_SECONDS)[0]:
                     check()

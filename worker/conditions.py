@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .protocol import Tensors
+from .tensors import Tensors
 
 MAX_HELD = 64
 

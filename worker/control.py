@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .protocol import ConnectionClosed, decode, encode, receive_frame
+from .protocol import ConnectionClosed, decode, receive_frame, send_frame
 
 LINGER_SECONDS = 5
 
@@ -25,7 +25,7 @@ class ControlServer(threading.Thread):
         try:
             while True:
                 decode(receive_frame(self.connection))
-                self.connection.sendall(encode(self.status()))
+                send_frame(self.connection, self.status())
         except (ConnectionClosed, ConnectionError):
             # An idle group stops by itself, having seen the job channel close; one in mid-collective has to be ended.
             threading.Timer(LINGER_SECONDS, os._exit, [1]).start()

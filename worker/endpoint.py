@@ -10,7 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from .protocol import ProtocolError, decode, encode, receive_frame
+from .protocol import ProtocolError, decode, receive_frame, send_frame
 
 ADDRESS = "PARALLELDIT_ADDRESS"
 TOKEN = "PARALLELDIT_TOKEN"
@@ -85,5 +85,5 @@ def connect(channel: str) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", int(where)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-    connection.sendall(encode({"channel": channel, "token": os.environ[TOKEN]}))
+    send_frame(connection, {"channel": channel, "token": os.environ[TOKEN]})
     return connection

@@ -18,7 +18,8 @@ from parallel_backend.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 
-from .protocol import Header, Tensors
+from .protocol import Header
+from .tensors import Tensors
 
 Result = TypeVar("Result")
 
@@ -94,7 +95,7 @@ class Operations:
         for key in header["drop"]:
             self.conditions.pop(key, None)
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
-        self.conditions.update(tensors)
+        self.conditions.update({key: tensor.clone() for key, tensor in tensors.items()})  # they outlive the frame
         conditions = {name: self.conditions[key] for name, key in header["conditions"].items()}
         prediction = self.transformer(latents, timestep_B, conditions)
         return None if prediction is None else {"prediction": prediction.cpu()}

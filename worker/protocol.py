@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from .tensors import ALIGNMENT, Buffer, Tensors, from_buffer, to_buffers
 
 MAGIC = b"PDiT"
 VERSION = 1
@@ -24,7 +22,6 @@ MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30
 
 Header = dict[str, Any]
-Tensors = dict[str, torch.Tensor]
 
 
 class ProtocolError(RuntimeError):
@@ -35,16 +32,21 @@ class ConnectionClosed(ConnectionError):
     """The other side has gone."""
 
 
-def encode(header: Header, tensors: Tensors | None = None) -> bytes:
-    """One frame as bytes. Tensors may lie on any device; they arrive on the CPU, contiguous."""
-    payload = b""
-    if tensors:
-        payload = save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
+    """One frame, in pieces. Tensors may lie on any device; they arrive on the CPU, contiguous."""
+    payload = to_buffers(tensors) if tensors else []
     text = json.dumps(header).encode()
-    return PREFIX.pack(MAGIC, VERSION, len(text), len(payload)) + text + payload
+    text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
+    return [PREFIX.pack(MAGIC, VERSION, len(text), sum(map(len, payload))) + text, *payload]
 
 
-def read_prefix(prefix: bytes) -> tuple[int, int]:
+def send_frame(connection: socket.socket, header: Header, tensors: Tensors | None = None) -> None:
+    """Sends one frame, blocking. Raises ConnectionError when the other side has gone."""
+    for piece in encode(header, tensors):
+        connection.sendall(piece)
+
+
+def read_prefix(prefix: Buffer) -> tuple[int, int]:
     """Header and payload length. Raises ProtocolError for a foreign, newer, or oversized frame."""
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
     if magic != MAGIC:
@@ -58,43 +60,49 @@ def read_prefix(prefix: bytes) -> tuple[int, int]:
     return header_length, payload_length
 
 
-def decode(frame: bytes | bytearray) -> tuple[Header, Tensors]:
-    """Header and tensors of a whole frame. Raises ProtocolError if it is malformed."""
-    header_length, payload_length = read_prefix(bytes(frame[: PREFIX.size]))
-    body = memoryview(frame)[PREFIX.size :]
+def decode(frame: Buffer) -> tuple[Header, Tensors]:
+    """Header and tensors of a whole frame; the tensors are views of its memory. Raises ProtocolError if malformed."""
+    view = memoryview(frame)
+    header_length, payload_length = read_prefix(view[: PREFIX.size])
+    body = view[PREFIX.size :]
     if len(body) != header_length + payload_length:
         raise ProtocolError(f"A frame of {len(body)} bytes announces {header_length + payload_length}.")
     try:
         header = json.loads(bytes(body[:header_length]))
-        tensors = load_tensors(bytes(body[header_length:])) if payload_length else {}
-    except (ValueError, SafetensorError) as error:
+        tensors = from_buffer(body[header_length:]) if payload_length else {}
+    except ValueError as error:
         raise ProtocolError(f"A malformed frame: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("A malformed frame: its header is no JSON object.")
     return header, tensors
 
 
-def receive_frame(connection: socket.socket, max_length: int = MAX_HEADER + MAX_PAYLOAD) -> bytearray:
-    """Reads one frame, blocking.
+def receive_frame(
+    connection: socket.socket,
+    max_length: int = MAX_HEADER + MAX_PAYLOAD,
+    allocate: Callable[[int], Buffer] = bytearray,
+) -> Buffer:
+    """Reads one frame, blocking, into memory from `allocate`.
 
     Raises ConnectionClosed when the other side has gone and ProtocolError for a frame that must not be read.
     """
-    prefix = _receive_exactly(connection, PREFIX.size)
-    length = sum(read_prefix(bytes(prefix)))
+    prefix = bytearray(PREFIX.size)
+    _receive_into(connection, memoryview(prefix))
+    length = sum(read_prefix(prefix))
     if length > max_length:
         raise ProtocolError(f"A frame of {length} bytes is over the cap of {max_length}.")
-    return prefix + _receive_exactly(connection, length)
+    frame = allocate(PREFIX.size + length)
+    frame[: PREFIX.size] = prefix
+    _receive_into(connection, memoryview(frame)[PREFIX.size :])
+    return frame
 
 
-def _receive_exactly(connection: socket.socket, length: int) -> bytearray:
-    buffer = bytearray(length)
-    view, received = memoryview(buffer), 0
-    while received < length:
+def _receive_into(connection: socket.socket, view: memoryview) -> None:
+    while view:
         try:
-            count = connection.recv_into(view[received:])
+            count = connection.recv_into(view)
         except ConnectionError as error:
             raise ConnectionClosed("The connection broke.") from error
         if not count:
             raise ConnectionClosed("The other side closed the connection.")
-        received += count
-    return buffer
+        view = view[count:]

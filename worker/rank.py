@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -22,27 +21,10 @@ from .control import ControlServer
 from .endpoint import connect
 from .lifetime import die_with_parent
 from .operations import Operations
-from .protocol import ConnectionClosed, decode, encode, receive_frame
+from .protocol import decode, send_frame
+from .relay import FrameRelay
 
 DEVICE = "PARALLELDIT_DEVICE"
-FOREVER = timedelta(days=3650)
-
-
-class FrameRelay:
-    """Hands rank 0's frames to every rank, over a group of its own that may idle for as long as it likes."""
-
-    def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=FOREVER)
-
-    def share(self, frame: bytearray | None) -> bytearray:
-        """Rank 0 gives the frame, the others None; all get the frame."""
-        if dist.get_world_size() == 1:
-            return frame
-        length = torch.tensor([len(frame) if frame else 0])
-        dist.broadcast(length, 0, group=self.group)
-        frame = frame if frame is not None else bytearray(int(length))
-        dist.broadcast(torch.frombuffer(frame, dtype=torch.uint8), 0, group=self.group)
-        return frame
 
 
 def start_distributed() -> torch.device:
@@ -59,13 +41,7 @@ def start_distributed() -> torch.device:
 def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) -> None:
     """Executes requests until ComfyUI closes the job channel; `job` is None on ranks other than 0."""
     while True:
-        frame = None
-        if job:
-            try:
-                frame = receive_frame(job)
-            except ConnectionClosed:
-                frame = bytearray(encode({"op": "stop"}))
-        header, tensors = decode(relay.share(frame))
+        header, tensors = decode(relay.receive(job))
         if header["op"] == "stop":
             return
         try:
@@ -73,7 +49,7 @@ def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) 
         except RequestError as error:
             reply, results = {"error": str(error)}, None
         if job:
-            job.sendall(encode({"id": header["id"], **reply}, results))
+            send_frame(job, {"id": header["id"], **reply}, results)
 
 
 @record
