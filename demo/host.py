@@ -211,7 +211,8 @@ class ComfyHost:
             ) from error
 
     def _start(self, command: list[str], output: IO[bytes]) -> subprocess.Popen:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # Where worker ranks run on the CPU, threads that spin while they wait would take the cores from them.
+        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
         if not self.comfyui.is_relative_to(REPOSITORY):
             env["PYTHONDONTWRITEBYTECODE"] = "1"  # an existing ComfyUI is used as it is
         env.update(self._env)
