@@ -16,6 +16,7 @@ import torch
 from .attention import StaleCache
 from .collectives import shard_sizes
 from .errors import RequestError
+from .stages import Message
 from .transformer import Conditions, ParallelTransformer
 
 
@@ -87,11 +88,34 @@ class _Run:
         transformer.check(*self.model_arguments(0))
         if self.plan.patch_count > 1:
             transformer.attention.cache = StaleCache()
-        if self.link and not self.is_first:
-            sync_steps = min(self.plan.sync_steps, self.steps)
-            patches = range(self.plan.patch_count)
-            whole = [list(patches)] * (sync_steps if self.plan.patch_count > 1 else self.steps)
-            self.link.expect(whole + [[patch] for _ in range(self.steps - len(whole)) for patch in patches])
+        if self.link:
+            self.link.expect(self.messages())
+
+    def messages(self) -> list[Message]:
+        """What this stage gets from the one before: tokens of every forward, or the latents after it."""
+        patches = list(range(self.plan.patch_count))
+        whole = self.steps if self.plan.patch_count == 1 else min(self.plan.sync_steps, self.steps)
+        forwards = [(step, patches) for step in range(whole)]
+        forwards += [(step, [patch]) for step in range(whole, self.steps) for patch in patches]
+        if not self.is_first:
+            return forwards
+        # The first step's latents are here. The first patch-wise step's come as a whole, from the last whole one.
+        return [(step, patches) for step in range(1, min(whole + 1, self.steps))] + [
+            (step, [patch]) for step in range(whole + 1, self.steps) for patch in patches
+        ]
+
+    def receive_latents(self, segments: list[int]) -> None:
+        """On the first stage, takes the segments' latents for the next forward from the last stage."""
+        if len(segments) == self.plan.patch_count:
+            self.inputs = self.link.receive_latents(segments, self.empty_latents)
+        else:
+            self.inputs[..., self.regions[segments[0]]] = self.link.receive_latents(segments, self.empty_latents)
+
+    def empty_latents(self, segments: list[int]) -> torch.Tensor:
+        """Of the whole image, (B, C, …), or of one patch's pixels, (B, C, pixels)."""
+        if len(segments) == self.plan.patch_count:
+            return torch.empty_like(self.inputs)
+        return self.inputs.new_empty(*self.inputs.shape[:2], int(self.regions[segments[0]].sum()))
 
     def timestep(self, step: int) -> torch.Tensor:
         return self.schedulers[0].timesteps[step]
@@ -114,7 +138,7 @@ class _Run:
     def whole_step(self, step: int) -> None:
         """A step over the whole image, by every stage in turn."""
         if self.link and self.is_first and step:
-            self.link.receive_latents(self.inputs)
+            self.receive_latents(list(range(self.plan.patch_count)))
         prediction = self.predict(step, list(range(self.plan.patch_count)))
         if prediction is None:
             return
@@ -131,13 +155,10 @@ class _Run:
     def patch_step(self, step: int, patch: int, first: bool) -> None:
         """A step of one patch. first: the step that follows the whole ones, whose input came over as a whole."""
         region, scheduler = self.regions[patch], self.schedulers[patch]
-        if self.link and self.is_first:
-            if first and patch == 0:
-                self.link.receive_latents(self.inputs)
-            elif not first:
-                arriving = self.inputs[..., region].contiguous()
-                self.link.receive_latents(arriving)
-                self.inputs[..., region] = arriving
+        if self.link and self.is_first and not first:
+            self.receive_latents([patch])
+        elif self.link and self.is_first and patch == 0:
+            self.receive_latents(list(range(self.plan.patch_count)))
         prediction = self.predict(step, [patch])
         if prediction is None:
             return
@@ -156,6 +177,7 @@ class _Run:
     def release(self) -> None:
         """Drops the request's state; the next request finds none of it."""
         self.transformer.attention.cache = None
+        self.transformer.forget()
         self.layout.running = list(range(self.plan.patch_count))
 
 

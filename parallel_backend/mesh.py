@@ -32,21 +32,32 @@ class Mesh:
     """A plan laid over the ranks of the default process group, and the device that this rank computes on.
 
     axes: those of the plan, and the joint ones, whose index counts row by row. device_mesh: torch's own.
+    link_in, link_out: from the stage before and to the next, round from the last to the first; None without stages.
     """
 
     plan: ParallelPlan
     device: torch.device
     axes: dict[str, Axis]
     device_mesh: DeviceMesh
+    link_in: dist.ProcessGroup | None = None
+    link_out: dist.ProcessGroup | None = None
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
 
+    def close(self) -> None:
+        """Gives up the groups. All ranks call it together, with nothing in flight; the mesh is not usable after it."""
+        groups = {axis.group for axis in self.axes.values()} | {self.link_in, self.link_out}
+        for group in groups - {None, dist.group.WORLD}:
+            dist.destroy_process_group(group)
 
-def build_mesh(plan: ParallelPlan, device: torch.device) -> Mesh:
+
+def build_mesh(plan: ParallelPlan, device: torch.device, link_groups: bool | None = None) -> Mesh:
     """Builds the groups of the plan. All ranks of the default process group call it together.
 
     Only axes that split something get a group: each costs threads and sockets on every rank.
+    link_groups: whether each link between stages has a group of its own. NCCL needs it, whose messages of one group
+    wait for one another: a receive posted ahead would hold up the send that it depends on. By default, on GPUs.
     """
     degrees = {axis: degree for axis, degree in plan.degrees().items() if degree > 1} or {"dp": 1}
     device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=tuple(degrees))
@@ -54,8 +65,27 @@ def build_mesh(plan: ParallelPlan, device: torch.device) -> Mesh:
     for name, parts in JOINT_AXES.items():
         split = tuple(part for part in parts if part in degrees)
         axes[name] = _axis(device_mesh[split]._flatten(name)) if len(split) > 1 else axes[(split or parts)[0]]
-    return Mesh(plan, device, axes, device_mesh)
+    stages = axes["pipefusion"]
+    link_in = link_out = stages.group
+    if stages.degree > 1 and (device.type != "cpu" if link_groups is None else link_groups):
+        link_in, link_out = _links(device_mesh)
+    return Mesh(plan, device, axes, device_mesh, link_in, link_out)
 
 
 def _axis(device_mesh: DeviceMesh) -> Axis:
     return Axis(device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank())
+
+
+def _links(device_mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """This rank's link from the stage before and to the next. Every rank makes every pipeline's links."""
+    ranks = device_mesh.mesh.movedim(device_mesh.mesh_dim_names.index("pipefusion"), -1)
+    own: dict[str, dist.ProcessGroup] = {}
+    for pipeline in ranks.reshape(-1, ranks.shape[-1]).tolist():
+        for stage, sender in enumerate(pipeline):
+            receiver = pipeline[(stage + 1) % len(pipeline)]
+            group = dist.new_group([sender, receiver])
+            if dist.get_rank() == sender:
+                own["out"] = group
+            if dist.get_rank() == receiver:
+                own["in"] = group
+    return own["in"], own["out"]

@@ -7,6 +7,7 @@ embeddings on every stage, the local blocks, and the head on the last stage only
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,10 @@ import torch.distributed as dist
 from .collectives import shard_sizes
 from .errors import PlanError
 from .layout import TOKEN_DIM, TokenLayout
-from .mesh import Axis
+from .mesh import Axis, Mesh
 from .models.spec import ModelSpec
+
+Message = tuple[int, list[int]]  # step, segments
 
 
 class StageExit(Exception):
@@ -96,6 +99,39 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
     return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources)
 
 
+class Inbox:
+    """Messages from one rank whose order is known beforehand: each receive is posted while the message before is used.
+
+    A message is told by its step and the segments that it carries.
+    """
+
+    def __init__(self, source: int, group: dist.ProcessGroup) -> None:
+        self.source = source
+        self.group = group
+        self.coming: list[Message] = []
+        self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
+
+    def take(self, segments: list[int], allocate: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+        """The next message, which must be of these segments. allocate: segments to an empty tensor for them."""
+        if self.posted is None:
+            self._post(allocate)
+        (_, announced), work, tensor = self.posted
+        if announced != segments:
+            raise RuntimeError(f"Segments {segments} run where {announced} were announced.")
+        self.posted = None
+        if work is not None:
+            work.wait()
+        if self.coming:
+            self._post(allocate)
+        return tensor
+
+    def _post(self, allocate: Callable[[list[int]], torch.Tensor]) -> None:
+        message = self.coming.pop(0)
+        tensor = allocate(message[1])
+        work = dist.irecv(tensor, self.source, group=self.group) if tensor.numel() else None
+        self.posted = (message, work, tensor)
+
+
 class StageLink:
     """This stage's connections: tokens to the next stage and from the one before, latents from the last to the first.
 
@@ -103,53 +139,53 @@ class StageLink:
     never delivers a send whose handle was dropped.
     """
 
-    def __init__(self, spec: ModelSpec, axis: Axis, stage: Stage) -> None:
+    def __init__(self, spec: ModelSpec, mesh: Mesh, stage: Stage) -> None:
+        axis = mesh["pipefusion"]
         self.spec = spec
-        self.axis = axis
         self.stage = stage
         self.skips: dict[int, torch.Tensor] = {}
         self.is_first = axis.index == 0
         self.is_last = axis.index == axis.degree - 1
+        self.next = axis.global_rank((axis.index + 1) % axis.degree)
+        self.outgoing = mesh.link_out
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self.coming: list[list[int]] = []
-        self.posted: tuple[list[int], dist.Work, torch.Tensor] | None = None
+        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in)
 
-    def expect(self, coming: list[list[int]]) -> None:
-        """Announces the running segments of the forwards to come, so that each receive is posted one ahead."""
-        self.coming = list(coming)
+    def expect(self, coming: list[Message]) -> None:
+        """Announces what comes from the stage before: tokens, or on the first stage latents from the last."""
+        self.inbox.coming = list(coming)
+
+    def expect_no_more_than(self, step: int) -> None:
+        """Takes back what was announced for later steps, of which nothing has come yet."""
+        self.inbox.coming = [message for message in self.inbox.coming if message[0] <= step]
 
     def send(self, streams: dict[str, torch.Tensor]) -> None:
         """Sends the local tokens to the next stage, as one message. Raises StageExit."""
         skips = [self.skips[made] for made in self.stage.outgoing]
         tokens = torch.cat([streams[name] for name in self.spec.streams] + skips, TOKEN_DIM)
         if tokens.numel():
-            self._send(tokens, self.axis.index + 1)
+            self._send(tokens)
         raise StageExit
 
     def receive(self, layout: TokenLayout, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """The streams' local tokens of the running segments, from the stage before. like: dtype, width and batch."""
-        if self.posted is None:
-            self._post(layout, like)
-        running, work, tokens = self.posted
-        if running != layout.running:
-            raise RuntimeError(f"Segments {layout.running} run where {running} were announced.")
-        self.posted = None
-        if work is not None:
-            work.wait()
-        if self.coming:
-            self._post(layout, like)
+
+        def allocate(running: list[int]) -> torch.Tensor:
+            return like.new_empty(len(like), sum(self._lengths(layout, running)), like.shape[-1])
+
+        tokens = self.inbox.take(layout.running, allocate)
         names = [*self.spec.streams, *self.stage.incoming]
-        parts = dict(zip(names, tokens.split(self._lengths(layout, running), TOKEN_DIM), strict=True))
+        parts = dict(zip(names, tokens.split(self._lengths(layout, layout.running), TOKEN_DIM), strict=True))
         self.skips = {made: parts.pop(made) for made in self.stage.incoming}
         return parts
 
     def send_latents(self, values: torch.Tensor) -> None:
         """Sends updated latents from the last stage to the first."""
-        self._send(values, 0)
+        self._send(values)
 
-    def receive_latents(self, values: torch.Tensor) -> None:
-        """Receives latents from the last stage into `values`."""
-        dist.recv(values, self.axis.global_rank(self.axis.degree - 1), group=self.axis.group)
+    def receive_latents(self, segments: list[int], allocate: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
+        """The latents of these segments, on the first stage, from the last. allocate: see `Inbox.take`."""
+        return self.inbox.take(segments, allocate)
 
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
@@ -157,19 +193,12 @@ class StageLink:
             work.wait()
         self.in_flight.clear()
 
-    def _post(self, layout: TokenLayout, like: torch.Tensor) -> None:
-        running = self.coming.pop(0)
-        tokens = like.new_empty(len(like), sum(self._lengths(layout, running)), like.shape[-1])
-        source = self.axis.global_rank(self.axis.index - 1)
-        work = dist.irecv(tokens, source, group=self.axis.group) if tokens.numel() else None
-        self.posted = (running, work, tokens)
-
     def _lengths(self, layout: TokenLayout, running: list[int]) -> list[int]:
         """Local tokens in a message from the stage before: the streams, then the skips, which are of the image."""
         streams = [*self.spec.streams, *[self.spec.streams[0]] * len(self.stage.incoming)]
         return [layout.local_length(stream, layout.axis.index, running) for stream in streams]
 
-    def _send(self, tensor: torch.Tensor, index: int) -> None:
+    def _send(self, tensor: torch.Tensor) -> None:
         self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
         tensor = tensor.contiguous()
-        self.in_flight.append((dist.isend(tensor, self.axis.global_rank(index), group=self.axis.group), tensor))
+        self.in_flight.append((dist.isend(tensor, self.next, group=self.outgoing), tensor))

@@ -11,6 +11,7 @@ from .collectives import collect, gather, shard
 from .errors import RequestError
 from .layout import TokenLayout
 from .loading import ModelSource, build_transformer, load_weights
+from .memo import memoise
 from .mesh import Mesh
 from .models import ModelSpec, spec_for
 from .stages import StageExit, StageLink, keep_stage
@@ -40,7 +41,7 @@ class ParallelTransformer:
         backend = choose_backend(plan.attention, mesh.device, model.dtype, head_dim, plan.ring)
         self.attention = ParallelAttention(mesh, self.layout, backend)
         stage = keep_stage(model, self.spec, mesh["pipefusion"])
-        self.link = StageLink(self.spec, mesh["pipefusion"], stage) if plan.pipefusion > 1 else None
+        self.link = StageLink(self.spec, mesh, stage) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
             install_token_boundary(model, stage.blocks, self.spec, self.layout, self.link)
@@ -48,6 +49,8 @@ class ParallelTransformer:
                 for name, streams in self.spec.self_attention.items():
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
+        self.memos = memoise(model, self.spec.memoised)
+        self.local_conditions: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         if self.spec.prepare:
             self.spec.prepare(model)  # last, so that its hooks see whole streams
 
@@ -87,16 +90,28 @@ class ParallelTransformer:
         rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
         if not len(rows):
             return rows if self.link is None or self.link.is_last else None
-        conditions = {
-            name: shard(value, BATCH_DIM, axis).to(device, dtype if value.is_floating_point() else None)
-            for name, value in conditions.items()
-        }
+        conditions = {name: self.local_condition(name, value) for name, value in conditions.items()}
         inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)
         try:
             sample = self.model(**inputs, return_dict=False)[0]
         except StageExit:
             return None
         return self.spec.output(self.model.config, sample, rows)
+
+    def local_condition(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of a condition, on its device; the same tensor as long as the whole one is the same."""
+        held = self.local_conditions.get(name)
+        if held is None or held[0] is not whole:
+            rows = shard(whole, BATCH_DIM, self.mesh["batch"])
+            local = rows.to(self.mesh.device, self.model.dtype if whole.is_floating_point() else None)
+            self.local_conditions[name] = held = (whole, local)
+        return held[1]
+
+    def forget(self) -> None:
+        """Drops what is remembered of the last request's conditions."""
+        self.local_conditions.clear()
+        for memo in self.memos:
+            memo.forget()
 
     def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: dict[str, torch.Tensor]) -> None:
         """Raises RequestError for what the model cannot take; depends on the request alone, so all ranks agree."""

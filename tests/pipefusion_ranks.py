@@ -35,7 +35,7 @@ def main(cases_path: str, out_path: str) -> None:
             family = family_of(case["family"])
             files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
             if plan not in meshes:
-                meshes[plan] = build_mesh(plan, device)
+                meshes[plan] = build_mesh(plan, device, link_groups=case.get("link_groups"))
             loaded = {
                 key: ParallelTransformer.load(ModelSource(family.model_class, family.config, files), meshes[plan])
             }

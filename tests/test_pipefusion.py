@@ -50,6 +50,11 @@ CASES += [
 ]
 CASES += [case("flux-dev", "flow", 3, 1, pipefusion=2, tp=2, **hybrid) for hybrid in ({}, {"ulysses": 2})]
 CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
+# As on GPUs, where each link between stages has a group of its own.
+CASES += [
+    {**case("dit", "flow", 4, 2, pipefusion=stages, **hybrid), "link_groups": True}
+    for stages, hybrid in ((2, {}), (3, {}), (2, {"cfg": 2}))
+]
 ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
 
 

@@ -25,12 +25,12 @@ Result = TypeVar("Result")
 
 
 class Operations:
-    """The state of one rank between requests: the meshes, the model, and the conditioning sent so far."""
+    """The state of one rank between requests: the mesh, the model, and the conditioning sent so far."""
 
     def __init__(self, device: torch.device, control_group: dist.ProcessGroup) -> None:
         self.device = device
         self.control_group = control_group
-        self.meshes: dict[ParallelPlan, Mesh] = {}
+        self.mesh: Mesh | None = None
         self.transformer: ParallelTransformer | None = None
         self.conditions: Tensors = {}
         self.running: str | None = None
@@ -81,10 +81,11 @@ class Operations:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        if plan not in self.meshes:
-            self.meshes[plan] = build_mesh(plan, self.device)
-        mesh = self.meshes[plan]
-        self.transformer = self.agree(lambda: ParallelTransformer.load(source, mesh))
+        if self.mesh is None or self.mesh.plan != plan:
+            if self.mesh:
+                self.mesh.close()
+            self.mesh = build_mesh(plan, self.device)
+        self.transformer = self.agree(lambda: ParallelTransformer.load(source, self.mesh))
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 

@@ -26,6 +26,7 @@ register(
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
         inputs=inputs,
         head="proj_out",
+        memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
         widths={"encoder_hidden_states": "caption_channels"},
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],
     )

@@ -55,6 +55,7 @@ class ModelSpec:
     check: raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
     head: the last layer, if what lies between the blocks and it works token by token: then tokens come together behind
     it, where they are narrow, and not before it.
+    memoised: modules of the model or of its blocks whose result depends on the conditions alone.
     skips: where the first half of the blocks feeds the second, last to first, the argument that takes it: with n
     blocks, block i gets what block n - 1 - i returned.
     shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
@@ -77,6 +78,7 @@ class ModelSpec:
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     head: str | None = None
+    memoised: tuple[str, ...] = ()
     skips: str | None = None
     shared: tuple[str, ...] = ()
     tensor_parallel: bool = False
