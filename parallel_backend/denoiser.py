@@ -7,17 +7,50 @@ are yet to come. What comes out depends on the number of patches, not on the num
 
 from __future__ import annotations
 
-import copy
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .attention import StaleCache
-from .collectives import shard_sizes
+from .collectives import gather, shard_sizes
 from .errors import RequestError
 from .stages import Message
+from .stepper import Stepper
 from .transformer import Conditions, ParallelTransformer
+
+
+class Stopped(Exception):
+    """The watch ended the run at a step boundary, on every rank alike."""
+
+
+class Watch:
+    """Follows a run, and may end it. This one does neither.
+
+    previews: whether `stepped` wants the estimate of the clean latents; the same on every rank.
+    """
+
+    previews = False
+
+    def proceed(self, step: int) -> bool:
+        """Whether this step runs; asked once for each, in order. Every rank must give the same answer."""
+        return True
+
+    def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
+        """After a step, on the ranks of the first stage. denoised: in the shape of the latents, where it is known."""
+
+
+@dataclass(frozen=True)
+class Inpainting:
+    """Keeps the original where the mask is 0, by putting it back after every step, noised as the step's latents are.
+
+    mask: from 0 to 1, broadcast to the latents. original, noise: in the shape of the latents.
+    """
+
+    mask: torch.Tensor
+    original: torch.Tensor
+    noise: torch.Tensor
 
 
 class Denoiser:
@@ -25,7 +58,6 @@ class Denoiser:
 
     def __init__(self, transformer: ParallelTransformer) -> None:
         self.transformer = transformer
-        self.plan = transformer.mesh.plan
 
     @torch.inference_mode()
     def sample(
@@ -35,28 +67,29 @@ class Denoiser:
         conditions: Conditions,
         negative: Conditions | None = None,
         guidance: float = 1.0,
+        *,
+        inpainting: Inpainting | None = None,
+        watch: Watch | None = None,
+        to_first: bool = False,
     ) -> torch.Tensor | None:
         """Denoises `latents`; the result is on the ranks of the last stage, and None elsewhere.
 
         latents: noise at the scheduler's first timestep, (B, C, H, W) or (B, C, F, H, W).
-        scheduler: a diffusers scheduler whose timesteps are set; it is not changed.
+        scheduler: a diffusers scheduler whose timesteps are set, or a Stepper of one; it is not changed.
         negative: the unconditional branch of classifier-free guidance, whose weight is `guidance`.
-        Raises RequestError, on every rank alike, for input that the model cannot take.
+        to_first: the result comes back to the ranks of the first stage, and is None on the last.
+        Raises RequestError, on every rank alike, for input that the model cannot take, and Stopped.
         """
-        run = _Run(self.transformer, latents, scheduler, conditions, negative, guidance)
-        sync_steps = min(self.plan.sync_steps, run.steps) if self.plan.patch_count > 1 else run.steps
+        stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler).copy()
+        run = _Run(self.transformer, latents, stepper, conditions, negative, guidance, inpainting, watch, to_first)
         try:
-            for step in range(sync_steps):
-                run.whole_step(step)
-            if sync_steps < run.steps:
-                run.split_scheduler()
-            for step in range(sync_steps, run.steps):
-                for patch in range(self.plan.patch_count):
-                    run.patch_step(step, patch, first=step == sync_steps)
-            run.finish()
+            for step in range(run.steps):
+                if not run.watch.proceed(step):
+                    run.stop(step)
+                run.step(step)
+            return run.finish()
         finally:
             run.release()
-        return run.latents if run.is_last else None
 
 
 class _Run:
@@ -66,131 +99,178 @@ class _Run:
         self,
         transformer: ParallelTransformer,
         latents: torch.Tensor,
-        scheduler: Any,
+        stepper: Stepper,
         conditions: Conditions,
         negative: Conditions | None,
         guidance: float,
+        inpainting: Inpainting | None,
+        watch: Watch | None,
+        to_first: bool,
     ) -> None:
         self.transformer, self.guidance = transformer, guidance
         self.layout, self.link = transformer.layout, transformer.link
         self.plan = transformer.mesh.plan
         self.is_first, self.is_last = (self.link.is_first, self.link.is_last) if self.link else (True, True)
-        self.branches = 2 if negative is not None else 1
-        self.conditions = conditions
-        if negative is not None:
-            self.conditions = {name: torch.cat([value, negative[name]]) for name, value in conditions.items()}
-        self.schedulers = [copy.deepcopy(scheduler)]
-        self.timesteps = self.schedulers[0].timesteps.tolist()
-        self.steps = len(self.timesteps)
-        self.latents = latents.to(transformer.mesh.device, torch.float32)
-        self.inputs = model_input(self.schedulers[0], self.latents, self.timestep(0))
+        self.watch = watch or Watch()
+        self.to_first = to_first and self.link is not None
+        self.patches = list(range(self.plan.patch_count))
+        self.branches = 1 if negative is None else 2
+        self.passes = forwards_of(conditions, negative)
+        cfg = transformer.mesh["cfg"]
+        self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch of its own shape
+        self.own_passes = [cfg.index] if self.splits_passes else list(range(len(self.passes)))
+        self.stepper = stepper
+        self.patch_steppers: list[Stepper] = []
+        self.steps = len(stepper.timesteps)
+        self.whole_steps = min(self.plan.sync_steps, self.steps) if self.plan.patch_count > 1 else self.steps
+        device = transformer.mesh.device
+        self.latents = latents.to(device, torch.float32)
+        self.inpainting = inpainting and Inpainting(
+            *(part.to(device, torch.float32) for part in (inpainting.mask, inpainting.original, inpainting.noise))
+        )
+        self.inputs = stepper.model_input(self.latents, 0)
+        self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
         self.regions = patch_regions(transformer, latents)
-        transformer.check(*self.model_arguments(0))
-        if self.plan.patch_count > 1:
-            transformer.attention.cache = StaleCache()
+        for given in self.passes:
+            transformer.check(*self.arguments(0, given))
+        self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         if self.link:
-            self.link.expect(self.messages())
+            self.link.expect(self.messages(), None if self.is_first else self.watch.proceed)
 
     def messages(self) -> list[Message]:
-        """What this stage gets from the one before: tokens of every forward, or the latents after it."""
-        patches = list(range(self.plan.patch_count))
-        whole = self.steps if self.plan.patch_count == 1 else min(self.plan.sync_steps, self.steps)
-        forwards = [(step, patches) for step in range(whole)]
-        forwards += [(step, [patch]) for step in range(whole, self.steps) for patch in patches]
+        """What this stage gets from the one before: tokens of every forward, or the latents after every step."""
+
+        def of(step: int) -> list[list[int]]:
+            return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
+
         if not self.is_first:
-            return forwards
-        # The first step's latents are here. The first patch-wise step's come as a whole, from the last whole one.
-        return [(step, patches) for step in range(1, min(whole + 1, self.steps))] + [
-            (step, [patch]) for step in range(whole + 1, self.steps) for patch in patches
-        ]
+            forwards = [(step, segments) for step in range(self.steps) for segments in of(step)]
+            return [Message(*forward, index) for forward in forwards for index in self.own_passes]
+        made = range(self.steps if self.to_first else self.steps - 1)
+        return [Message(step, segments) for step in made for segments in of(step)]
 
-    def receive_latents(self, segments: list[int]) -> None:
-        """On the first stage, takes the segments' latents for the next forward from the last stage."""
-        if len(segments) == self.plan.patch_count:
-            self.inputs = self.link.receive_latents(segments, self.empty_latents)
-        else:
-            self.inputs[..., self.regions[segments[0]]] = self.link.receive_latents(segments, self.empty_latents)
-
-    def empty_latents(self, segments: list[int]) -> torch.Tensor:
-        """Of the whole image, (B, C, …), or of one patch's pixels, (B, C, pixels)."""
-        if len(segments) == self.plan.patch_count:
-            return torch.empty_like(self.inputs)
-        return self.inputs.new_empty(*self.inputs.shape[:2], int(self.regions[segments[0]].sum()))
-
-    def timestep(self, step: int) -> torch.Tensor:
-        return self.schedulers[0].timesteps[step]
-
-    def model_arguments(self, step: int) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
-        """Every branch's rows: the model's input, its timesteps, and its conditions."""
-        rows = torch.cat([self.inputs] * self.branches)
-        timestep = self.timesteps[step] * self.transformer.spec.timestep_scale
-        return rows, torch.full((len(rows),), timestep), self.conditions
+    def arguments(self, step: int, conditions: Conditions) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
+        """Of one forward: the model's input, its timesteps, and its conditions."""
+        rows = torch.cat([self.inputs] * (self.branches // len(self.passes)))
+        timestep = self.stepper.timesteps[step] * self.transformer.spec.timestep_scale
+        return rows, torch.full((len(rows),), timestep), conditions
 
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
         """The guided prediction, of the segments given, on the last stage."""
         self.layout.running = segments
-        prediction = self.transformer.predict(*self.model_arguments(step))
-        if prediction is None or self.branches == 1:
-            return prediction
+        mesh, predictions = self.transformer.mesh, []
+        for index in self.own_passes:
+            self.transformer.attention.cache = self.caches[index]
+            if self.link:
+                self.link.step, self.link.forward = step, index
+            arguments = self.arguments(step, self.passes[index])
+            predictions.append(self.transformer.predict(*arguments, mesh["dp" if self.splits_passes else "batch"]))
+        if predictions[0] is None or self.branches == 1:
+            return predictions[0]
+        prediction = torch.cat(predictions)
+        if self.splits_passes:
+            prediction = gather(prediction, 0, 2 * len(prediction), mesh["cfg"])
         cond, uncond = prediction.float().chunk(2)
         return uncond + self.guidance * (cond - uncond)
 
-    def whole_step(self, step: int) -> None:
-        """A step over the whole image, by every stage in turn."""
+    def step(self, step: int) -> None:
+        """One step, over the whole image or patch by patch."""
+        if step < self.whole_steps:
+            self.advance(step, self.patches, self.stepper)
+            return
+        if not self.patch_steppers:  # each patch has its own from here on, so that a multistep history is the patch's
+            self.patch_steppers = [self.stepper.copy() for _ in self.patches]
+        for patch in self.patches:
+            self.advance(step, [patch], self.patch_steppers[patch])
+
+    def advance(self, step: int, segments: list[int], stepper: Stepper) -> None:
+        """The segments' latents from this step to the next, on the last stage; its part of the model on others."""
         if self.link and self.is_first and step:
-            self.receive_latents(list(range(self.plan.patch_count)))
-        prediction = self.predict(step, list(range(self.plan.patch_count)))
+            self.receive_latents(step - 1, segments)
+        prediction = self.predict(step, segments)
         if prediction is None:
             return
-        self.latents = advance(self.schedulers[0], prediction, self.timestep(step), self.latents)
-        if step + 1 < self.steps:
-            self.inputs = model_input(self.schedulers[0], self.latents, self.timestep(step + 1))
-            if self.link:
-                self.link.send_latents(self.inputs)
+        region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+        latents = stepper.step(prediction, step, self.latents)
+        if self.inpainting:
+            mask, known = self.inpainting.mask, self.inpainting
+            latents = mask * latents + (1 - mask) * stepper.noised(known.original, known.noise, step + 1)
+        denoised = None
+        if self.watch.previews:
+            denoised = stepper.denoised(prediction, step, self.inputs)[region]
+        self.latents[region] = latents[region]
+        is_final = step + 1 == self.steps
+        following = latents if is_final else stepper.model_input(self.latents, step + 1)
+        self.inputs[region] = following[region]
+        if not self.link:
+            self.note(step, segments, denoised)
+        elif self.to_first or not is_final:
+            values = self.inputs[region]
+            self.link.send_latents(values if denoised is None else torch.cat([values, denoised]))
 
-    def split_scheduler(self) -> None:
-        """Gives each patch a scheduler of its own, so that a multistep history is the patch's."""
-        self.schedulers = [copy.deepcopy(self.schedulers[0]) for _ in self.regions]
+    def receive_latents(self, step: int, segments: list[int]) -> None:
+        """On the first stage, what the last one made of these segments in a step; after a whole step, of all."""
+        if step < self.whole_steps:
+            if segments[0]:
+                return  # came with the first patch
+            segments = self.patches
+        region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+        like = self.inputs[region]
 
-    def patch_step(self, step: int, patch: int, first: bool) -> None:
-        """A step of one patch. first: the step that follows the whole ones, whose input came over as a whole."""
-        region, scheduler = self.regions[patch], self.schedulers[patch]
-        if self.link and self.is_first and not first:
-            self.receive_latents([patch])
-        elif self.link and self.is_first and patch == 0:
-            self.receive_latents(list(range(self.plan.patch_count)))
-        prediction = self.predict(step, [patch])
-        if prediction is None:
-            return
-        stepped = advance(scheduler, prediction, self.timestep(step), self.latents)
-        self.latents[..., region] = stepped[..., region]
-        if step + 1 < self.steps:
-            scaled = model_input(scheduler, self.latents, self.timestep(step + 1))[..., region]
-            self.inputs[..., region] = scaled
-            if self.link:
-                self.link.send_latents(scaled)
+        def allocate(message: Message) -> torch.Tensor:
+            whole = len(message.segments) == len(self.patches)
+            values = self.inputs if whole else self.inputs[..., self.regions[message.segments[0]]]
+            return values.new_empty(len(values) * (2 if self.watch.previews else 1), *values.shape[1:])
 
-    def finish(self) -> None:
+        arrived = self.link.receive_latents(Message(step, segments), allocate)
+        self.inputs[region] = arrived[: len(like)]
+        self.note(step, segments, arrived[len(like) :] if self.watch.previews else None)
+
+    def note(self, step: int, segments: list[int], denoised: torch.Tensor | None) -> None:
+        """Tells the watch of a step once its last segment is there."""
+        if denoised is not None:
+            region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+            self.denoised[region] = denoised
+        if segments[-1] == self.patches[-1]:
+            self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
+
+    def stop(self, step: int) -> None:
+        """Leaves the run before a step, with no message on its way. Raises Stopped."""
+        if self.link and self.is_first and step:
+            for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
+                self.receive_latents(step - 1, segments)
         if self.link:
             self.link.finish()
+        raise Stopped
+
+    def finish(self) -> torch.Tensor | None:
+        """The result, where it belongs."""
+        if self.to_first and self.is_first:
+            last = self.steps - 1
+            for segments in [self.patches] if last < self.whole_steps else [[patch] for patch in self.patches]:
+                self.receive_latents(last, segments)
+        elif self.link and self.is_first:
+            self.watch.stepped(self.steps - 1, self.stepper.timesteps[-1], None)
+        if self.link:
+            self.link.finish()
+        if self.to_first:
+            return self.inputs if self.is_first else None
+        return self.latents if self.is_last else None
 
     def release(self) -> None:
         """Drops the request's state; the next request finds none of it."""
         self.transformer.attention.cache = None
         self.transformer.forget()
-        self.layout.running = list(range(self.plan.patch_count))
+        self.layout.running = self.patches
 
 
-def model_input(scheduler: Any, latents: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-    """The latents as the model takes them at a timestep; flow-matching schedulers leave them as they are."""
-    scale = getattr(scheduler, "scale_model_input", None)
-    scaled = scale(latents, timestep) if scale else latents
-    return scaled.clone() if scaled is latents else scaled
-
-
-def advance(scheduler: Any, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-    """One step of a diffusers scheduler."""
-    return scheduler.step(prediction.float(), timestep, latents, return_dict=False)[0]
+def forwards_of(conditions: Conditions, negative: Conditions | None) -> list[Conditions]:
+    """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other."""
+    if negative is None:
+        return [conditions]
+    if all(negative[name].shape == value.shape for name, value in conditions.items() if name in negative):
+        return [{name: torch.cat([value, negative[name]]) for name, value in conditions.items()}]
+    return [conditions, negative]
 
 
 def patch_regions(transformer: ParallelTransformer, latents: torch.Tensor) -> list[torch.Tensor]:

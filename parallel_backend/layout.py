@@ -46,7 +46,11 @@ class TokenLayout:
     def local_length(self, stream: str, rank: int, running: list[int] | None = None) -> int:
         """Tokens of a stream that a rank of the sequence axis holds, of the running segments or of those given."""
         chosen = self.running if running is None else running
-        return sum(shard_sizes(self.segments[stream][index], self.axis.degree)[rank] for index in chosen)
+        return self.share([self.segments[stream][index] for index in chosen], rank)
+
+    def share(self, lengths: list[int], rank: int) -> int:
+        """Tokens of segments of these lengths that a rank of the sequence axis holds."""
+        return sum(shard_sizes(length, self.axis.degree)[rank] for length in lengths)
 
     def lengths_by_rank(self, streams: tuple[str, ...], running: list[int] | None = None) -> list[int]:
         """Tokens of these streams together, by rank of the sequence axis."""

@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import torch
 
+MAX_HELD = 2  # cond and uncond, where they run apart
+
 
 class Memo:
-    """Stands before a module's forward: the last result is given again for the same input, told by its memory.
+    """Stands before a module's forward: an earlier result is given again for the same input, told by its memory.
 
-    The input is held, so that its memory cannot become another tensor's; nothing may write to it.
+    Inputs are held, so that their memory cannot become another tensor's; nothing may write to it.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.compute = module.forward
-        self.input: torch.Tensor | None = None
-        self.result: torch.Tensor | None = None
+        self.held: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
         module.forward = self
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not torch.Tensor:  # a DTensor's memory says nothing of what it is
             return self.compute(tensor)
-        if self.input is None or identity(self.input) != identity(tensor):
-            self.input, self.result = tensor, self.compute(tensor)
-        return self.result
+        key = identity(tensor)
+        if key not in self.held:
+            if len(self.held) == MAX_HELD:
+                del self.held[next(iter(self.held))]
+            self.held[key] = (tensor, self.compute(tensor))
+        return self.held[key][1]
 
     def forget(self) -> None:
-        self.input = self.result = None
+        self.held.clear()
 
 
 def identity(tensor: torch.Tensor) -> tuple:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,16 @@ from .layout import TOKEN_DIM, TokenLayout
 from .mesh import Axis, Mesh
 from .models.spec import ModelSpec
 
-Message = tuple[int, list[int]]  # step, segments
+
+class Message(NamedTuple):
+    """What a stage sends after a forward: of which step and segments, and of which of the step's forwards."""
+
+    step: int
+    segments: list[int]
+    forward: int = 0
+
+
+Allocate = Callable[[Message], torch.Tensor | None]
 
 
 class StageExit(Exception):
@@ -100,43 +110,44 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
 
 
 class Inbox:
-    """Messages from one rank whose order is known beforehand: each receive is posted while the message before is used.
-
-    A message is told by its step and the segments that it carries.
-    """
+    """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used."""
 
     def __init__(self, source: int, group: dist.ProcessGroup) -> None:
         self.source = source
         self.group = group
         self.coming: list[Message] = []
+        self.proceeds: Callable[[int], bool] | None = None
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
 
-    def take(self, segments: list[int], allocate: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-        """The next message, which must be of these segments. allocate: segments to an empty tensor for them."""
+    def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
+        """The next message, which must be this one. allocate: a message to an empty tensor for it, None if its size is
+        not known yet."""
         if self.posted is None:
             self._post(allocate)
-        (_, announced), work, tensor = self.posted
-        if announced != segments:
-            raise RuntimeError(f"Segments {segments} run where {announced} were announced.")
+        announced, work, tensor = self.posted
+        if announced != message:
+            raise RuntimeError(f"{message} is wanted where {announced} was announced.")
         self.posted = None
         if work is not None:
             work.wait()
-        if self.coming:
+        following = self.coming[0] if self.coming else None
+        if following and (following.step == message.step or not self.proceeds or self.proceeds(following.step)):
             self._post(allocate)
         return tensor
 
-    def _post(self, allocate: Callable[[list[int]], torch.Tensor]) -> None:
-        message = self.coming.pop(0)
-        tensor = allocate(message[1])
+    def _post(self, allocate: Allocate) -> None:
+        tensor = allocate(self.coming[0])
+        if tensor is None:
+            return
         work = dist.irecv(tensor, self.source, group=self.group) if tensor.numel() else None
-        self.posted = (message, work, tensor)
+        self.posted = (self.coming.pop(0), work, tensor)
 
 
 class StageLink:
     """This stage's connections: tokens to the next stage and from the one before, latents from the last to the first.
 
     Sends and receives are in flight while the stage computes. Handles and buffers are kept until waited for: gloo
-    never delivers a send whose handle was dropped.
+    never delivers a send whose handle was dropped. step, forward: what runs now, set by the loop.
     """
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, stage: Stage) -> None:
@@ -149,15 +160,17 @@ class StageLink:
         self.next = axis.global_rank((axis.index + 1) % axis.degree)
         self.outgoing = mesh.link_out
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self.step = self.forward = 0
+        self.known: dict[int, dict[str, list[int]]] = {}  # by forward of a step, the lengths of its streams' segments
         self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in)
 
-    def expect(self, coming: list[Message]) -> None:
-        """Announces what comes from the stage before: tokens, or on the first stage latents from the last."""
-        self.inbox.coming = list(coming)
+    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
+        """Announces what comes from the stage before: tokens, or on the first stage latents from the last.
 
-    def expect_no_more_than(self, step: int) -> None:
-        """Takes back what was announced for later steps, of which nothing has come yet."""
-        self.inbox.coming = [message for message in self.inbox.coming if message[0] <= step]
+        proceeds: whether a step runs, asked before anything of it is awaited.
+        """
+        self.inbox.coming, self.inbox.proceeds = list(coming), proceeds
+        self.known.clear()
 
     def send(self, streams: dict[str, torch.Tensor]) -> None:
         """Sends the local tokens to the next stage, as one message. Raises StageExit."""
@@ -169,13 +182,19 @@ class StageLink:
 
     def receive(self, layout: TokenLayout, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """The streams' local tokens of the running segments, from the stage before. like: dtype, width and batch."""
+        self.known[self.forward] = dict(layout.segments)
 
-        def allocate(running: list[int]) -> torch.Tensor:
-            return like.new_empty(len(like), sum(self._lengths(layout, running)), like.shape[-1])
+        def allocate(message: Message) -> torch.Tensor | None:
+            if message.forward not in self.known:
+                return None
+            lengths = self._lengths(layout, self.known[message.forward], message.segments)
+            return like.new_empty(len(like), sum(lengths), like.shape[-1])
 
-        tokens = self.inbox.take(layout.running, allocate)
+        message = Message(self.step, layout.running, self.forward)
+        tokens = self.inbox.take(message, allocate)
         names = [*self.spec.streams, *self.stage.incoming]
-        parts = dict(zip(names, tokens.split(self._lengths(layout, layout.running), TOKEN_DIM), strict=True))
+        lengths = self._lengths(layout, layout.segments, layout.running)
+        parts = dict(zip(names, tokens.split(lengths, TOKEN_DIM), strict=True))
         self.skips = {made: parts.pop(made) for made in self.stage.incoming}
         return parts
 
@@ -183,9 +202,9 @@ class StageLink:
         """Sends updated latents from the last stage to the first."""
         self._send(values)
 
-    def receive_latents(self, segments: list[int], allocate: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-        """The latents of these segments, on the first stage, from the last. allocate: see `Inbox.take`."""
-        return self.inbox.take(segments, allocate)
+    def receive_latents(self, message: Message, allocate: Allocate) -> torch.Tensor:
+        """Latents from the last stage, on the first. allocate: see `Inbox.take`."""
+        return self.inbox.take(message, allocate)
 
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
@@ -193,10 +212,10 @@ class StageLink:
             work.wait()
         self.in_flight.clear()
 
-    def _lengths(self, layout: TokenLayout, running: list[int]) -> list[int]:
+    def _lengths(self, layout: TokenLayout, segments: dict[str, list[int]], running: list[int]) -> list[int]:
         """Local tokens in a message from the stage before: the streams, then the skips, which are of the image."""
         streams = [*self.spec.streams, *[self.spec.streams[0]] * len(self.stage.incoming)]
-        return [layout.local_length(stream, layout.axis.index, running) for stream in streams]
+        return [layout.share([segments[stream][index] for index in running], layout.axis.index) for stream in streams]
 
     def _send(self, tensor: torch.Tensor) -> None:
         self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]

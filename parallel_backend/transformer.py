@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import torch
 
 from .attention import ParallelAttention, install_attention
@@ -12,12 +14,13 @@ from .errors import RequestError
 from .layout import TokenLayout
 from .loading import ModelSource, build_transformer, load_weights
 from .memo import memoise
-from .mesh import Mesh
+from .mesh import Axis, Mesh
 from .models import ModelSpec, spec_for
 from .stages import StageExit, StageLink, keep_stage
 from .tensor_parallel import shard_weights
 
 BATCH_DIM = 0
+MAX_CONDITIONS = 16  # of which a rank keeps its own rows
 
 Conditions = dict[str, torch.Tensor]
 
@@ -50,7 +53,7 @@ class ParallelTransformer:
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
         self.memos = memoise(model, self.spec.memoised)
-        self.local_conditions: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         if self.spec.prepare:
             self.spec.prepare(model)  # last, so that its hooks see whole streams
 
@@ -71,26 +74,31 @@ class ParallelTransformer:
         """
         self.mesh.plan.check_step_mode()
         self.check(latents, timestep_B, conditions)
-        local = self.forward(latents, timestep_B, conditions)
+        local = self.forward(latents, timestep_B, conditions, self.mesh["batch"])
         if self.mesh["sequence"].index or self.mesh["tp"].index:
             return None
         return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
 
-    def predict(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
+    def predict(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis
+    ) -> torch.Tensor | None:
         """Like the call, without the checks: the whole batch's prediction on every rank of the last stage.
 
-        Of the segments that `self.layout` says are running; values elsewhere mean nothing. None on other stages.
+        axis: over which the batch is shared. The prediction is of the segments that `self.layout` says are running;
+        values elsewhere mean nothing. None on other stages.
         """
-        local = self.forward(latents, timestep_B, conditions)
-        return None if local is None else gather(local, BATCH_DIM, len(latents), self.mesh["batch"])
+        local = self.forward(latents, timestep_B, conditions, axis)
+        return None if local is None else gather(local, BATCH_DIM, len(latents), axis)
 
-    def forward(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
+    def forward(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis
+    ) -> torch.Tensor | None:
         """This rank's rows of the batch through the model; None if the rows went on to the next stage."""
-        axis, device, dtype = self.mesh["batch"], self.mesh.device, self.model.dtype
+        device, dtype = self.mesh.device, self.model.dtype
         rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
         if not len(rows):
             return rows if self.link is None or self.link.is_last else None
-        conditions = {name: self.local_condition(name, value) for name, value in conditions.items()}
+        conditions = {name: self.local_condition(value, axis) for name, value in conditions.items()}
         inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)
         try:
             sample = self.model(**inputs, return_dict=False)[0]
@@ -98,14 +106,14 @@ class ParallelTransformer:
             return None
         return self.spec.output(self.model.config, sample, rows)
 
-    def local_condition(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+    def local_condition(self, whole: torch.Tensor, axis: Axis) -> torch.Tensor:
         """This rank's rows of a condition, on its device; the same tensor as long as the whole one is the same."""
-        held = self.local_conditions.get(name)
-        if held is None or held[0] is not whole:
-            rows = shard(whole, BATCH_DIM, self.mesh["batch"])
-            local = rows.to(self.mesh.device, self.model.dtype if whole.is_floating_point() else None)
-            self.local_conditions[name] = held = (whole, local)
-        return held[1]
+        held = next((local for known, over, local in self.local_conditions if known is whole and over is axis), None)
+        if held is None:
+            dtype = self.model.dtype if whole.is_floating_point() else None
+            held = shard(whole, BATCH_DIM, axis).to(self.mesh.device, dtype)
+            self.local_conditions.append((whole, axis, held))
+        return held
 
     def forget(self) -> None:
         """Drops what is remembered of the last request's conditions."""

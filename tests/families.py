@@ -162,7 +162,7 @@ def flux(guidance_embeds: bool) -> Family:
             guidance=given.get("guidance"),
             pooled_projections=given["pooled_projections"],
             encoder_hidden_states=given["encoder_hidden_states"],
-            txt_ids=torch.zeros(TEXT_TOKENS, 3),
+            txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
             img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
         ).sample
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)

@@ -20,8 +20,11 @@ def family_of(name: str) -> Family:
     return replace(family, config={**family.config, **DEPTHS.get(name, {"num_layers": 5})})
 
 
-def case_inputs(name: str) -> tuple[torch.Tensor, Tensors, Tensors]:
-    """Latents, conditions and negative conditions of a batch of one; 35 image tokens, or 24 a frame for video."""
+def case_inputs(name: str, short_negative: bool = False) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """Latents, conditions and negative conditions of a batch of one; 35 image tokens, or 24 a frame for video.
+
+    short_negative: the negative text is three tokens shorter, so that the two cannot share a batch.
+    """
     family = family_of(name)
     size = SIZES.get(name, (10, 14))
     latents, _, conditions = family.inputs(1, *size)
@@ -29,6 +32,8 @@ def case_inputs(name: str) -> tuple[torch.Tensor, Tensors, Tensors]:
     negative = {
         key: value + (1 if value.dtype == torch.long else 0) for key, value in family.conditions(1, *size).items()
     }
+    if short_negative:
+        negative["encoder_hidden_states"] = negative["encoder_hidden_states"][:, :-3]
     return latents, conditions, negative
 
 

@@ -39,7 +39,7 @@ def main(cases_path: str, out_path: str) -> None:
             loaded = {
                 key: ParallelTransformer.load(ModelSource(family.model_class, family.config, files), meshes[plan])
             }
-        latents, conditions, negative = case_inputs(case["family"])
+        latents, conditions, negative = case_inputs(case["family"], case["short_negative"])
         result = Denoiser(loaded[key]).sample(latents, scheduler_of(case["scheduler"]), conditions, negative, 3.0)
         if result is not None:
             results[case["name"]] = result.contiguous()
