@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..parallel_backend.errors import ModelFileError
+from ..parallel_backend.folder import model_class, read_json
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
-# Folders saved before diffusers 0.30 name one class for both; diffusers tells them apart by the norm, and so do we.
-OLD_CLASS = "Transformer2DModel"
-CLASS_BY_NORM = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "PixArtTransformer2DModel"}
 REQUIRED_KEYS = ("_class_name", "num_attention_heads", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -87,12 +84,6 @@ def describe_folder(folder: Path) -> ModelFolder:
     )
 
 
-def model_class(config: dict[str, Any]) -> str:
-    """The diffusers class that a config is of."""
-    name = config["_class_name"]
-    return CLASS_BY_NORM.get(config.get("norm_type"), name) if name == OLD_CLASS else name
-
-
 def no_safetensors(folder: Path, class_name: str) -> str:
     """The sentence for a folder without safetensors: what to do depends on whether there are pickled weights."""
     if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
@@ -130,14 +121,3 @@ def main_dtype(header: dict[str, torch.Tensor]) -> torch.dtype:
     for tensor in header.values():
         counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
     return max(counts, key=counts.__getitem__) if counts else torch.float32
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelFileError for a file that is gone, broken, or something else."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path} cannot be read ({error}); download the model again.") from error
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{path} is no JSON object; download the model again.")
-    return content

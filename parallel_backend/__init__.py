@@ -1,5 +1,33 @@
 """The engine: runs unmodified diffusers transformers on a mesh of ranks.
 
 Knows torch and diffusers; nothing of ComfyUI, nothing of sockets. `worker` imports it in the ranks, `nodes` only
-its plan and its specs, which import neither torch.distributed nor diffusers.
+its plan and its specs, which import neither torch.distributed nor diffusers. A script under torchrun finds what it
+needs under the names below, which are imported when they are asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .denoiser import Denoiser
+    from .library import load_transformer, parallelize
+    from .mesh import start_distributed
+    from .plan import ParallelPlan
+
+__all__ = ["Denoiser", "ParallelPlan", "load_transformer", "parallelize", "start_distributed"]
+
+_MODULES = {
+    "Denoiser": ".denoiser",
+    "ParallelPlan": ".plan",
+    "load_transformer": ".library",
+    "parallelize": ".library",
+    "start_distributed": ".mesh",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name], __name__), name)

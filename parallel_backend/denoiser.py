@@ -16,6 +16,7 @@ import torch
 from .attention import StaleCache
 from .collectives import gather, shard_sizes
 from .errors import RequestError
+from .schedulers import check_patchwise
 from .stages import Message
 from .stepper import Stepper
 from .transformer import Conditions, ParallelTransformer
@@ -122,6 +123,8 @@ class _Run:
         self.stepper = stepper
         self.patch_steppers: list[Stepper] = []
         self.steps = len(stepper.timesteps)
+        if self.plan.patch_count > 1:
+            check_patchwise(stepper.scheduler)
         self.whole_steps = min(self.plan.sync_steps, self.steps) if self.plan.patch_count > 1 else self.steps
         device = transformer.mesh.device
         self.latents = latents.to(device, torch.float32)

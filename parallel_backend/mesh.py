@@ -1,13 +1,15 @@
-"""The device mesh of a plan: one axis a degree, and the process group of each."""
+"""The ranks' group, and the device mesh that a plan lays over it: one axis a degree, and the process group of each."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from .errors import PlanError
 from .plan import ParallelPlan
 
 # Axes that together split one thing: the batch, and the tokens of the sequence.
@@ -50,6 +52,26 @@ class Mesh:
         groups = {axis.group for axis in self.axes.values()} | {self.link_in, self.link_out}
         for group in groups - {None, dist.group.WORLD}:
             dist.destroy_process_group(group)
+
+
+def start_distributed(device_type: str | None = None) -> torch.device:
+    """Joins the group that torchrun made and returns this rank's device: a GPU each with NCCL, or the CPU with gloo.
+
+    device_type: cuda or cpu; the default is cuda where there is one. Raises PlanError for more ranks than GPUs, and
+    RuntimeError outside of torchrun.
+    """
+    if "LOCAL_RANK" not in os.environ:
+        raise RuntimeError("No group of ranks to join: start the script by torchrun --nproc-per-node=RANKS SCRIPT.")
+    if (device_type or ("cuda" if torch.cuda.is_available() else "cpu")) == "cpu":
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if ranks > gpus:
+        raise PlanError(f"{ranks} ranks on a machine with {gpus} GPUs; start --nproc-per-node={gpus} or fewer.")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    return device
 
 
 def build_mesh(plan: ParallelPlan, device: torch.device, link_groups: bool | None = None) -> Mesh:

@@ -33,7 +33,8 @@ class ParallelTransformer:
     UnknownModelError if its class has no spec.
     """
 
-    def __init__(self, model: torch.nn.Module, mesh: Mesh) -> None:
+    def __init__(self, model: torch.nn.Module, mesh: Mesh, remembers: bool = True) -> None:
+        """remembers: whether work on the conditions alone is done once; only where nobody else writes to them."""
         self.model = model
         self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
@@ -52,7 +53,7 @@ class ParallelTransformer:
                 for name, streams in self.spec.self_attention.items():
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
-        self.memos = memoise(model, self.spec.memoised)
+        self.memos = memoise(model, self.spec.memoised) if remembers else []
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         if self.spec.prepare:
             self.spec.prepare(model)  # last, so that its hooks see whole streams

@@ -11,11 +11,11 @@ import logging
 import os
 import socket
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend.errors import RequestError
+from parallel_backend.mesh import start_distributed
 
 from .control import ControlServer
 from .endpoint import connect
@@ -25,17 +25,6 @@ from .protocol import decode, send_frame
 from .relay import FrameRelay
 
 DEVICE = "PARALLELDIT_DEVICE"
-
-
-def start_distributed() -> torch.device:
-    """Joins the group torchrun made and returns this rank's device: a GPU each with NCCL, or the CPU with gloo."""
-    if os.environ[DEVICE] == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-        return device
-    dist.init_process_group("gloo")
-    return torch.device("cpu")
 
 
 def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) -> None:
@@ -56,7 +45,7 @@ def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) 
 def main() -> None:
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    device = start_distributed()
+    device = start_distributed(os.environ[DEVICE])
     relay = FrameRelay()
     operations = Operations(device, relay.group)
     if dist.get_rank() == 0:

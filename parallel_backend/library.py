@@ -1,0 +1,96 @@
+"""The engine in a plain script under torchrun: a diffusers pipeline made parallel in place, or its transformer loaded
+in parts for the loop that PipeFusion needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .batch import BatchSplit
+from .errors import PlanError, RequestError
+from .folder import transformer_source
+from .mesh import build_mesh
+from .models import spec_for
+from .plan import ParallelPlan
+from .transformer import ParallelTransformer
+
+TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low
+
+
+def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
+    """Makes the pipeline's transformer run on all ranks by the plan; the pipeline's own call stays as it is.
+
+    pipeline: a diffusers pipeline with whole weights, on this rank's device. Every rank calls it with the same
+    arguments, runs text encoders and VAE by itself, and returns the same images. Where no generator is given, all draw
+    what rank 0 would: its random state, as it is now, becomes every rank's.
+    Raises PlanError, UnknownModelError, or RequestError for a pipeline without a transformer, on every rank alike.
+    """
+    models = [model for name in TRANSFORMERS if (model := getattr(pipeline, name, None)) is not None]
+    if not models:
+        raise RequestError(
+            f"{type(pipeline).__name__} has no transformer to make parallel; "
+            "use a pipeline whose denoiser is a diffusion transformer."
+        )
+    if any(is_parallel(model) for model in models):
+        raise RequestError(
+            f"This {type(pipeline).__name__} is parallel already; load the pipeline anew for another plan."
+        )
+    check_world(plan)
+    if plan.patch_count > 1:
+        raise PlanError(
+            f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop calls "
+            "the transformer one step at a time; use load_transformer and Denoiser, or ulysses, ring, tp, cfg or dp."
+        )
+    for model in models:  # before any group is made
+        spec = spec_for(type(model).__name__)
+        plan.check_model(model.config["num_attention_heads"], spec.tensor_parallel)
+    mesh = build_mesh(plan, models[0].device)
+    for model in models:
+        transformer = ParallelTransformer(model, mesh, remembers=False)
+        BatchSplit(model, transformer.spec, mesh["batch"])
+    share_random_state(mesh.device)
+
+
+def load_transformer(
+    folder: str | Path, plan: ParallelPlan, device: torch.device, dtype: str = "fp32"
+) -> ParallelTransformer:
+    """This rank's part of the transformer in a diffusers pipeline folder; no other weights are read.
+
+    device: what `start_distributed` returned. dtype: fp32, bf16 or fp16. Raises PlanError, UnknownModelError,
+    ModelFileError.
+    """
+    check_world(plan)
+    source = transformer_source(folder, dtype)
+    return ParallelTransformer.load(source, build_mesh(plan, device))
+
+
+def check_world(plan: ParallelPlan) -> None:
+    """Raises PlanError if the plan is for another number of ranks than there are."""
+    if not dist.is_initialized():
+        raise RuntimeError("The ranks have no group yet: call start_distributed() first.")
+    world = dist.get_world_size()
+    if plan.world_size != world:
+        raise PlanError(
+            f"The plan {plan} is for a world size of {plan.world_size}, and torchrun started {world}; start "
+            f"--nproc-per-node={plan.world_size}, or change the degrees until their product is {world}."
+        )
+
+
+def is_parallel(model: torch.nn.Module) -> bool:
+    """Whether `parallelize` has been here."""
+    hooks = model._forward_pre_hooks.values()
+    return any(isinstance(getattr(hook, "__self__", None), BatchSplit) for hook in hooks)
+
+
+def share_random_state(device: torch.device) -> None:
+    """Gives every rank the state of rank 0's generators, of the CPU and of the device."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    for generator in generators:
+        state = generator.get_state().to(device)
+        dist.broadcast(state, 0)
+        generator.set_state(state.cpu())
