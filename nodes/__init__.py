@@ -8,6 +8,7 @@ from comfy_api.latest import ComfyExtension, io
 from .class_label import DiTClassLabel
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
+from .parallel_sampler import ParallelSampler
 from .status_route import add_status_route
 
 
@@ -16,7 +17,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_route()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [LoadDiffusionModelParallel, ParallelPlanNode, DiTClassLabel]
+        return [LoadDiffusionModelParallel, ParallelPlanNode, ParallelSampler, DiTClassLabel]
 
 
 async def comfy_entrypoint() -> ParallelDiTExtension:

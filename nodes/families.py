@@ -6,8 +6,9 @@ what ComfyUI hands to the diffusion model into the engine's conditions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import comfy.conds
 import comfy.latent_formats
@@ -45,10 +46,14 @@ class HostFamily:
     """build: a diffusers folder to a BaseModel without diffusion_model.
     conditions: (model, context, the other arguments of the diffusion model) to the engine's conditions; takes out of
     the last what it uses.
+    scheduler: the model's config to the diffusers scheduler config, for a folder that has none.
+    linear_sigmas: whether the family's pipeline hands its flow-matching scheduler sigmas from 1 to 1 / steps.
     """
 
     build: Callable[[ModelFolder], comfy.model_base.BaseModel]
     conditions: Callable[[comfy.model_base.BaseModel, torch.Tensor | None, Tensors], Tensors]
+    scheduler: Callable[[Mapping[str, Any]], dict[str, Any]]
+    linear_sigmas: bool = True
 
 
 def family_for(model_class: str) -> HostFamily:
@@ -134,7 +139,57 @@ def pixart_conditions(_model: comfy.model_base.PixArt, context: torch.Tensor | N
     }
 
 
+def build_sd3(folder: ModelFolder) -> comfy.model_base.SD3:
+    """SD3 and SD3.5, medium and large."""
+    return comfy.supported_models.SD3(weightless(in_channels=folder.config["in_channels"])).get_model({})
+
+
+def sd3_conditions(_model: comfy.model_base.SD3, context: torch.Tensor | None, extra: Tensors) -> Tensors:
+    """CLIP and T5 embeddings, joined, and CLIP's pooled ones."""
+    if context is None or "y" not in extra:
+        raise ValueError("SD3 needs a text conditioning: connect a CLIP Text Encode node with its text encoders.")
+    return {"encoder_hidden_states": context, "pooled_projections": extra.pop("y")}
+
+
+def build_flux(folder: ModelFolder) -> comfy.model_base.Flux:
+    """Flux.1 dev, which takes the guidance scale as a condition, or schnell."""
+    channels = folder.config["in_channels"] // 4
+    is_dev = folder.config["guidance_embeds"]
+    config_class = comfy.supported_models.Flux if is_dev else comfy.supported_models.FluxSchnell
+    model = config_class(weightless(in_channels=channels, out_channels=channels)).get_model({})
+    model.takes_guidance = is_dev
+    model.pooled_width = folder.config["pooled_projection_dim"]
+    return model
+
+
+def flux_conditions(model: comfy.model_base.Flux, context: torch.Tensor | None, extra: Tensors) -> Tensors:
+    """T5 embeddings, CLIP's pooled ones (zeros where there are none, as in ComfyUI), and the guidance scale."""
+    if context is None:
+        raise ValueError("Flux needs a text conditioning: connect a CLIP Text Encode node with its text encoders.")
+    pooled, guidance = extra.pop("y", None), extra.pop("guidance", None)
+    if pooled is None:
+        pooled = context.new_zeros(len(context), model.pooled_width)
+    conditions = {"encoder_hidden_states": context, "pooled_projections": pooled[:, : model.pooled_width]}
+    return {**conditions, "guidance": guidance.to(context)} if model.takes_guidance else conditions
+
+
+def flow_euler(**shift: object) -> dict[str, object]:
+    """The scheduler config of the flow-matching families."""
+    return {"_class_name": "FlowMatchEulerDiscreteScheduler", **shift}
+
+
+def flux_schedule(config: Mapping[str, Any]) -> dict[str, object]:
+    """dev shifts its sigmas by the image's size, schnell does not."""
+    return flow_euler(shift=3.0, use_dynamic_shifting=True) if config["guidance_embeds"] else flow_euler(shift=1.0)
+
+
 FAMILIES = {
-    "DiTTransformer2DModel": HostFamily(build_dit, dit_conditions),
-    "PixArtTransformer2DModel": HostFamily(build_pixart, pixart_conditions),
+    "DiTTransformer2DModel": HostFamily(build_dit, dit_conditions, lambda _: {"_class_name": "DDIMScheduler"}),
+    "PixArtTransformer2DModel": HostFamily(
+        build_pixart, pixart_conditions, lambda _: {"_class_name": "DPMSolverMultistepScheduler"}
+    ),
+    "SD3Transformer2DModel": HostFamily(
+        build_sd3, sd3_conditions, lambda _: flow_euler(shift=3.0), linear_sigmas=False
+    ),
+    "FluxTransformer2DModel": HostFamily(build_flux, flux_conditions, flux_schedule),
 }

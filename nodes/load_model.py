@@ -15,9 +15,10 @@ from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
 from .families import family_for
 from .group import worker_group
+from .loop_mode import serve_stock_samplers
 from .model_files import describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
-from .remote_model import RemoteDiT, remote_model
+from .remote_model import RemoteDiT, Schedule, remote_model
 from .single_file import describe_file
 
 AUTO = "auto"
@@ -44,6 +45,14 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                     default=AUTO,
                     tooltip="What the weights are cast to. auto: what ComfyUI would choose for its own device.",
                 ),
+                io.Boolean.Input(
+                    "loop_mode",
+                    default=True,
+                    optional=True,
+                    tooltip="A stock KSampler with euler runs its whole loop in the workers, which gives the same "
+                    "image. Off: ComfyUI runs the loop, and the workers one forward at a time, as for all other "
+                    "samplers.",
+                ),
                 PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
             ],
             outputs=[io.Model.Output()],
@@ -54,7 +63,9 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return True if model_name in list_models() else why_not_listed(model_name)
 
     @classmethod
-    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None) -> io.NodeOutput:
+    def execute(
+        cls, model_name: str, dtype: str, loop_mode: bool = True, plan: ParallelPlan | None = None
+    ) -> io.NodeOutput:
         if importlib.util.find_spec("diffusers") is None:
             raise RuntimeError(
                 "ParallelDiT needs the diffusers package, which is not installed; run "
@@ -74,7 +85,12 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
         model = family.build(description)
         conditions = functools.partial(family.conditions, model)
-        return io.NodeOutput(remote_model(model, RemoteDiT(worker_group(), source, plan, conditions, torch_dtype)))
+        schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
+        dit = RemoteDiT(worker_group(), source, plan, conditions, torch_dtype, schedule)
+        patcher = remote_model(model, dit)
+        if loop_mode:
+            serve_stock_samplers(patcher)
+        return io.NodeOutput(patcher)
 
 
 def host_dtype(stored: torch.dtype) -> torch.dtype:

@@ -26,7 +26,7 @@ class ParallelPlanNode(io.ComfyNode):
             display_name="Parallel Plan",
             category="model/parallel",
             description="How many ranks share the work, and how. The product of the degrees is the number of ranks.",
-            search_aliases=["ParallelDiT", "multi GPU", "ulysses", "xdit"],
+            search_aliases=["ParallelDiT", "multi GPU", "ulysses", "pipefusion", "xdit"],
             inputs=[
                 io.Combo.Input(
                     "mode",
@@ -47,6 +47,24 @@ class ParallelPlanNode(io.ComfyNode):
                     optional=True,
                     tooltip="The kernel that computes self-attention. auto: the best that the device has. "
                     "Used in manual mode.",
+                ),
+                degree("pipefusion", "Stages that hold a part of the blocks each. Needs the Parallel Sampler."),
+                io.Int.Input(
+                    "patches",
+                    default=0,
+                    min=0,
+                    max=MAX_DEGREE,
+                    optional=True,
+                    tooltip="Into how many patches PipeFusion cuts the image; 0 is one a stage. Used in manual mode.",
+                ),
+                io.Int.Input(
+                    "sync_steps",
+                    default=1,
+                    min=1,
+                    max=1000,
+                    optional=True,
+                    tooltip="How many steps PipeFusion runs whole before patches see each other's last step. More is "
+                    "closer to the exact image, and slower. Used in manual mode.",
                 ),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import comfy.model_base
 import comfy.model_management
@@ -13,16 +14,42 @@ from comfy.patcher_extension import WrappersMP
 
 from ..parallel_backend.loading import ModelSource
 from ..parallel_backend.plan import ParallelPlan
-from ..worker.client import WorkerGroup
+from ..worker.client import OnStep, WorkerGroup
+from ..worker.sampler_call import SamplerCall
+from ..worker.tensors import Tensors
 
 Conditions = Callable[[torch.Tensor | None, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
+
+
+class RecordedForward(NamedTuple):
+    """latents: those of all branches. branches: of each part of the batch, 0 for cond and 1 for uncond."""
+
+    latents: torch.Tensor
+    conditions: Tensors
+    branches: list[int]
+
+
+class Schedule(NamedTuple):
+    """config: scheduler_config.json of the model's folder, empty without one. default, linear_sigmas: the family's, see
+    the engine's `build_scheduler` and `Stepper.prepare`."""
+
+    config: dict[str, Any]
+    default: dict[str, Any]
+    linear_sigmas: bool
 
 
 class RemoteDiT(torch.nn.Module):
     """Stands where ComfyUI has its diffusion model; holds no weights and sends each forward to the worker group."""
 
     def __init__(
-        self, group: WorkerGroup, source: ModelSource, plan: ParallelPlan, conditions: Conditions, dtype: torch.dtype
+        self,
+        group: WorkerGroup,
+        source: ModelSource,
+        plan: ParallelPlan,
+        conditions: Conditions,
+        dtype: torch.dtype,
+        schedule: Schedule,
     ) -> None:
         """conditions: context and the other arguments of `forward` to the engine's conditions; it takes out of the
         latter what it uses. dtype: what ComfyUI casts the latents to."""
@@ -32,6 +59,8 @@ class RemoteDiT(torch.nn.Module):
         self.plan = plan
         self.conditions = conditions
         self.dtype = dtype
+        self.schedule = schedule
+        self.recorded: list[RecordedForward] | None = None
 
     def forward(
         self,
@@ -50,9 +79,31 @@ class RemoteDiT(torch.nn.Module):
         conditions = self.conditions(context, extra)
         if extra:
             raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
-        check = comfy.model_management.throw_exception_if_processing_interrupted
-        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check)
-        return self.group.forward(x, timesteps, conditions, check).to(x)
+        if self.recorded is not None:
+            self.recorded.append(RecordedForward(x, conditions, transformer_options["cond_or_uncond"]))
+            return torch.zeros_like(x)
+        self.load()
+        return self.group.forward(x, timesteps, conditions, check_interrupt).to(x)
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, on_step: OnStep
+    ) -> torch.Tensor:
+        """The whole sampler call, see WorkerGroup.sample; the latents, on the CPU."""
+        self.load()
+        return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
+
+    def load(self) -> None:
+        """Makes sure that the worker group holds this model under this plan."""
+        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[RecordedForward]]:
+        """While entered, forwards are written down and not run; they give zeros."""
+        self.recorded = []
+        try:
+            yield self.recorded
+        finally:
+            self.recorded = None
 
     def state_dict(self, *_args: Any, **_kwargs: Any) -> dict:
         """Raises ValueError: a loader that found no names here would drop its LoRA without an error."""

@@ -201,7 +201,8 @@ class _Run:
         denoised = None
         if self.watch.previews:
             denoised = stepper.denoised(prediction, step, self.inputs)[region]
-        self.latents[region] = latents[region]
+        # A new tensor each time: schedulers with a history keep the one before.
+        self.latents = latents if region is ... else torch.where(self.regions[segments[0]], latents, self.latents)
         is_final = step + 1 == self.steps
         following = latents if is_final else stepper.model_input(self.latents, step + 1)
         self.inputs[region] = following[region]

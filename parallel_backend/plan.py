@@ -109,8 +109,8 @@ class ParallelPlan:
         """Raises PlanError if the plan cannot serve one forward at a time, as a stock sampler asks for them."""
         if self.patch_count > 1:
             raise PlanError(
-                f"The plan {self} has PipeFusion, which carries state from step to step and needs the whole sampler "
-                "call; a stock sampler sends one forward at a time: use ulysses, ring, tp, cfg or dp for it."
+                f"The plan {self} has PipeFusion, which carries state from step to step, and a stock sampler sends one "
+                "forward at a time: use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp."
             )
 
     def check_devices(self, devices: int) -> None:

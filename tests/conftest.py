@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,11 +44,25 @@ LINEAR_BETAS = {
     "steps_offset": 0,
     "trained_betas": None,
 }
+SD3_SCHEDULER = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+FLUX_SCHEDULER = {
+    **SD3_SCHEDULER,
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 4096,
+    "max_shift": 1.15,
+    "use_dynamic_shifting": True,
+}
 PIPELINES = {
     "tiny-dit": ("dit", {"_class_name": "DiTPipeline", "id2label": {str(i): n for i, n in enumerate(DIT_LABELS)}}),
     "tiny-pixart-alpha": ("pixart-alpha", {"_class_name": "PixArtAlphaPipeline"}),
     "tiny-pixart-sigma": ("pixart-sigma", {"_class_name": "PixArtSigmaPipeline"}),
+    "tiny-sd3": ("sd3.5", {"_class_name": "StableDiffusion3Pipeline"}),
+    "tiny-flux": ("flux-dev", {"_class_name": "FluxPipeline"}),
 }
+SCHEDULERS = {"tiny-sd3": SD3_SCHEDULER, "tiny-flux": FLUX_SCHEDULER}
+# ComfyUI's latents of these have 16 channels, of which Flux packs patches of 2×2.
+CHANNELS = {"tiny-sd3": {"in_channels": 16, "out_channels": 16}, "tiny-flux": {"in_channels": 64}}
 
 
 @pytest.fixture(scope="session")
@@ -80,16 +95,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(5)
     for name, tokens in (("text", 12), ("other-text", 12), ("short-text", 5)):
         text = torch.randn(1, tokens, width, generator=generator)
-        save_file({"conditioning": text}, base / "input" / f"{name}.safetensors")
+        pooled = torch.randn(1, 16, generator=generator)
+        save_file({"conditioning": text, "pooled": pooled}, base / "input" / f"{name}.safetensors")
     return base
 
 
 def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
     """A diffusers pipeline folder: model_index.json, transformer, scheduler."""
-    FAMILIES[family].save(folder / "transformer")
+    tiny = FAMILIES[family]
+    replace(tiny, config={**tiny.config, **CHANNELS.get(folder.name, {})}).save(folder / "transformer")
     (folder / "model_index.json").write_text(json.dumps(pipeline, indent=2))
     (folder / "scheduler").mkdir()
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(LINEAR_BETAS, indent=2))
+    (folder / "scheduler" / "scheduler_config.json").write_text(
+        json.dumps(SCHEDULERS.get(folder.name, LINEAR_BETAS), indent=2)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ class LoadConditioning:
 
     def load(self, name):
         tensors = load_file(os.path.join(folder_paths.get_input_directory(), name))
-        return ([[tensors["conditioning"], {}]],)
+        return ([[tensors["conditioning"], {"pooled_output": tensors["pooled"]}]],)
 
 
 NODE_CLASS_MAPPINGS = {"Test_LoadConditioning": LoadConditioning}
@@ -74,6 +74,8 @@ class Job:
     positive and negative: a class label, or the name of a .safetensors file in the input folder.
     latent: a .latent file in the input folder instead of an empty one.
     plan: degrees by axis; None is auto. seed: None takes one that was never used.
+    loop_mode: whether the loader lets the workers run the loop. scheduler: that of a Parallel Sampler in place of the
+    KSampler. mask: the left half of the latent is kept.
     """
 
     model: str
@@ -87,6 +89,11 @@ class Job:
     seed: int | None = None
     steps: int = 4
     cfg: float = 2.0
+    sampler: str = "euler"
+    denoise: float = 1.0
+    mask: bool = False
+    loop_mode: bool = False
+    scheduler: str | None = None
 
     def under(self, plan: Mapping[str, int]) -> Job:
         return replace(self, plan=plan)
@@ -94,7 +101,7 @@ class Job:
     def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
         """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
         graph = Graph()
-        loader = {"model_name": self.model, "dtype": "fp32"}
+        loader = {"model_name": self.model, "dtype": "fp32", "loop_mode": self.loop_mode}
         if self.plan is not None:
             loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
@@ -104,21 +111,31 @@ class Job:
             latent = graph.add("LoadLatent", latent=self.latent)
         else:
             latent = graph.add("EmptyLatentImage", width=self.width, height=self.height, batch_size=self.batch)
-        sampled = graph.add(
-            "KSampler",
-            model=patch_model(graph, loaded) if patch_model else loaded,
-            positive=patch_positive(graph, positive) if patch_positive else positive,
-            negative=negative,
-            latent_image=latent,
-            seed=next(_seeds) if self.seed is None else self.seed,
-            steps=self.steps,
-            cfg=self.cfg,
-            sampler_name="euler",
-            scheduler="simple",
-            denoise=1.0,
-        )
+        if self.mask:
+            latent = graph.add("SetLatentNoiseMask", samples=latent, mask=right_half(graph, self.width, self.height))
+        common = {
+            "model": patch_model(graph, loaded) if patch_model else loaded,
+            "positive": patch_positive(graph, positive) if patch_positive else positive,
+            "negative": negative,
+            "latent_image": latent,
+            "seed": next(_seeds) if self.seed is None else self.seed,
+            "steps": self.steps,
+            "cfg": self.cfg,
+            "denoise": self.denoise,
+        }
+        if self.scheduler:
+            sampled = graph.add("ParallelDiT_Sampler", scheduler=self.scheduler, **common)
+        else:
+            sampled = graph.add("KSampler", sampler_name=self.sampler, scheduler="simple", **common)
         graph.add("SaveLatent", samples=sampled, filename_prefix="test")
         return graph.prompt
+
+
+def right_half(graph: Graph, width: int, height: int) -> Link:
+    """A mask that is 1 in the right half."""
+    whole = graph.add("SolidMask", value=1.0, width=width, height=height)
+    left = graph.add("SolidMask", value=0.0, width=width // 2, height=height)
+    return graph.add("MaskComposite", destination=whole, source=left, x=0, y=0, operation="multiply")
 
 
 def conditioning(graph: Graph, model: Link, what: str) -> Link:

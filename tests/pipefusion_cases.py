@@ -44,6 +44,8 @@ def scheduler_of(name: str) -> object:
         "ddim": diffusers.DDIMScheduler,
         "dpm++": diffusers.DPMSolverMultistepScheduler,
         "euler": diffusers.EulerDiscreteScheduler,
+        "heun": diffusers.HeunDiscreteScheduler,
+        "unipc": diffusers.UniPCMultistepScheduler,
     }[name]()
     scheduler.set_timesteps(STEPS)
     return scheduler

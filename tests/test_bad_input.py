@@ -147,7 +147,7 @@ def test_a_latent_that_is_no_multiple_of_the_patch(host: ComfyHost) -> None:
 def test_nan_in_the_conditioning(host: ComfyHost, models: Path, model: str, shape: tuple[int, ...]) -> None:
     conditioning = torch.zeros(shape)
     conditioning[..., 5] = float("nan")
-    save_file({"conditioning": conditioning}, models / "input" / "nan.safetensors")
+    save_file({"conditioning": conditioning, "pooled": torch.zeros(1, 16)}, models / "input" / "nan.safetensors")
     negative = "" if model == "tiny-dit" else "text.safetensors"
     assert_says(refusal(host, Job(model, "nan.safetensors", negative).prompt(), GOOD), "NaN", "the node that made it")
 
@@ -169,7 +169,9 @@ def test_a_text_conditioning_on_a_class_model(host: ComfyHost) -> None:
 
 
 def test_a_text_conditioning_of_another_width(host: ComfyHost, models: Path) -> None:
-    save_file({"conditioning": torch.randn(1, 12, 48)}, models / "input" / "wide.safetensors")
+    save_file(
+        {"conditioning": torch.randn(1, 12, 48), "pooled": torch.zeros(1, 16)}, models / "input" / "wide.safetensors"
+    )
     job = Job("tiny-pixart-alpha", "wide.safetensors", "wide.safetensors")
     assert_says(refusal(host, job.prompt(), GOOD), "48", "32")
 

@@ -44,7 +44,7 @@ CASES = [
     for hybrid in HYBRIDS
 ]
 CASES += [case("dit", "flow", 3, 1, pipefusion=1, **hybrid) for hybrid in HYBRIDS]
-CASES += [case("dit", name, 3, 2, pipefusion=2) for name in ("ddim", "dpm++", "euler")]
+CASES += [case("dit", name, 3, 2, pipefusion=2) for name in ("ddim", "dpm++", "euler", "heun", "unipc")]
 CASES += [
     case(family, "flow", 3, 1, pipefusion=2, **hybrid)
     for family in oracle.ANATOMIES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -20,12 +21,14 @@ from .endpoint import Endpoint
 from .lifetime import PARENT
 from .process import WorkerProcess
 from .protocol import ConnectionClosed, Header, decode, receive_frame, send_frame
+from .sampler_call import SamplerCall
 from .tensors import Tensors
 
 START_SECONDS = 300
 POLL_SECONDS = 0.05
 
 Check = Callable[[], None]
+OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the estimate of the clean latents if it has one
 
 
 class WorkerGroupError(RuntimeError):
@@ -86,17 +89,40 @@ class WorkerGroup:
             header = {"op": "forward", "conditions": keys, "drop": dropped}
             return self._request(header, {"latents": latents, "timestep": timestep_B, **new}, check)["prediction"]
 
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, check: Check, on_step: OnStep
+    ) -> torch.Tensor:
+        """A whole sampler call on the loaded model: the denoised latents.
+
+        tensors: noise, and what else the call has of SAMPLER_TENSORS. negative: empty without guidance.
+        on_step: called after every step. What it or `check` raises cancels the call at its next step.
+        Raises RequestRefused, WorkerGroupError.
+        """
+        with self.lock:
+            named = {("conditions", name): tensor for name, tensor in conditions.items()}
+            named |= {("negative", name): tensor for name, tensor in negative.items()}
+            keys, new, dropped = self.sent.exchange(named)
+            header = {"op": "sample", "call": call.to_json(), "drop": dropped, "conditions": {}, "negative": {}}
+            for (kind, name), key in keys.items():
+                header[kind][name] = key
+            return self._request(header, {**tensors, **new}, check, on_step)["latents"]
+
     def status(self) -> dict[str, Any]:
         """State, process ids and what is loaded, answered while a job runs. Raises WorkerGroupError if it died."""
         with self.control_lock:
             control = self.channels.get("control")
             if control is None:
                 return {"state": "starting" if self.process else "stopped"}
-            return self._ask(control)
+            return self._ask(control, {"op": "status"})
 
-    def _ask(self, control: socket.socket) -> dict[str, Any]:
+    def _cancel(self, job: int) -> None:
+        """Has a job end at its next step; its answer is not waited for."""
+        with self.control_lock, contextlib.suppress(WorkerGroupError):
+            self._ask(self.channels["control"], {"op": "cancel", "job": job})
+
+    def _ask(self, control: socket.socket, request: Header) -> dict[str, Any]:
         try:
-            send_frame(control, {"op": "status"})
+            send_frame(control, request)
             return decode(receive_frame(control))[0]
         except (ConnectionClosed, ConnectionError) as error:
             raise WorkerGroupError("The worker group has died.") from error
@@ -141,19 +167,17 @@ class WorkerGroup:
             "HF_HUB_OFFLINE": "1",
         }
 
-    def _request(self, header: Header, tensors: Tensors, check: Check) -> Tensors:
+    def _request(self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None) -> Tensors:
         if not self.channels:
             raise WorkerGroupError("The worker group is not running.")
         self.last_id += 1
         job = self.channels["job"]
         try:
             send_frame(job, {**header, "id": self.last_id}, tensors)
-            while True:
-                while not select.select([job], [], [], POLL_SECONDS)[0]:
-                    check()
-                reply, results = decode(receive_frame(job))
-                if reply.get("id") == self.last_id:
-                    break
+            reply, results = self._next_reply(job, check)
+            while "event" in reply:
+                on_step(reply, results.get("denoised"))
+                reply, results = self._next_reply(job, check)
         except (ConnectionClosed, ConnectionError) as error:
             self.process.exited.wait(10)
             reason = self.process.reason()
@@ -161,6 +185,18 @@ class WorkerGroup:
             raise WorkerGroupError(
                 f"The worker group died during '{header['op']}'; queue the prompt again to restart it.\n{reason}"
             ) from error
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            self._cancel(self.last_id)
+            raise
         if "error" in reply:
             raise RequestRefused(reply["error"])
         return results
+
+    def _next_reply(self, job: socket.socket, check: Check) -> tuple[Header, Tensors]:
+        """The next frame that answers the last request; late answers to those given up are dropped."""
+        while True:
+            while not select.select([job], [], [], POLL_SECONDS)[0]:
+                check()
+            reply, results = decode(receive_frame(job))
+            if reply.get("id") == self.last_id:
+                return reply, results

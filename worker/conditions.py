@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+
 import torch
 
 from .tensors import Tensors
@@ -19,9 +21,9 @@ class SentConditions:
         self.held: Tensors = {}
         self.count = 0
 
-    def exchange(self, conditions: Tensors) -> tuple[dict[str, str], Tensors, list[str]]:
+    def exchange(self, conditions: Mapping[Hashable, torch.Tensor]) -> tuple[dict[Hashable, str], Tensors, list[str]]:
         """For a request's conditions by name: the key of each, the tensors to send by key, and the keys to drop."""
-        keys: dict[str, str] = {}
+        keys: dict[Hashable, str] = {}
         new: Tensors = {}
         for name, tensor in conditions.items():
             key = next((key for key, held in self.held.items() if same(held, tensor)), None)

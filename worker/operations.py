@@ -1,4 +1,5 @@
-"""What a rank can be asked: load a model under a plan, run one forward. Every rank executes every request."""
+"""What a rank can be asked: load a model under a plan, run one forward, run a sampler call. Every rank executes every
+request."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.denoiser import Denoiser, Stopped
 from parallel_backend.errors import RequestError
 from parallel_backend.loading import ModelSource
 from parallel_backend.mesh import Mesh, build_mesh
@@ -19,22 +21,34 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 
 from .protocol import Header
+from .sampler_call import SAMPLER_TENSORS, SamplerCall
+from .sampling import first_latents, inpainting_of, stepper_of
 from .tensors import Tensors
+from .watch import Emit, JobWatch
 
 Result = TypeVar("Result")
+
+
+class Cancelled(Exception):
+    """The request was given up by ComfyUI, and ended early on every rank alike."""
 
 
 class Operations:
     """The state of one rank between requests: the mesh, the model, and the conditioning sent so far."""
 
-    def __init__(self, device: torch.device, control_group: dist.ProcessGroup) -> None:
+    def __init__(self, device: torch.device, control_group: dist.ProcessGroup, emit: Emit) -> None:
+        """emit: sends an event of the running request to ComfyUI; called on rank 0 alone."""
         self.device = device
         self.control_group = control_group
         self.mesh: Mesh | None = None
         self.transformer: ParallelTransformer | None = None
         self.conditions: Tensors = {}
+        self.emit = emit
         self.running: str | None = None
-        self.operations = {"load": self.load, "forward": self.forward}
+        self.job: int | None = None
+        self.cancelled_job: int | None = None
+        self.step: tuple[int, int] | None = None  # of how many, in a sampler call
+        self.operations = {"load": self.load, "forward": self.forward, "sample": self.sample}
         self.counts = dict.fromkeys(self.operations, 0)
         self.seconds = dict.fromkeys(self.operations, 0.0)
         self.loaded: dict[str, Any] = {}
@@ -50,12 +64,12 @@ class Operations:
         operation = header.get("op")
         if operation not in self.operations:
             raise RequestError(f"The worker group knows no operation {operation!r}; restart ComfyUI.")
-        self.running = operation
+        self.running, self.job = operation, header.get("id")
         started = time.perf_counter()
         try:
             results = self.operations[operation](header, tensors)
         finally:
-            self.running = None
+            self.running = self.step = None
         self.counts[operation] += 1
         self.seconds[operation] += time.perf_counter() - started
         return results
@@ -65,12 +79,17 @@ class Operations:
         return {
             "state": "busy" if self.running else "ready",
             "operation": self.running,
+            "step": self.step,
             "device": self.device.type,
             "pids": self.pids,
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             **self.loaded,
         }
+
+    def cancel(self, job: int) -> None:
+        """Ends that job at its next step, if it still runs then; called from another thread, on rank 0."""
+        self.cancelled_job = job
 
     def load(self, header: Header, _tensors: Tensors) -> None:
         """Replaces the model and the plan. After a refusal, no model is loaded."""
@@ -91,15 +110,54 @@ class Operations:
 
     def forward(self, header: Header, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
+        transformer = self.loaded_transformer()
+        latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
+        (conditions,) = self.take_conditions(header, tensors, "conditions")
+        prediction = transformer(latents, timestep_B, conditions)
+        return None if prediction is None else {"prediction": prediction.cpu()}
+
+    def sample(self, header: Header, tensors: Tensors) -> Tensors | None:
+        """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
+        transformer = self.loaded_transformer()
+        own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
+        conditions, negative = self.take_conditions(header, tensors, "conditions", "negative")
+        call = SamplerCall.from_json(header["call"])
+        stepper = stepper_of(call, own["noise"], transformer)
+        watch = JobWatch(
+            self.control_group, len(stepper), call.previews, lambda: self.cancelled_job == self.job, self.tell
+        )
+        try:
+            latents = Denoiser(transformer).sample(
+                first_latents(call, stepper, own),
+                stepper,
+                conditions,
+                negative or None,
+                call.guidance,
+                inpainting=inpainting_of(own),
+                watch=watch,
+                to_first=True,
+            )
+        except Stopped as stopped:
+            raise Cancelled from stopped
+        finally:
+            watch.close()
+        return {"latents": latents.cpu()} if dist.get_rank() == 0 else None
+
+    def tell(self, event: Header, tensors: Tensors) -> None:
+        self.step = (event["step"] + 1, event["steps"])
+        self.emit({"id": self.job, **event}, tensors)
+
+    def loaded_transformer(self) -> ParallelTransformer:
         if self.transformer is None:
             raise RequestError("No model is loaded in the worker group; queue the prompt again.")
+        return self.transformer
+
+    def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
+        """Keeps the conditions that came along, and returns those that the header names by key."""
         for key in header["drop"]:
             self.conditions.pop(key, None)
-        latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         self.conditions.update({key: tensor.clone() for key, tensor in tensors.items()})  # they outlive the frame
-        conditions = {name: self.conditions[key] for name, key in header["conditions"].items()}
-        prediction = self.transformer(latents, timestep_B, conditions)
-        return None if prediction is None else {"prediction": prediction.cpu()}
+        return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
 
     def agree(self, action: Callable[[], Result]) -> Result:
         """Runs what may fail on one rank alone (disk, memory); if any rank fails, every rank raises RequestError.

@@ -7,6 +7,7 @@ ends the rank, and torchrun ends the group with it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -20,7 +21,7 @@ from parallel_backend.mesh import start_distributed
 from .control import ControlServer
 from .endpoint import connect
 from .lifetime import die_with_parent
-from .operations import Operations
+from .operations import Cancelled, Operations
 from .protocol import decode, send_frame
 from .relay import FrameRelay
 
@@ -37,6 +38,8 @@ def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) 
             reply, results = {}, operations.execute(header, tensors)
         except RequestError as error:
             reply, results = {"error": str(error)}, None
+        except Cancelled:
+            reply, results = {"cancelled": True}, None
         if job:
             send_frame(job, {"id": header["id"], **reply}, results)
 
@@ -47,12 +50,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     device = start_distributed(os.environ[DEVICE])
     relay = FrameRelay()
-    operations = Operations(device, relay.group)
-    if dist.get_rank() == 0:
-        ControlServer(connect("control"), operations.status).start()
-        serve(connect("job"), operations, relay)
-    else:
-        serve(None, operations, relay)
+    job = connect("job") if dist.get_rank() == 0 else None
+    operations = Operations(device, relay.group, functools.partial(send_frame, job))
+    if job:
+        ControlServer(connect("control"), {"status": operations.status, "cancel": operations.cancel}).start()
+    serve(job, operations, relay)
     dist.destroy_process_group()
 
 

@@ -1,0 +1,44 @@
+"""What a sampler call asks of the ranks, beside its tensors and conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Tensors of a call. noise: in the shape of the latents; with sigmas given, the latents at the first of them.
+# original: the latents to begin from, or to keep. mask: 1 where latents may change, broadcast to them.
+SAMPLER_TENSORS = ("noise", "original", "mask")
+
+
+@dataclass(frozen=True)
+class SamplerCall:
+    """A run of the denoising loop.
+
+    scheduler: a name of the engine's SCHEDULERS. config: the model's scheduler config, and default its family's.
+    linear_sigmas: see Stepper.prepare. steps, denoise: as in ComfyUI's KSampler. guidance: the weight of the
+    conditions against the negative ones. seed: of the noise that the scheduler adds.
+    previews: whether the steps' events carry estimates of the clean latents.
+    sigmas: in place of scheduler, steps and denoise, the host's own, for Euler; timesteps: one less, as the model takes
+    them. prediction: then, what the model predicts, in diffusers' words.
+    """
+
+    scheduler: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    default: Mapping[str, Any] = field(default_factory=dict)
+    linear_sigmas: bool = True
+    steps: int = 1
+    denoise: float = 1.0
+    guidance: float = 1.0
+    seed: int = 0
+    previews: bool = False
+    sigmas: tuple[float, ...] = ()
+    timesteps: tuple[float, ...] = ()
+    prediction: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> SamplerCall:
+        return cls(**fields)
