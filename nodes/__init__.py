@@ -9,6 +9,7 @@ from .class_label import DiTClassLabel
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
+from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
 from .status_route import add_status_route
 
 
@@ -17,7 +18,14 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_route()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [LoadDiffusionModelParallel, ParallelPlanNode, ParallelSampler, DiTClassLabel]
+        return [
+            LoadDiffusionModelParallel,
+            ParallelPlanNode,
+            ParallelSampler,
+            ParallelVAEDecode,
+            ParallelVAEEncode,
+            DiTClassLabel,
+        ]
 
 
 async def comfy_entrypoint() -> ParallelDiTExtension:

@@ -241,6 +241,7 @@ class _Run:
     def stop(self, step: int) -> None:
         """Leaves the run before a step, with no message on its way. Raises Stopped."""
         if self.link and self.is_first and step:
+            self.link.expect_nothing_after(step - 1)
             for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
                 self.receive_latents(step - 1, segments)
         if self.link:

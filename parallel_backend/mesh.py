@@ -94,6 +94,12 @@ def build_mesh(plan: ParallelPlan, device: torch.device, link_groups: bool | Non
     return Mesh(plan, device, axes, device_mesh, link_in, link_out)
 
 
+def world_axis() -> Axis:
+    """All ranks as one axis, whatever the plan."""
+    world = dist.get_world_size()
+    return Axis(dist.group.WORLD, world, dist.get_rank()) if world > 1 else Axis(None, 1, 0)
+
+
 def _axis(device_mesh: DeviceMesh) -> Axis:
     return Axis(device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank())
 

@@ -172,6 +172,10 @@ class StageLink:
         self.inbox.coming, self.inbox.proceeds = list(coming), proceeds
         self.known.clear()
 
+    def expect_nothing_after(self, step: int) -> None:
+        """Takes back what was announced for later steps, none of which is awaited yet."""
+        self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]
+
     def send(self, streams: dict[str, torch.Tensor]) -> None:
         """Sends the local tokens to the next stage, as one message. Raises StageExit."""
         skips = [self.skips[made] for made in self.stage.outgoing]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import diffusers
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from demo.host import ComfyHost
-from tests.graphs import Job, latents, relative_error, status
+from tests.graphs import Job, latents, ranks, relative_error, status
 from tests.loop_cases import EXPECTED, by_pipeline, scheduler_in
 
 TOLERANCE = 1e-5
@@ -149,3 +151,78 @@ def test_pipefusion_in_the_graph_is_its_serial_oracle(plan: dict, name: str, hos
     job = OWN[name].under(plan)
     wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models))
     assert relative_error(latents(host, job.prompt()), wanted) <= TOLERANCE
+
+
+def again(job: Job) -> Job:
+    """The same job, but for the host's cache, which goes by the inputs."""
+    return replace(job, denoise=0.99999)
+
+
+LONG = Job("tiny-dit", steps=4000, scheduler="Euler", seed=50)
+SHORT = replace(LONG, steps=4)
+CANCELLABLE = [{"ulysses": 2}, {"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "cfg": 2}]
+
+
+def test_every_step_reports_progress_and_a_preview(host: ComfyHost) -> None:
+    events = []
+    host.run(replace(SHORT, steps=30, seed=51).prompt(), on_event=events.append)
+    steps = [(event["data"]["value"], event["data"]["max"]) for event in events if event["type"] == "progress"]
+    assert (30, 30) in steps and len(steps) >= 2
+    previews = [event["bytes"] for event in events if event["type"] == "preview"]
+    assert previews and min(previews) > 200, "too short for a picture"
+
+
+@pytest.mark.parametrize("plan", CANCELLABLE, ids=str)
+def test_cancel_ends_the_loop_on_all_ranks_and_the_next_job_is_as_if_alone(plan: dict, host: ComfyHost) -> None:
+    alone = latents(host, SHORT.under(plan).prompt())
+    before = ranks(host)
+    prompt_id = host.queue(LONG.under(plan).prompt())
+    cancelled = []
+
+    def cancel(event: dict) -> None:
+        if event["type"] == "progress" and not cancelled:
+            cancelled.append(time.monotonic())
+            host.interrupt(prompt_id)
+
+    entry = host.wait(prompt_id, on_event=cancel)
+    assert cancelled and "execution_interrupted" in [kind for kind, _ in entry["status"]["messages"]]
+    latents(host, replace(SHORT, plan=plan, positive="4").prompt())
+    assert time.monotonic() - cancelled[0] < 10, "the job went on after it was cancelled"
+    assert torch.equal(latents(host, again(SHORT).under(plan).prompt()), alone)
+    assert ranks(host) == before
+
+
+@pytest.mark.parametrize("plan", [ONE_RANK, {"pipefusion": 2, "patches": 3}, {"cfg": 2, "ulysses": 2}], ids=str)
+@pytest.mark.parametrize("scheduler", ["DDIM", "DPM++ 2M", "Euler ancestral"])
+def test_a_job_after_another_is_bit_for_bit_the_job_alone(plan: dict, scheduler: str, host: ComfyHost) -> None:
+    job = replace(SHORT, plan=plan, scheduler=scheduler, steps=6, seed=60)
+    alone = latents(host, job.prompt())
+    # Larger, of another class, a batch: whatever it left behind would be of the wrong shape, or show.
+    other = latents(host, replace(job, seed=61, positive="7", width=192, batch=2).prompt())
+    assert other.isfinite().all()
+    assert torch.equal(latents(host, again(job).prompt()), alone)
+
+
+@pytest.mark.parametrize("name", ["demo", "sd3", "pixart"])
+def test_a_mask_keeps_the_latent_and_less_denoise_stays_near_it(name: str, host: ComfyHost, models: Path) -> None:
+    """The latent to begin from is what another run made."""
+    job = replace(OWN[name], plan=ONE_RANK)
+    base = latents(host, replace(job, seed=70).prompt())
+    save_file({"latent_tensor": base, "latent_format_version_0": torch.tensor([])}, models / "input" / "base.latent")
+    begun = replace(job, latent="base.latent", positive=job.negative, negative=job.positive, seed=71, steps=8)
+    masked = latents(host, replace(begun, mask=True).prompt())
+    half = masked.shape[-1] // 2
+    assert relative_error(masked[..., :half], base[..., :half]) <= TOLERANCE
+    assert relative_error(masked[..., half:], base[..., half:]) > 1e-2
+    near, far = (latents(host, replace(begun, denoise=denoise).prompt()) for denoise in (0.25, 1.0))
+    assert 1e-4 < relative_error(near, base) < relative_error(far, base)
+
+
+@pytest.mark.parametrize("name", ["demo", "sd3", "pixart"])
+def test_less_denoise_and_a_mask_are_the_same_under_every_plan(name: str, host: ComfyHost, models: Path) -> None:
+    job = replace(OWN[name], denoise=0.5, mask=True, latent="base.latent", plan=ONE_RANK, steps=5)
+    base = latents(host, replace(OWN[name], plan=ONE_RANK, seed=70).prompt())
+    save_file({"latent_tensor": base, "latent_format_version_0": torch.tensor([])}, models / "input" / "base.latent")
+    alone = latents(host, job.prompt())
+    for plan in ({"ulysses": 2}, {"pipefusion": 2, "patches": 3, "sync_steps": 10}):
+        assert relative_error(latents(host, job.under(plan).prompt()), alone) <= TOLERANCE

@@ -107,6 +107,21 @@ class WorkerGroup:
                 header[kind][name] = key
             return self._request(header, {**tensors, **new}, check, on_step)["latents"]
 
+    def run_vae(
+        self, direction: str, path: str, dtype: str, tensor: torch.Tensor, ranks: int, check: Check
+    ) -> torch.Tensor:
+        """Decodes latents or encodes images, see ParallelVAE, by the VAE in a file. Raises as `load` does.
+
+        direction: decode or encode. ranks: how many to start, if none run.
+        """
+        with self.lock:
+            if self.process and self.process.exited.is_set():
+                self.stop()
+            if not self.process:
+                self._start(ranks, check)
+            header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
+            return self._request(header, {"input": tensor}, check)["result"]
+
     def status(self) -> dict[str, Any]:
         """State, process ids and what is loaded, answered while a job runs. Raises WorkerGroupError if it died."""
         with self.control_lock:

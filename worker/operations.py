@@ -1,5 +1,4 @@
-"""What a rank can be asked: load a model under a plan, run one forward, run a sampler call. Every rank executes every
-request."""
+"""What a rank can be asked: load a model, run a forward or a whole sampler call, run a VAE. Every rank executes all."""
 
 from __future__ import annotations
 
@@ -16,9 +15,11 @@ import torch.distributed as dist
 from parallel_backend.denoiser import Denoiser, Stopped
 from parallel_backend.errors import RequestError
 from parallel_backend.loading import ModelSource
-from parallel_backend.mesh import Mesh, build_mesh
+from parallel_backend.mesh import Mesh, build_mesh, world_axis
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.vae import ParallelVAE
+from parallel_backend.vae_files import load_vae
 
 from .protocol import Header
 from .sampler_call import SAMPLER_TENSORS, SamplerCall
@@ -48,7 +49,8 @@ class Operations:
         self.job: int | None = None
         self.cancelled_job: int | None = None
         self.step: tuple[int, int] | None = None  # of how many, in a sampler call
-        self.operations = {"load": self.load, "forward": self.forward, "sample": self.sample}
+        self.vae: tuple[tuple[str, str], ParallelVAE] | None = None
+        self.operations = {"load": self.load, "forward": self.forward, "sample": self.sample, "vae": self.run_vae}
         self.counts = dict.fromkeys(self.operations, 0)
         self.seconds = dict.fromkeys(self.operations, 0.0)
         self.loaded: dict[str, Any] = {}
@@ -142,6 +144,17 @@ class Operations:
         finally:
             watch.close()
         return {"latents": latents.cpu()} if dist.get_rank() == 0 else None
+
+    def run_vae(self, header: Header, tensors: Tensors) -> Tensors | None:
+        """Decodes latents or encodes images by the VAE in a file, which stays loaded until another is asked for."""
+        wanted = (header["path"], header["dtype"])
+        if self.vae is None or self.vae[0] != wanted:
+            self.vae = None
+            model = self.agree(lambda: load_vae(*wanted).to(self.device))
+            self.vae = (wanted, ParallelVAE(model, world_axis()))
+        run = {"decode": self.vae[1].decode, "encode": self.vae[1].encode}[header["direction"]]
+        result = run(tensors["input"])
+        return None if result is None else {"result": result.cpu()}
 
     def tell(self, event: Header, tensors: Tensors) -> None:
         self.step = (event["step"] + 1, event["steps"])
