@@ -78,7 +78,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         description, names = (describe_folder(path), None) if path.is_dir() else describe_file(path)
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
-        plan = resolve_plan(plan, description.config["num_attention_heads"], spec.tensor_parallel)
+        plan = resolve_plan(plan, description.config, spec)
         torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype)
         dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
         source = ModelSource(description.model_class, description.config, description.files, dtype, names)

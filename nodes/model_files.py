@@ -15,7 +15,7 @@ from ..parallel_backend.folder import model_class, read_json
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
-REQUIRED_KEYS = ("_class_name", "num_attention_heads", "in_channels")
+REQUIRED_KEYS = ("_class_name", "num_attention_heads", "num_layers", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

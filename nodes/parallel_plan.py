@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from comfy_api.latest import io
 
+from ..parallel_backend.models import ModelSpec, block_count
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from .group import device_count, device_type
 
@@ -75,14 +79,14 @@ class ParallelPlanNode(io.ComfyNode):
         return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(values))
 
 
-def resolve_plan(plan: ParallelPlan | None, heads: int, tensor_parallel: bool) -> ParallelPlan:
-    """The plan to run on this machine, `None` being auto. tensor_parallel: whether the model allows tp.
+def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: ModelSpec) -> ParallelPlan:
+    """The plan to run on this machine, `None` being auto. config, spec: of the model.
 
     Raises PlanError if the model or the machine forbids it.
     """
     if plan is None:
-        return ParallelPlan.auto(device_count(), heads)
-    plan.check_model(heads, tensor_parallel)
+        return ParallelPlan.auto(device_count(), config["num_attention_heads"])
+    plan.check_model(config["num_attention_heads"], spec.tensor_parallel, block_count(config))
     if device_type() == "cuda":
         plan.check_devices(device_count())
     return plan

@@ -81,11 +81,15 @@ class ParallelPlan:
     def world_size(self) -> int:
         return math.prod(self.degrees().values())
 
-    def check_model(self, heads: int, tensor_parallel: bool = False) -> None:
-        """Raises PlanError, naming the degree and the nearest that works, if a model with these heads forbids it.
+    def check_model(self, heads: int, tensor_parallel: bool = False, blocks: int | None = None) -> None:
+        """Raises PlanError, naming the degree and the nearest that works, if a model of this size forbids it.
 
-        tensor_parallel: whether its family can be tensor parallel, as its spec says.
+        tensor_parallel: whether its family can be tensor parallel, as its spec says. blocks: all of them, if known.
         """
+        if blocks is not None and self.pipefusion > blocks:
+            raise PlanError(
+                f"pipefusion={self.pipefusion} has more stages than the model has blocks; use {blocks} or less."
+            )
         if self.tp > 1 and not tensor_parallel:
             raise PlanError(
                 f"tp={self.tp} needs a model for which diffusers has a tensor-parallel plan, and it has none for this "

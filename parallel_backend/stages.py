@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from .collectives import shard_sizes
-from .errors import PlanError
 from .layout import TOKEN_DIM, TokenLayout
 from .mesh import Axis, Mesh
 from .models.spec import ModelSpec
@@ -83,13 +82,9 @@ def skip_sources(count: int) -> dict[int, int]:
 def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
     """Takes the blocks of other stages out of the model, and returns the local ones.
 
-    Stages differ by one block at most. Raises PlanError for more stages than blocks.
+    Stages differ by one block at most.
     """
     places = [(blocks, index) for blocks in spec.blocks for index in range(len(model.get_submodule(blocks)))]
-    if axis.degree > len(places):
-        raise PlanError(
-            f"pipefusion={axis.degree} has more stages than the model has blocks; use {len(places)} or less."
-        )
     sizes = shard_sizes(len(places), axis.degree)
     first = sum(sizes[: axis.index])
     local = places[first : first + sizes[axis.index]]

@@ -15,7 +15,7 @@ from .layout import TokenLayout
 from .loading import ModelSource, build_transformer, load_weights
 from .memo import memoise
 from .mesh import Axis, Mesh
-from .models import ModelSpec, spec_for
+from .models import ModelSpec, block_count, spec_for
 from .stages import StageExit, StageLink, keep_stage
 from .tensor_parallel import shard_weights
 
@@ -39,7 +39,7 @@ class ParallelTransformer:
         self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
         plan = mesh.plan
-        plan.check_model(model.config["num_attention_heads"], self.spec.tensor_parallel)
+        plan.check_model(model.config["num_attention_heads"], self.spec.tensor_parallel, block_count(model.config))
         self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
         head_dim = model.config["attention_head_dim"]
         backend = choose_backend(plan.attention, mesh.device, model.dtype, head_dim, plan.ring)

@@ -20,11 +20,13 @@ Link = list
 Patch = Callable[["Graph", Link], Link]
 
 NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from the safetensors file of that name in the input folder."""
+NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from a file in the input folder, and a MODEL that is not ours."""
 
+import copy
 import os
 
 import folder_paths
+import torch
 from safetensors.torch import load_file
 
 
@@ -46,7 +48,23 @@ class LoadConditioning:
         return ([[tensors["conditioning"], {"pooled_output": tensors["pooled"]}]],)
 
 
-NODE_CLASS_MAPPINGS = {"Test_LoadConditioning": LoadConditioning}
+class ForeignModel:
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "replace"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    def replace(self, model):
+        patcher = model.clone()
+        patcher.model = copy.copy(model.model)
+        patcher.model._modules = {**model.model._modules, "diffusion_model": torch.nn.Identity()}
+        return (patcher,)
+
+
+NODE_CLASS_MAPPINGS = {"Test_LoadConditioning": LoadConditioning, "Test_ForeignModel": ForeignModel}
 '''
 
 # The host caches a node's result by its inputs; a seed of its own makes a sampler run.

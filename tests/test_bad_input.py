@@ -8,8 +8,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -248,6 +250,7 @@ def patched_by(node: str, **inputs: object) -> Patch:
     return lambda graph, model: graph.add(node, model=model, **inputs)
 
 
+ROPE = {"scale_x": 2.0, "shift_x": 0.0, "scale_y": 1.0, "shift_y": 0.0, "scale_t": 1.0, "shift_t": 0.0}
 MODEL_PATCHES: dict[str, tuple[Patch, str]] = {
     "Deep Shrink": (
         patched_by(
@@ -284,7 +287,7 @@ MODEL_PATCHES: dict[str, tuple[Patch, str]] = {
         "easycache",
     ),
     "RoPE scaling": (
-        patched_by("ScaleROPE", scale_x=2.0, shift_x=0.0, scale_y=1.0, shift_y=0.0, scale_t=1.0, shift_t=0.0),
+        patched_by("ScaleROPE", **ROPE),
         "RoPE",
     ),
 }
@@ -304,6 +307,69 @@ def test_a_host_side_patch_is_honoured(host: ComfyHost) -> None:
     assert not torch.equal(rescaled, plain)
 
 
+LOOP = Job("tiny-dit", scheduler="DDIM")
+BEYOND_THE_LOOP = {
+    "a guidance node": (LOOP, patched_by("RescaleCFG", multiplier=0.7), None, "guidance function"),
+    "a ModelSampling node": (
+        replace(LOOP, model="tiny-sd3", **TEXT, scheduler="Euler flow"),
+        patched_by("ModelSamplingSD3", shift=2.0),
+        None,
+        "ModelSampling",
+    ),
+    "an area": (
+        LOOP,
+        None,
+        lambda graph, cond: graph.add(
+            "ConditioningSetArea", conditioning=cond, width=64, height=64, x=0, y=0, strength=1.0
+        ),
+        "an area",
+    ),
+    "a timestep range": (
+        LOOP,
+        None,
+        lambda graph, cond: graph.add("ConditioningSetTimestepRange", conditioning=cond, start=0.0, end=0.5),
+        "timestep range",
+    ),
+    "two conditionings": (
+        LOOP,
+        None,
+        lambda graph, cond: graph.add("ConditioningCombine", conditioning_1=cond, conditioning_2=cond),
+        "2 positive conditionings",
+    ),
+    "a patch of the inside": (LOOP, patched_by("ScaleROPE", **ROPE), None, "RoPE"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND_THE_LOOP)
+def test_what_acts_inside_the_hosts_loop_is_refused_by_the_parallel_sampler(host: ComfyHost, name: str) -> None:
+    job, patch_model, patch_positive, words = BEYOND_THE_LOOP[name]
+    assert_says(refusal(host, job.prompt(patch_model, patch_positive), GOOD), words, "Remove that node")
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (replace(LOOP, scheduler="Euler flow"), ("'Euler flow'", "flow matching", "DDIM")),
+        (replace(LOOP, model="tiny-sd3", **TEXT), ("'DDIM'", "diffusion", "Euler flow")),
+        (replace(LOOP, steps=1001), ("1001", "1000")),
+        (replace(LOOP, width=88, height=88), ("11", "patch")),
+        (replace(LOOP, plan={"pipefusion": 9}), ("pipefusion=9", "blocks")),
+        (replace(LOOP, plan={"pipefusion": 2, "patches": 40}, width=64, height=64), ("40 patches", "16 tokens")),
+        (replace(LOOP, plan={"pipefusion": 2}, scheduler=None), ("PipeFusion", "Parallel Sampler")),
+    ],
+    ids=lambda value: None if isinstance(value, Job) else value[0],
+)
+def test_a_sampler_call_that_cannot_be(host: ComfyHost, job: Job, words: tuple[str, ...]) -> None:
+    assert_says(refusal(host, job.prompt(), GOOD), *words)
+
+
+def test_a_stock_model_in_the_parallel_sampler(host: ComfyHost) -> None:
+    """The MODEL that a third node has wrapped in another diffusion model is no longer ours."""
+    job = replace(LOOP, seed=5)
+    prompt = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
+    assert_says(refusal(host, prompt, GOOD), "Load Diffusion Model (Parallel)", "KSampler")
+
+
 def test_a_rank_killed_while_idle_is_replaced_for_the_next_prompt(host: ComfyHost) -> None:
     latents(host, GOOD.prompt())
     before = worker_processes(host)
@@ -315,16 +381,17 @@ def test_a_rank_killed_while_idle_is_replaced_for_the_next_prompt(host: ComfyHos
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_killed_during_a_forward_is_named_and_replaced(host: ComfyHost, rank: int) -> None:
+@pytest.mark.parametrize("scheduler", [None, "Euler"], ids=["KSampler", "Parallel Sampler"])
+def test_a_rank_killed_during_a_job_is_named_and_replaced(host: ComfyHost, scheduler: str | None, rank: int) -> None:
     latents(host, GOOD.prompt())
     before = ranks(host)
 
     def kill(event: dict) -> None:
-        if event["type"] == "progress" and event["data"]["value"] == 3:
+        if event["type"] == "progress" and alive(psutil.Process(before[rank])):
             os.kill(before[rank], signal.SIGKILL)
 
     with pytest.raises(PromptError) as caught:
-        host.run(Job("tiny-dit", steps=5000).prompt(), on_event=kill)
+        host.run(Job("tiny-dit", steps=5000, scheduler=scheduler).prompt(), on_event=kill)
     assert_says(caught.value.message, f"Rank {rank}", "SIGKILL", "queue the prompt again")
     assert latents(host, GOOD.prompt()).isfinite().all()
     assert set(ranks(host)).isdisjoint(before)

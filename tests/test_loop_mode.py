@@ -192,8 +192,8 @@ def test_cancel_ends_the_loop_on_all_ranks_and_the_next_job_is_as_if_alone(plan:
     assert ranks(host) == before
 
 
-@pytest.mark.parametrize("plan", [ONE_RANK, {"pipefusion": 2, "patches": 3}, {"cfg": 2, "ulysses": 2}], ids=str)
-@pytest.mark.parametrize("scheduler", ["DDIM", "DPM++ 2M", "Euler ancestral"])
+@pytest.mark.parametrize("plan", [ONE_RANK, *EXACT_PLANS, *PIPEFUSION_PLANS], ids=str)
+@pytest.mark.parametrize("scheduler", ["DPM++ 2M", "Euler ancestral"])
 def test_a_job_after_another_is_bit_for_bit_the_job_alone(plan: dict, scheduler: str, host: ComfyHost) -> None:
     job = replace(SHORT, plan=plan, scheduler=scheduler, steps=6, seed=60)
     alone = latents(host, job.prompt())

@@ -17,6 +17,11 @@ def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
         ParallelPlan(ulysses=7).check_model(heads=6)
 
 
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(PlanError, match="pipefusion=9 has more stages than the model has blocks; use 8 or less"):
+        ParallelPlan(pipefusion=9).check_model(heads=8, blocks=8)
+
+
 def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
     with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
         ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)

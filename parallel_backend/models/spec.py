@@ -35,6 +35,11 @@ def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
     return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
 
 
+def block_count(config: Config) -> int:
+    """How many blocks a model has, of all lists together."""
+    return config["num_layers"] + config.get("num_single_layers", 0)
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """A family of transformers, seen from outside.
