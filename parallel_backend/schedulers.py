@@ -151,7 +151,7 @@ OWN_LOOP = "only its own pipeline can run it: it wants more than a prediction, a
 TOKENS = "it samples discrete tokens instead of latents"
 INVERSE = "it adds noise instead of removing it"
 # Of every scheduler class in diffusers, why it cannot run patch by patch; None is for those that can. A patch sees its
-# own pixels only, so a step must be elementwise. tests/test_schedulers.py keeps this true.
+# own pixels only, so a step must be elementwise. tests/test_scheduler_census.py keeps this true.
 PATCHWISE: Mapping[str, str | None] = MappingProxyType(
     {
         "AmusedScheduler": TOKENS,
