@@ -7,6 +7,7 @@ key-value cache, D head dim.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -82,25 +83,32 @@ class ParallelAttention:
         ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
         by_rank = layout.lengths_by_rank(streams)
         lengths = [by_rank[rank] for rank in ranks]
-        q_BhRD, k_BhCD, v_BhCD = self.scatter_heads(lengths, query, key, value)
         every_segment = list(range(layout.patches))
-        columns = layout.running
-        if self.cache is not None:
-            columns = every_segment
-            whole = layout.running == every_segment
-            places = layout.cache_places(streams, ranks)
-            k_BhCD, v_BhCD = self.cache.refresh(owner, places, whole, k_BhCD, v_BhCD)
-            by_rank = layout.lengths_by_rank(streams, running=every_segment)
+        columns = layout.running if self.cache is None else every_segment
         mask = None if attn_mask is None else self.local_mask(attn_mask, streams, ranks, columns, query.shape[1])
-        if self.ring.degree > 1:
-            by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
-            attend_with_lse = self.backend.attend_with_lse
-            out_BhRD = ring_attention(q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, attend_with_lse, scale, mask)
-        elif q_BhRD.shape[2]:
-            out_BhRD = self.backend.attend(q_BhRD, k_BhCD, v_BhCD, scale, mask)
-        else:
-            out_BhRD = q_BhRD
-        return self.gather_heads(lengths, out_BhRD)
+        places = [] if self.cache is None else layout.cache_places(streams, ranks)
+        by_rank = layout.lengths_by_rank(streams, running=columns)
+        by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
+
+        def attend(part: int, q_BhRD: torch.Tensor, k_BhCD: torch.Tensor, v_BhCD: torch.Tensor) -> torch.Tensor:
+            if self.cache is not None:
+                whole = layout.running == every_segment
+                k_BhCD, v_BhCD = self.cache.refresh((owner, part), places, whole, k_BhCD, v_BhCD)
+            own_mask = mask if mask is None or mask.ndim < 4 or len(mask) == 1 else mask.chunk(parts)[part]
+            if self.ring.degree > 1:
+                attend_with_lse = self.backend.attend_with_lse
+                return ring_attention(q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, attend_with_lse, scale, own_mask)
+            return self.backend.attend(q_BhRD, k_BhCD, v_BhCD, scale, own_mask) if q_BhRD.shape[2] else q_BhRD
+
+        if degree == 1:
+            parts = 1
+            return attend(0, query, key, value)
+        # Two halves of the batch: one is attended to while the other travels.
+        parts = min(2, len(query))
+        halves = zip(*(tensor.chunk(parts) for tensor in (query, key, value)), strict=True)
+        arriving = [self.scatter_heads(lengths, *half) for half in halves]
+        leaving = [self.gather_heads(lengths, attend(part, *arrived())) for part, arrived in enumerate(arriving)]
+        return torch.cat([arrived() for arrived in leaving])
 
     def local_mask(
         self, mask: torch.Tensor, streams: tuple[str, ...], ranks: range, columns: list[int], heads: int
@@ -125,33 +133,42 @@ class ParallelAttention:
             mask = mask.chunk(self.ulysses.degree, -3)[self.ulysses.index]
         return mask
 
-    def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
         """Local tokens with all heads to the Ulysses group's tokens with a share of the heads: one all-to-all.
 
-        The buffer runs token-first, so that what arrives already lies in rank order and nothing is unpacked.
+        Returns once it is under way; what it returns waits for it. The buffer runs token-first, so that what arrives
+        already lies in rank order and nothing is unpacked.
         """
         degree = self.ulysses.degree
-        if degree == 1:
-            return tensors_BHLD
         batch, heads, local_tokens, head_dim = tensors_BHLD[0].shape
         send = tensors_BHLD[0].new_empty(degree, local_tokens, len(tensors_BHLD), batch, heads // degree, head_dim)
         for index, tensor in enumerate(tensors_BHLD):
             send[:, :, index] = tensor.unflatten(1, (degree, -1)).permute(1, 3, 0, 2, 4)
-        received = send.new_empty(sum(lengths), *send.shape[2:])
-        dist.all_to_all_single(received, send.flatten(0, 1), lengths, [local_tokens] * degree, group=self.ulysses.group)
-        return tuple(received.permute(1, 2, 3, 0, 4))
+        arrive = self.exchange(send.flatten(0, 1), [local_tokens] * degree, lengths)
+        return lambda: tuple(arrive().permute(1, 2, 3, 0, 4))
 
-    def gather_heads(self, lengths: list[int], out_BhRD: torch.Tensor) -> torch.Tensor:
+    def gather_heads(self, lengths: list[int], out_BhRD: torch.Tensor) -> Callable[[], torch.Tensor]:
         """The inverse of `scatter_heads` for one tensor."""
         degree = self.ulysses.degree
-        if degree == 1:
-            return out_BhRD
         local_tokens = lengths[self.ulysses.index]
-        send = out_BhRD.permute(2, 0, 1, 3).contiguous()
-        received = send.new_empty(degree * local_tokens, *send.shape[1:])
-        dist.all_to_all_single(received, send, [local_tokens] * degree, lengths, group=self.ulysses.group)
-        out_BLUhD = received.unflatten(0, (degree, local_tokens)).permute(2, 1, 0, 3, 4)
-        return out_BLUhD.flatten(2, 3).transpose(1, 2)
+        arrive = self.exchange(out_BhRD.permute(2, 0, 1, 3).contiguous(), lengths, [local_tokens] * degree)
+
+        def local() -> torch.Tensor:
+            out_BLUhD = arrive().unflatten(0, (degree, local_tokens)).permute(2, 1, 0, 3, 4)
+            return out_BLUhD.flatten(2, 3).transpose(1, 2)
+
+        return local
+
+    def exchange(self, send: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], torch.Tensor]:
+        """An all-to-all of rows, under way; so many `to` each rank of the Ulysses group, and so many `of` each."""
+        received = send.new_empty(sum(of), *send.shape[1:])
+        work = dist.all_to_all_single(received, send, of, to, group=self.ulysses.group, async_op=True)
+
+        def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
+            work.wait()
+            return received
+
+        return arrive
 
 
 class AttentionSeam(TorchFunctionMode):
