@@ -101,7 +101,15 @@ class ParallelSampler(io.ComfyNode):
 
         def call(guidance: float) -> SamplerCall:
             return SamplerCall(
-                scheduler, *dit.schedule, steps, denoise, guidance, seed=seed, previews=previewer is not None
+                scheduler=scheduler,
+                config=dit.schedule.config,
+                default=dit.schedule.default,
+                linear_sigmas=dit.schedule.linear_sigmas,
+                steps=steps,
+                denoise=denoise,
+                guidance=guidance,
+                seed=seed,
+                previews=previewer is not None,
             )
 
         guider = comfy.samplers.CFGGuider(model)

@@ -201,9 +201,16 @@ def verdict(ratio: float, target: float | None) -> str:
 def print_speeds(variants: list[Variant], found: dict[str, Figures]) -> int:
     """Prints the table of times; returns how many targets are missed."""
     missed = 0
+    apart = found.get("one rank, twice")
+    reach = (
+        RANKS
+        * statistics.median(one / both for one, both in zip(found["one rank"].seconds, apart.seconds, strict=True))
+        if apart
+        else RANKS
+    )
     titles = [
         f"{'s a step':>9}{'ratio':>7}{'spread':>14}",
-        f"{'target':13}{'bound':>6}{'busy':>8}{'in dist':>8}{'threads':>8}",
+        f"{'target':13}{'bound':>6}{'reach':>6}{'busy':>8}{'in dist':>8}{'threads':>8}",
     ]
     print(f"\n{'':32}{'   '.join(titles)}")
     for variant in variants:
@@ -220,10 +227,11 @@ def print_speeds(variants: list[Variant], found: dict[str, Figures]) -> int:
             bound = f"{copies * base.flops / this.flops:.2f}" if this.flops else "–"
             speed = f"{statistics.median(seconds):9.3f}{ratio:7.2f}{ratios[0]:8.2f} –{ratios[-1]:5.2f}"
             parts = f"{this.busy:8.3f}{this.communicating:8.3f}{this.background:8.3f}"
-            print(f"{name:32}{speed}   {verdict(ratio, target):13}{bound:>6}{parts}")
+            print(f"{name:32}{speed}   {verdict(ratio, target):13}{bound:>6}{ratio / reach:6.0%}{parts}")
     print(
         "ratio: one rank's time by this one's, median over the rounds. bound: one rank's floating-point operations by\n"
-        "those of the busiest rank; work done twice lowers it. Of a step, on the rank that has most of it: busy, CPU\n"
+        "those of the busiest rank; work done twice lowers it. reach: the ratio by that of 'one rank, twice', two\n"
+        "processes that share nothing but the machine. Of a step, on the rank that has most of it: busy, CPU\n"
         "seconds of the calling thread; in dist, seconds that it is inside torch.distributed, waiting for the peer\n"
         "included; threads, CPU seconds of the other threads, which are gloo's."
     )
