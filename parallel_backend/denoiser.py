@@ -81,7 +81,7 @@ class Denoiser:
         to_first: the result comes back to the ranks of the first stage, and is None on the last.
         Raises RequestError, on every rank alike, for input that the model cannot take, and Stopped.
         """
-        stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler).copy()
+        stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
         run = _Run(self.transformer, latents, stepper, conditions, negative, guidance, inpainting, watch, to_first)
         try:
             for step in range(run.steps):
