@@ -72,8 +72,9 @@ def test_every_plan_gives_the_latents_of_one_rank(
     assert relative_error(result, on_one_rank[name]) <= TOLERANCE
 
 
-def test_the_demo_workflow_draws_what_it_asks_for(host: ComfyHost) -> None:
-    workflow = json.loads((REPOSITORY / "example_workflows" / "demo.json").read_text())
+@pytest.mark.parametrize("template", ["demo", "pipefusion"])
+def test_an_example_workflow_draws_what_it_asks_for(template: str, host: ComfyHost) -> None:
+    workflow = json.loads((REPOSITORY / "example_workflows" / f"{template}.json").read_text())
     prompt = api_prompt(workflow, host.object_info())
     labels = [node["inputs"]["label"] for node in prompt.values() if node["class_type"] == "ParallelDiT_ClassLabel"]
     (asked,) = filter(None, labels)
