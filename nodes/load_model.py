@@ -22,6 +22,7 @@ from .remote_model import RemoteDiT, Schedule, remote_model
 from .single_file import describe_file
 
 AUTO = "auto"
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class LoadDiffusionModelParallel(io.ComfyNode):
@@ -79,11 +80,14 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
         plan = resolve_plan(plan, description.config, spec)
-        torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype)
+        model = family.build(description)
+        supported = model.model_config.supported_inference_dtypes
+        torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype, supported)
         dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
         source = ModelSource(description.model_class, description.config, description.files, dtype, names)
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
-        model = family.build(description)
+        if description.dtype in FLOAT8:
+            log_cast(model_name, source, description.dtype)
         conditions = functools.partial(family.conditions, model)
         schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
         dit = RemoteDiT(worker_group(), source, plan, conditions, torch_dtype, schedule)
@@ -93,7 +97,22 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return io.NodeOutput(patcher)
 
 
-def host_dtype(stored: torch.dtype) -> torch.dtype:
-    """The dtype that ComfyUI's own loader would compute in on its device."""
-    chosen = comfy.model_management.unet_dtype(weight_dtype=stored)
+def log_cast(model_name: str, source: ModelSource, stored: torch.dtype) -> None:
+    """Says that the weights are computed with in another dtype than they are stored in, which takes more memory."""
+    scaled = source.names and any(place.scale for place in source.names.values())
+    logging.info(
+        "[ParallelDiT] %s stores its weights in %s; the ranks cast them to %s as they read them%s.",
+        model_name,
+        str(stored).removeprefix("torch."),
+        source.dtype,
+        ", with their scales applied" if scaled else "",
+    )
+
+
+def host_dtype(stored: torch.dtype, supported: list[torch.dtype]) -> torch.dtype:
+    """The dtype that ComfyUI's own loader would compute in on its device, of those that the model supports."""
+    chosen = comfy.model_management.unet_dtype(supported_dtypes=supported, weight_dtype=stored)
+    if chosen in FLOAT8:
+        device = comfy.model_management.get_torch_device()
+        chosen = comfy.model_management.unet_manual_cast(chosen, device, supported)
     return chosen if chosen in DTYPES.values() else torch.bfloat16

@@ -17,7 +17,14 @@ DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
 REQUIRED_KEYS = ("_class_name", "num_attention_heads", "num_layers", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 
 
 @dataclass
@@ -96,7 +103,8 @@ def no_safetensors(folder: Path, class_name: str) -> str:
 
 
 def read_header(path: Path) -> dict[str, torch.Tensor]:
-    """Names, shapes and dtypes of a safetensors file as meta tensors; no weight is read.
+    """Names, shapes and dtypes of a safetensors file as meta tensors, uint8 for dtypes that no model computes with; no
+    weight is read.
 
     Raises ModelFileError for a file that is truncated, no safetensors, or gone.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,11 +16,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """Where a parameter lies in a file: a tensor's name and, for fused tensors, `length` rows of it from `start`."""
+    """Where a parameter lies in a file: a tensor's name and, for fused tensors, `length` rows of it from `start`.
+
+    swapped: whether the second half of these rows comes first in the parameter. scale: the name of a tensor of one
+    element that they are to be multiplied by.
+    """
 
     name: str
     start: int = 0
     length: int | None = None
+    swapped: bool = False
+    scale: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,14 @@ def read_tensors(
             with safe_open(path, framework="pt") as file:
                 held = set(file.keys())
                 for name in wanted:
-                    place = source.names[name] if source.names else TensorSlice(name)
-                    if place.name in held:
+                    place = source.names.get(name) if source.names else TensorSlice(name)
+                    if place and place.name in held:
                         shapes[name] = stored_shape(file, place)
                         if shapes[name] == wanted[name]:
                             tensors[name] = read_slice(file, place, parts.get(name))
+                            if place.scale:
+                                scaled = tensors[name].float() * file.get_tensor(place.scale).float()
+                                tensors[name] = scaled.to(DTYPES[source.dtype])
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
     missing = [name for name in wanted if name not in shapes]
@@ -145,15 +154,25 @@ def stored_shape(file: Any, place: TensorSlice) -> tuple[int, ...]:
 
 
 def read_slice(file: Any, place: TensorSlice, part: LocalPart | None = None) -> torch.Tensor:
-    """Reads the parameter at `place`, or a part of it."""
-    if place.length is None and part is None:
+    """Reads the parameter at `place`, or a part of it, as it is stored: without its scale."""
+    if place.length is None and not place.swapped and part is None:
         return file.get_tensor(place.name)
     view = file.get_slice(place.name)
-    rows = slice(place.start, None if place.length is None else place.start + place.length)
-    if part is None:
-        return view[rows]
-    if part.dim:
-        pieces = [view[rows, start:stop] for start, stop in part.ranges]
-    else:
-        pieces = [view[place.start + start : place.start + stop] for start, stop in part.ranges]
-    return torch.cat(pieces, part.dim) if len(pieces) > 1 else pieces[0].contiguous()
+    length = stored_shape(file, place)[0]
+    rows = part.ranges if part and part.dim == 0 else ((0, length),)
+    pieces = []
+    for start, stop in swap_halves(rows, length) if place.swapped else rows:
+        stored = slice(place.start + start, place.start + stop)
+        columns = [view[stored, start:stop] for start, stop in part.ranges] if part and part.dim else [view[stored]]
+        pieces.append(torch.cat(columns, 1) if len(columns) > 1 else columns[0])
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0].contiguous()
+
+
+def swap_halves(ranges: Iterable[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
+    """Where these ranges of a parameter lie in a tensor that has the parameter's two halves the other way around."""
+    half = length // 2
+    for start, stop in ranges:
+        if start < half:
+            yield start + half, min(stop, half) + half
+        if stop > half:
+            yield max(start, half) - half, stop - half

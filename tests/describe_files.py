@@ -1,0 +1,40 @@
+"""`python -m tests.describe_files COMFYUI FILE...`: prints what the loader finds in each file's header, as JSON.
+
+By the file's name, an object of ModelSource, or the words of a refusal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def main(comfyui: str, *files: str) -> None:
+    sys.path.insert(0, comfyui)
+    sys.argv = [sys.argv[0], "--cpu"]
+    options = importlib.import_module("comfy.options")
+    options.enable_args_parsing()
+    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+        sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
+        sys.modules[name].__path__ = [str(folder)]
+    single_file = importlib.import_module("pack.nodes.single_file")
+    loading = importlib.import_module("pack.parallel_backend.loading")
+    found = {}
+    for file in files:
+        try:
+            folder, names = single_file.describe_file(Path(file))
+        except single_file.ModelFileError as error:
+            found[Path(file).name] = str(error)
+            continue
+        source = loading.ModelSource(folder.model_class, folder.config, folder.files, names=names)
+        found[Path(file).name] = source.to_json()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
