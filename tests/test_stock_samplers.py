@@ -1,4 +1,4 @@
-"""Every stock way to sample: our MODEL gives the latents that the stock loader's MODEL gives by stock's own model code."""
+"""Every stock way to sample: our MODEL gives the latents that the stock loader gives by ComfyUI's own model code."""
 
 from __future__ import annotations
 
