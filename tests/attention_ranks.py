@@ -15,6 +15,7 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
 from tests.attention_cases import LENGTHS, MASKS, PATCHES, STREAMS, plans, qkv
+from tests.leaving import leave
 
 
 def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
@@ -46,7 +47,7 @@ def main(out_path: str) -> None:
                     results[key] = local.contiguous()
                     results[f"{key} positions"] = layout.token_order(STREAMS, rank, run)
     save_file(results, f"{out_path}.{dist.get_rank()}")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

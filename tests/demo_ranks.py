@@ -16,6 +16,7 @@ from parallel_backend.loading import ModelSource
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
+from tests.leaving import leave
 
 
 def main(folder: str, cases_path: str, out_path: str) -> None:
@@ -40,7 +41,7 @@ def main(folder: str, cases_path: str, out_path: str) -> None:
             results[name] = result.contiguous()
     if results:
         save_file(results, out_path)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

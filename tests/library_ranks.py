@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parallel_backend import ParallelPlan, load_transformer, parallelize, start_distributed
 from parallel_backend.errors import RequestError
 from tests.families import FAMILIES
+from tests.leaving import leave
 from tests.library_cases import CALLS, SEED, dit, family_shape, family_with, flux, sd3
 
 
@@ -121,8 +122,7 @@ def main(out: str, cases_path: str) -> None:
     if dist.get_world_size() == 2:
         told = {name: refusal(call) for name, call in REFUSALS.items()}
         (Path(out) / f"refusals.{dist.get_rank()}.json").write_text(json.dumps(told))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from parallel_backend import loading
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
+from tests.leaving import leave
 
 
 class CountingFile:
@@ -71,7 +72,7 @@ def main(cases_path: str, out_path: str) -> None:
         }
         metadata = {"bytes_read": str(CountingFile.read)}
         save_file(held, f"{out_path}/{case['name']}.{dist.get_rank()}.safetensors", metadata)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

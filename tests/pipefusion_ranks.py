@@ -17,6 +17,7 @@ from parallel_backend.loading import ModelSource
 from parallel_backend.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
+from tests.leaving import leave
 from tests.pipefusion_cases import case_inputs, family_of, scheduler_of
 
 
@@ -44,7 +45,7 @@ def main(cases_path: str, out_path: str) -> None:
         if result is not None:
             results[case["name"]] = result.contiguous()
     save_file(results, f"{out_path}.{dist.get_rank()}")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

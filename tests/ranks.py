@@ -15,6 +15,7 @@ from parallel_backend.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from tests.families import FAMILIES
+from tests.leaving import leave
 
 
 def main(cases_path: str, out_path: str) -> None:
@@ -38,7 +39,7 @@ def main(cases_path: str, out_path: str) -> None:
             results[case["name"]] = prediction.contiguous()
     if dist.get_rank() == 0:
         save_file(results, out_path)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parallel_backend.collectives import collect, shard
 from parallel_backend.mesh import Axis
 from parallel_backend.vae import BandNorm, ParallelVAE, RowBands
+from tests.leaving import leave
 from tests.vae_cases import BF16, CASES, LARGE, Case, norm_input
 
 
@@ -106,8 +107,7 @@ def main(out_path: str, large: str = "") -> None:
     results = {} if large or world == 1 else small_cases(axis)
     if rank == 0:
         save_file({**results, "large": image.cpu().contiguous()}, f"{out_path}.safetensors")
-    dist.barrier()  # so that no rank closes its sockets while another still reads
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.meter import Meter
 from tests.benchmarks.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
+from tests.leaving import leave
 
 CPU = torch.device("cpu")
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -195,7 +196,7 @@ def main(options: str, folder: str) -> None:
                 runs[contender.variant.name].append(contender.measure())
         dist.barrier()
     Path(folder, f"{rank}.json").write_text(json.dumps({"runs": runs, "flops": flops}))
-    dist.destroy_process_group()
+    leave()
 
 
 def check_results(results: dict[str, torch.Tensor | None]) -> None:

@@ -1,0 +1,19 @@
+"""How a rank of a test ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch.distributed as dist
+
+
+def leave() -> None:
+    """Ends this rank, whose results are written, once all ranks are here.
+
+    Without the interpreter's own end: a thread of gloo's that lets go of a tensor meanwhile would abort it.
+    """
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
