@@ -15,6 +15,7 @@ from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
 from .families import family_for
 from .group import worker_group
+from .host_names import host_names
 from .loop_mode import serve_stock_samplers
 from .model_files import describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
@@ -89,8 +90,9 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         if description.dtype in FLOAT8:
             log_cast(model_name, source, description.dtype)
         conditions = functools.partial(family.conditions, model)
+        offered = host_names(description.model_class, description.config, description.shapes)
         schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
-        dit = RemoteDiT(worker_group(), source, plan, conditions, torch_dtype, schedule)
+        dit = RemoteDiT(worker_group(), source, plan, conditions, torch_dtype, schedule, offered)
         patcher = remote_model(model, dit)
         if loop_mode:
             serve_stock_samplers(patcher)

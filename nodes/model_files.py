@@ -32,6 +32,7 @@ class ModelFolder:
     """A diffusers folder, described.
 
     model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
+    shapes: of its parameters by diffusers' names.
     pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
     """
 
@@ -39,6 +40,7 @@ class ModelFolder:
     config: dict[str, Any]
     files: tuple[str, ...]
     dtype: torch.dtype
+    shapes: dict[str, torch.Size]
     pipeline: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
 
@@ -80,12 +82,13 @@ def describe_folder(folder: Path) -> ModelFolder:
     files = sorted(transformer.glob("*.safetensors"))
     if not files:
         raise ModelFileError(no_safetensors(transformer, model_class(config)))
-    headers = [read_header(path) for path in files]
+    weights = {name: tensor for path in files for name, tensor in read_header(path).items()}
     return ModelFolder(
         model_class=model_class(config),
         config={key: value for key, value in config.items() if not key.startswith("_")},
         files=tuple(str(path) for path in files),
-        dtype=main_dtype({name: tensor for header in headers for name, tensor in header.items()}),
+        dtype=main_dtype(weights),
+        shapes={name: tensor.shape for name, tensor in weights.items()},
         pipeline=read_json(folder / "model_index.json") if transformer != folder else {},
         scheduler=read_json(path) if (path := folder / "scheduler" / "scheduler_config.json").exists() else {},
     )

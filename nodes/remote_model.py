@@ -17,6 +17,8 @@ from ..parallel_backend.plan import ParallelPlan
 from ..worker.client import OnStep, WorkerGroup
 from ..worker.sampler_call import SamplerCall
 from ..worker.tensors import Tensors
+from .host_names import HostNames
+from .lora import Patches, accept, additions
 
 Conditions = Callable[[torch.Tensor | None, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
@@ -50,9 +52,11 @@ class RemoteDiT(torch.nn.Module):
         conditions: Conditions,
         dtype: torch.dtype,
         schedule: Schedule,
+        names: HostNames,
     ) -> None:
         """conditions: context and the other arguments of `forward` to the engine's conditions; it takes out of the
-        latter what it uses. dtype: what ComfyUI casts the latents to."""
+        latter what it uses. dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for
+        changes of them."""
         super().__init__()
         self.group = group
         self.source = source.to_json()
@@ -60,6 +64,8 @@ class RemoteDiT(torch.nn.Module):
         self.conditions = conditions
         self.dtype = dtype
         self.schedule = schedule
+        self.names = names
+        self.patched: tuple[str | None, Patches] = (None, {})
         self.recorded: list[RecordedForward] | None = None
 
     def forward(
@@ -93,8 +99,10 @@ class RemoteDiT(torch.nn.Module):
         return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
 
     def load(self) -> None:
-        """Makes sure that the worker group holds this model under this plan."""
+        """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
         self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt)
+        key, patches = self.patched
+        self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[RecordedForward]]:
@@ -105,9 +113,21 @@ class RemoteDiT(torch.nn.Module):
         finally:
             self.recorded = None
 
-    def state_dict(self, *_args: Any, **_kwargs: Any) -> dict:
-        """Raises ValueError: a loader that found no names here would drop its LoRA without an error."""
-        raise no_weights("a LoRA, or another node that reads weights")
+    def state_dict(
+        self, *, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """The names of ComfyUI's own module, with shapes alone: by these its loaders know what a LoRA is for."""
+        found = {} if destination is None else destination
+        for name, shape in self.names.shapes.items():
+            found[prefix + name] = torch.empty(shape, dtype=self.dtype, device="meta")
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises ValueError for the modules that hold the weights in ComfyUI: what looks for them would change them."""
+        names = self.__dict__.get("names")
+        if names and name in names.modules:
+            raise no_weights(f"a bypass LoRA or another change of {name}")
+        return super().__getattr__(name)
 
 
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
@@ -129,10 +149,25 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher that refuses whatever reads or changes the model's weights, of which it has none."""
+    """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
+    weights, of which it has none."""
 
-    def add_patches(self, *_args: Any, **_kwargs: Any) -> list:
-        raise no_weights("a LoRA or another weight patch")
+    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
+        """Keeps what is for this model; see `accept` for what it raises."""
+        if strength_model != 1.0:
+            raise no_weights("a model merge, or another node that scales weights")
+        own = accept(self.model.diffusion_model.names, patches, strength_patch)
+        return super().add_patches(own, strength_patch)
+
+    def pre_run(self) -> None:
+        """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
+        super().pre_run()
+        if isinstance(self.model.diffusion_model, RemoteDiT):
+            key = str(self.patches_uuid) if self.patches else None
+            self.model.diffusion_model.patched = (key, dict(self.patches))
+
+    def model_state_dict(self, filter_prefix: str | None = None) -> dict:
+        raise no_weights("a node that reads weights")
 
     def add_hook_patches(self, *_args: Any, **_kwargs: Any) -> list:
         raise no_weights("a hook LoRA")
@@ -164,6 +199,7 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
     model.model_config.set_inference_dtype(diffusion_model.dtype, None)
     model.manual_cast_dtype = None
     model.diffusion_model = diffusion_model
+    model.model_config.unet_config.update(diffusion_model.names.detected)
     # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
     model.memory_required = lambda *_args, **_kwargs: 0
     return RemoteModelPatcher(

@@ -44,14 +44,20 @@ def describe_file(path: Path) -> tuple[ModelFolder, dict[str, TensorSlice]]:
     refuse_quantised(path.name, weights)
     layout, detected, table = recognise(path.name, weights)
     places = {name: place(entry, weights, prefix) for name, entry in table.items()}
-    shapes = {name: header[found.name].shape for name, found in places.items() if found.name in header}
+    shapes = {name: shape_at(found, header) for name, found in places.items() if found.name in header}
     folder = ModelFolder(
         model_class=layout.model_class,
         config=layout.config(detected, shapes),
         files=(str(path),),
         dtype=main_dtype(weights),
+        shapes=shapes,
     )
     return folder, places
+
+
+def shape_at(place: TensorSlice, header: Header) -> torch.Size:
+    tensor = header[place.name]
+    return tensor.shape if place.length is None else tensor[place.start :][: place.length].shape
 
 
 def recognise(file: str, weights: Header) -> tuple[Layout, Mapping[str, Any], Table]:

@@ -32,12 +32,14 @@ class Layout:
 
     model_class: diffusers'. table: what ComfyUI detected, and the width, to diffusers' names in the original ones.
     config: what ComfyUI detected, and the parameters' shapes by diffusers' names, to the diffusers config.
+    naming: the diffusers config to that part of what ComfyUI detects which its tables of names ask for.
     other: what ComfyUI detected to the words for a variant that diffusers' class or our spec of it does not cover.
     """
 
     model_class: str
     table: Callable[[Detected, int], Table]
     config: Callable[[Detected, Shapes], dict[str, Any]]
+    naming: Callable[[Mapping[str, Any]], dict[str, Any]]
     other: Callable[[Detected], str | None] = lambda _detected: None
 
 
@@ -63,6 +65,14 @@ def pixart_config(detected: Detected, shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def pixart_naming(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"depth": config["num_layers"], "hidden_size": width(config)}
+
+
+def width(config: Mapping[str, Any]) -> int:
+    return config["num_attention_heads"] * config["attention_head_dim"]
+
+
 def sd3_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
     """SD3 has as many blocks as heads, of 64."""
     text = detected["context_embedder_config"]["params"]
@@ -80,6 +90,10 @@ def sd3_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
         "dual_attention_layers": sorted(detected["x_block_self_attn_layers"]),
         "qk_norm": "rms_norm" if "qk_norm" in detected else None,
     }
+
+
+def sd3_naming(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"depth": config["num_layers"]}
 
 
 def other_sd3(detected: Detected) -> str | None:
@@ -105,6 +119,11 @@ def flux_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def flux_naming(config: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {"depth": config["num_layers"], "depth_single_blocks": config["num_single_layers"]}
+    return {**sizes, "hidden_size": width(config)}
+
+
 def other_flux(detected: Detected) -> str | None:
     channels = detected["in_channels"]
     if channels != FLUX_CHANNELS:
@@ -114,12 +133,20 @@ def other_flux(detected: Detected) -> str | None:
     return "a Flux.1 without an embedder of pooled text" if detected.get("vec_in_dim") is None else None
 
 
-PIXART = Layout("PixArtTransformer2DModel", pixart_table, pixart_config)
+PIXART = Layout("PixArtTransformer2DModel", pixart_table, pixart_config, pixart_naming)
 SD3 = Layout(
-    "SD3Transformer2DModel", lambda detected, _width: comfy.utils.mmdit_to_diffusers(detected), sd3_config, other_sd3
+    "SD3Transformer2DModel",
+    lambda detected, _width: comfy.utils.mmdit_to_diffusers(detected),
+    sd3_config,
+    sd3_naming,
+    other_sd3,
 )
 FLUX = Layout(
-    "FluxTransformer2DModel", lambda detected, _width: comfy.utils.flux_to_diffusers(detected), flux_config, other_flux
+    "FluxTransformer2DModel",
+    lambda detected, _width: comfy.utils.flux_to_diffusers(detected),
+    flux_config,
+    flux_naming,
+    other_flux,
 )
 # By ComfyUI's own class, and not by what derives from it: Flux.1 Fill and Flux.2 derive from Flux.
 LAYOUTS = {

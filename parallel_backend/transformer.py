@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from .adapters import Addition, write_weights
 from .attention import ParallelAttention, install_attention
 from .backends import NATIVE, choose_backend
 from .boundary import install_token_boundary
@@ -54,6 +55,8 @@ class ParallelTransformer:
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
         self.memos = memoise(model, self.spec.memoised) if remembers else []
+        self.source: ModelSource | None = None
+        self.adapted: set[str] = set()
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         if self.spec.prepare:
             self.spec.prepare(model)  # last, so that its hooks see whole streams
@@ -63,7 +66,18 @@ class ParallelTransformer:
         """Builds the model, cuts it to this rank's part, and reads that part's weights. Raises ModelFileError too."""
         transformer = cls(build_transformer(source), mesh)
         load_weights(transformer.model, source, mesh.device, transformer.parts)
+        transformer.source = source
         return transformer
+
+    def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor]) -> None:
+        """Gives the weights these additions in place of those that they had; without any, they are as in the files.
+
+        Only for a model that was loaded. Runs no collectives. Raises ModelFileError, and then some have been changed.
+        """
+        self.forget()
+        wanted = {addition.parameter for addition in additions}
+        write_weights(self.model, self.source, self.parts, self.adapted | wanted, additions, tensors)
+        self.adapted = wanted
 
     @torch.inference_mode()
     def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:

@@ -206,7 +206,6 @@ def merge(node: str, **inputs: float) -> Patch:
 
 
 WEIGHT_CHANGES: dict[str, tuple[Patch | None, Patch | None]] = {
-    "LoRA": (lambda graph, model: lora(model, graph, "LoraLoaderModelOnly"), None),
     "bypass LoRA": (lambda graph, model: lora(model, graph, "LoraLoaderBypassModelOnly"), None),
     "hook LoRA": (None, hook_lora),
     "merge": (merge("ModelMergeSimple", ratio=0.5), None),

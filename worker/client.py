@@ -56,6 +56,7 @@ class WorkerGroup:
         self.channels: dict[str, socket.socket] = {}
         self.ranks = 0
         self.loaded: tuple[Header, Mapping[str, int]] | None = None
+        self.adapted: str | None = None  # the key of the additions to the weights; empty while it is not known
         self.sent = SentConditions()
         self.last_id = 0
 
@@ -75,7 +76,26 @@ class WorkerGroup:
             self.loaded = None
             self.sent = SentConditions()
             self._request({"op": "load", "source": source, "plan": plan}, {}, check)
-            self.loaded = (source, plan)
+            self.loaded, self.adapted = (source, plan), None
+
+    def adapt(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
+        """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
+
+        key: tells them from all others; None where there are none. build: makes what the engine's Additions are made
+        of, as JSON objects, and the tensors that these name.
+        Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
+        """
+        with self.lock:
+            if self.adapted == key:
+                return
+            additions, tensors = build()
+            self.adapted = ""
+            try:
+                self._request({"op": "adapt", "additions": additions}, tensors, check)
+            except RequestRefused:
+                self.loaded = None
+                raise
+            self.adapted = key
 
     def forward(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check

@@ -1,4 +1,7 @@
-"""What a rank can be asked: load a model, run a forward or a whole sampler call, run a VAE. Every rank executes all."""
+"""What a rank can be asked: load a model, add to its weights, run a forward or a whole sampler call, run a VAE.
+
+Every rank executes all.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.adapters import Addition
 from parallel_backend.denoiser import Denoiser, Stopped
 from parallel_backend.errors import RequestError
 from parallel_backend.loading import ModelSource
@@ -50,7 +54,13 @@ class Operations:
         self.cancelled_job: int | None = None
         self.step: tuple[int, int] | None = None  # of how many, in a sampler call
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None
-        self.operations = {"load": self.load, "forward": self.forward, "sample": self.sample, "vae": self.run_vae}
+        self.operations = {
+            "load": self.load,
+            "adapt": self.adapt,
+            "forward": self.forward,
+            "sample": self.sample,
+            "vae": self.run_vae,
+        }
         self.counts = dict.fromkeys(self.operations, 0)
         self.seconds = dict.fromkeys(self.operations, 0.0)
         self.loaded: dict[str, Any] = {}
@@ -109,6 +119,17 @@ class Operations:
         self.transformer = self.agree(lambda: ParallelTransformer.load(source, self.mesh))
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
+
+    def adapt(self, header: Header, tensors: Tensors) -> None:
+        """Gives the weights these additions in place of those that they had. After a refusal, no model is loaded."""
+        transformer = self.loaded_transformer()
+        additions = [Addition.from_json(fields) for fields in header["additions"]]
+        try:
+            self.agree(lambda: transformer.adapt(additions, tensors))
+        except RequestError:
+            self.transformer, self.loaded = None, {}
+            raise
+        logging.info("the weights have %d additions", len(additions))
 
     def forward(self, header: Header, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""

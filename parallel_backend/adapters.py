@@ -1,0 +1,99 @@
+"""Low-rank additions to loaded weights (LoRA, https://arxiv.org/abs/2106.09685), put on and taken off exactly.
+
+A weight is always made anew from what the files hold, so that nothing is left of earlier additions and no second copy
+of the weights has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .loading import LocalPart, ModelSource, loaded_dtype, read_tensors
+
+AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What is added to `count` rows of a parameter from `row` on: scale × up @ down, or scale × up without a `down`.
+
+    up, down: names of tensors that come along, (rows, rank) and (rank, columns); the rows of up from `up_row` on count.
+    """
+
+    parameter: str
+    row: int
+    up_row: int
+    count: int
+    scale: float
+    up: str
+    down: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Addition:
+        return cls(**fields)
+
+
+@torch.no_grad()
+def write_weights(
+    model: torch.nn.Module,
+    source: ModelSource,
+    parts: Mapping[str, LocalPart],
+    names: Collection[str],
+    additions: list[Addition],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
+
+    parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given.
+    Raises ModelFileError.
+    """
+    from torch.distributed.tensor import DTensor
+
+    held = model.state_dict()
+    wanted = [name for name in held if name in names]
+    for first in range(0, len(wanted), AT_ONCE):
+        stored = read_tensors(source, {name: held[name].shape for name in wanted[first : first + AT_ONCE]}, parts)
+        for name in list(stored):
+            own = held[name].to_local() if isinstance(held[name], DTensor) else held[name]
+            weight, dtype = stored.pop(name), loaded_dtype(model, name, source)
+            added = [addition for addition in additions if addition.parameter == name]
+            if added:
+                weight = weight.to(own.device, torch.float32, copy=True)
+            for addition in added:
+                add(weight, addition, tensors, parts.get(name))
+            own.copy_(weight.to(own.device, dtype))
+
+
+def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor], part: LocalPart | None) -> None:
+    """Adds to a parameter, or to the part of it that `weight` is, in place."""
+    columns = part.ranges if part and part.dim else None
+    ranges = part.ranges if part and not part.dim else ((0, len(weight)),)
+    above = 0
+    for start, stop in ranges:
+        first, last = max(start, addition.row), min(stop, addition.row + addition.count)
+        if first < last:
+            target = weight[above + first - start : above + last - start]
+            shift = addition.up_row - addition.row
+            rows = tensors[addition.up][first + shift : last + shift].to(weight)
+            target.add_(delta(rows, addition, tensors, columns).reshape(target.shape), alpha=addition.scale)
+        above += stop - start
+
+
+def delta(
+    up: torch.Tensor,
+    addition: Addition,
+    tensors: Mapping[str, torch.Tensor],
+    columns: tuple[tuple[int, int], ...] | None,
+) -> torch.Tensor:
+    """The difference for these rows of up, and for all columns or for ranges of them, before it is scaled."""
+    last = up if addition.down is None else tensors[addition.down].to(up).flatten(1)
+    if columns:
+        last = torch.cat([last[:, start:stop] for start, stop in columns], 1)
+    return last if addition.down is None else up.flatten(1) @ last
