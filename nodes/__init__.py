@@ -1,6 +1,7 @@
 """What a user drags: nodes that turn ComfyUI's objects into requests to the worker group.
 
-Imports comfy.*, `worker.client`, and the engine's plan and specs; never torch.distributed, never diffusers.
+Imports comfy.*, `worker.client`, and of the engine what describes a request: plans, specs, names of schedulers, where
+weights lie in files. Never what runs one: no torch.distributed, no diffusers.
 """
 
 from comfy_api.latest import ComfyExtension, io

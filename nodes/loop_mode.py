@@ -97,7 +97,8 @@ def serve_euler(executor: Any, guider: Guider, sigmas: torch.Tensor, extra_args:
     callback, noise, latent_image, denoise_mask, disable_pbar = args
     model, sampler = guider.inner_model, executor.class_obj
     is_plain = (
-        isinstance(sampler, comfy.samplers.KSAMPLER)
+        isinstance(model.diffusion_model, RemoteDiT)  # another node may have put a model of its own around it
+        and isinstance(sampler, comfy.samplers.KSAMPLER)
         and sampler.sampler_function is comfy.k_diffusion.sampling.sample_euler
         and not sampler.extra_options
         and denoise_mask is None

@@ -48,6 +48,13 @@ class LoadConditioning:
         return ([[tensors["conditioning"], {"pooled_output": tensors["pooled"]}]],)
 
 
+class Zeros(torch.nn.Module):
+    dtype = torch.float32
+
+    def forward(self, x, timesteps, **_options):
+        return torch.zeros_like(x)
+
+
 class ForeignModel:
     RETURN_TYPES = ("MODEL",)
     FUNCTION = "replace"
@@ -60,7 +67,7 @@ class ForeignModel:
     def replace(self, model):
         patcher = model.clone()
         patcher.model = copy.copy(model.model)
-        patcher.model._modules = {**model.model._modules, "diffusion_model": torch.nn.Identity()}
+        patcher.model._modules = {**model.model._modules, "diffusion_model": Zeros()}
         return (patcher,)
 
 

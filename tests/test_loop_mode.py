@@ -61,6 +61,15 @@ def test_other_stock_calls_stay_in_step_mode(job: Job, host: ComfyHost) -> None:
     assert requests["sample"] == 0 and requests["forward"] > 0
 
 
+def test_a_stock_euler_on_a_model_that_another_node_has_replaced_is_left_to_the_host(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    before = status(host)["counts"]
+    job = Job("tiny-dit", loop_mode=True)
+    foreign = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
+    assert latents(host, foreign).isfinite().all()
+    assert status(host)["counts"] == before
+
+
 def test_a_stock_euler_of_the_last_steps_is_the_same(host: ComfyHost) -> None:
     job = replace(STOCK["sd3"], denoise=0.5, plan=ONE_RANK)
     in_a_loop, requests = served(host, replace(job, loop_mode=True))

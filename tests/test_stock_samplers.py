@@ -15,8 +15,6 @@ from tests.single_file_cases import PUBLISHED, original
 
 TOLERANCE = 1e-4
 SIZE = {"width": 128, "height": 96}
-# These choose their own steps, or take many: a rounding error grows with them.
-LOOSE = {"dpm_adaptive": 1e-2}
 
 
 class Scene:
@@ -214,6 +212,6 @@ def test_every_sampler_and_scheduler_of_the_host_gives_what_the_stock_loader_giv
 
         ours, stock = (sampled(host, "sd3", sample, ours=ours) for ours in (True, False))
         error = relative_error(ours, stock)
-        if not error <= LOOSE.get(sampler, TOLERANCE):
+        if not error <= TOLERANCE:
             wrong[sampler, scheduler] = error
     assert not wrong
