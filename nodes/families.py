@@ -16,11 +16,17 @@ import comfy.model_base
 import comfy.supported_models
 import comfy.supported_models_base
 import torch
+import torch.nn.functional as F
+from comfy.ldm.common_dit import pad_to_patch_size
 
 from ..parallel_backend.errors import ModelFileError
-from .model_files import ModelFolder
+from .model_files import ModelDescription
+from .remote_model import Shape
+from .single_file_layouts import width
 
 Tensors = dict[str, torch.Tensor]
+
+REFERENCE_METHODS = ("offset", "index", "uxo")
 
 
 class ClassConditionalDiT(comfy.model_base.BaseModel):
@@ -44,16 +50,18 @@ class DiTConfig(comfy.supported_models_base.BASE):
 @dataclass(frozen=True)
 class HostFamily:
     """build: a diffusers folder to a BaseModel without diffusion_model.
-    conditions: (model, context, the other arguments of the diffusion model) to the engine's conditions; takes out of
-    the last what it uses.
+    conditions: (model, latents, context, the other arguments of the diffusion model) to the engine's conditions; takes
+    out of the last what it uses.
     scheduler: the model's config to the diffusers scheduler config, for a folder that has none.
     linear_sigmas: whether the family's pipeline hands its flow-matching scheduler sigmas from 1 to 1 / steps.
+    visible: the model's config to what ComfyUI's BaseModel reads of its diffusion model, by attribute.
     """
 
-    build: Callable[[ModelFolder], comfy.model_base.BaseModel]
-    conditions: Callable[[comfy.model_base.BaseModel, torch.Tensor | None, Tensors], Tensors]
+    build: Callable[[ModelDescription], comfy.model_base.BaseModel]
+    conditions: Callable[[Any, torch.Tensor, torch.Tensor | None, dict[str, Any]], Tensors]
     scheduler: Callable[[Mapping[str, Any]], dict[str, Any]]
     linear_sigmas: bool = True
+    visible: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
 
 
 def family_for(model_class: str) -> HostFamily:
@@ -65,7 +73,7 @@ def weightless(**unet_config: object) -> dict[str, object]:
     return {**unet_config, "disable_unet_model_creation": True}
 
 
-def build_dit(folder: ModelFolder) -> ClassConditionalDiT:
+def build_dit(folder: ModelDescription) -> ClassConditionalDiT:
     latent_formats = {3: comfy.latent_formats.ChromaRadiance, 4: comfy.latent_formats.SD15}
     channels = folder.config["in_channels"]
     if channels not in latent_formats:
@@ -105,7 +113,9 @@ def noise_schedule(scheduler: dict) -> tuple[comfy.model_base.ModelType, dict]:
     }
 
 
-def dit_conditions(model: ClassConditionalDiT, context: torch.Tensor | None, _extra: Tensors) -> Tensors:
+def dit_conditions(
+    model: ClassConditionalDiT, _latents: torch.Tensor, context: torch.Tensor | None, _extra: dict[str, Any]
+) -> Tensors:
     """One-hot vectors to class labels (B). All zeros, as ConditioningZeroOut makes, mean no class."""
     width = model.classes + 1
     if context is None or context.shape[1:] != (1, width):
@@ -119,7 +129,7 @@ def dit_conditions(model: ClassConditionalDiT, context: torch.Tensor | None, _ex
     return {"class_labels": one_hot.argmax(1).masked_fill(zeroed, model.classes)}
 
 
-def build_pixart(folder: ModelFolder) -> comfy.model_base.PixArt:
+def build_pixart(folder: ModelDescription) -> comfy.model_base.PixArt:
     """Alpha and Sigma are one diffusers class; they differ in the VAE, hence in the latents' scale."""
     pipeline = folder.pipeline.get("_class_name", "")
     sized = folder.config.get("use_additional_conditions")
@@ -128,7 +138,9 @@ def build_pixart(folder: ModelFolder) -> comfy.model_base.PixArt:
     return config_class(weightless(in_channels=folder.config["in_channels"])).get_model({})
 
 
-def pixart_conditions(_model: comfy.model_base.PixArt, context: torch.Tensor | None, extra: Tensors) -> Tensors:
+def pixart_conditions(
+    _model: comfy.model_base.PixArt, _latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+) -> Tensors:
     """T5 embeddings, and the size that ComfyUI's conditioning names."""
     if context is None:
         raise ValueError("PixArt needs a text conditioning: connect a CLIP Text Encode node with its T5 encoder.")
@@ -139,38 +151,109 @@ def pixart_conditions(_model: comfy.model_base.PixArt, context: torch.Tensor | N
     }
 
 
-def build_sd3(folder: ModelFolder) -> comfy.model_base.SD3:
+def build_sd3(folder: ModelDescription) -> comfy.model_base.SD3:
     """SD3 and SD3.5, medium and large."""
     return comfy.supported_models.SD3(weightless(in_channels=folder.config["in_channels"])).get_model({})
 
 
-def sd3_conditions(_model: comfy.model_base.SD3, context: torch.Tensor | None, extra: Tensors) -> Tensors:
+def sd3_conditions(
+    _model: comfy.model_base.SD3, _latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+) -> Tensors:
     """CLIP and T5 embeddings, joined, and CLIP's pooled ones."""
     if context is None or "y" not in extra:
         raise ValueError("SD3 needs a text conditioning: connect a CLIP Text Encode node with its text encoders.")
     return {"encoder_hidden_states": context, "pooled_projections": extra.pop("y")}
 
 
-def build_flux(folder: ModelFolder) -> comfy.model_base.Flux:
-    """Flux.1 dev, which takes the guidance scale as a condition, or schnell."""
-    channels = folder.config["in_channels"] // 4
-    is_dev = folder.config["guidance_embeds"]
+def build_flux(model: ModelDescription) -> comfy.model_base.Flux:
+    """Flux.1 dev, which takes the guidance scale as a condition, as do those that see an image besides; or schnell."""
+    config = model.config
+    channels = (config.get("out_channels") or config["in_channels"]) // 4
+    is_dev = config["guidance_embeds"]
     config_class = comfy.supported_models.Flux if is_dev else comfy.supported_models.FluxSchnell
-    model = config_class(weightless(in_channels=channels, out_channels=channels)).get_model({})
-    model.takes_guidance = is_dev
-    model.pooled_width = folder.config["pooled_projection_dim"]
-    return model
+    made = config_class(weightless(in_channels=config["in_channels"] // 4, out_channels=channels)).get_model({})
+    made.takes_guidance = is_dev
+    made.pooled_width = config["pooled_projection_dim"]
+    return made
 
 
-def flux_conditions(model: comfy.model_base.Flux, context: torch.Tensor | None, extra: Tensors) -> Tensors:
-    """T5 embeddings, CLIP's pooled ones (zeros where there are none, as in ComfyUI), and the guidance scale."""
+def flux_conditions(
+    model: comfy.model_base.Flux, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+) -> Tensors:
+    """T5 embeddings, CLIP's pooled ones (zeros where there are none, as in ComfyUI), the guidance scale, and images."""
     if context is None:
         raise ValueError("Flux needs a text conditioning: connect a CLIP Text Encode node with its text encoders.")
     pooled, guidance = extra.pop("y", None), extra.pop("guidance", None)
     if pooled is None:
         pooled = context.new_zeros(len(context), model.pooled_width)
     conditions = {"encoder_hidden_states": context, "pooled_projections": pooled[:, : model.pooled_width]}
-    return {**conditions, "guidance": guidance.to(context)} if model.takes_guidance else conditions
+    if model.takes_guidance:
+        conditions["guidance"] = guidance.to(context)
+    if "image_latents" in extra:
+        conditions["image_latents"] = extra.pop("image_latents")
+    if "ref_latents" in extra:
+        method = extra.pop("ref_latents_method", "offset")
+        tokens, ids = reference_tokens(latents, extra.pop("ref_latents"), method)
+        conditions |= {"reference_tokens": tokens, "reference_ids": ids}
+    return conditions
+
+
+def reference_tokens(
+    latents: torch.Tensor, references: list[torch.Tensor], method: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reference images as tokens of 2×2 (B, tokens, 4C), and their places (B, tokens, 3): (index, row, column).
+
+    method: the Edit Model Reference Method. Raises ValueError for one that changes the model's timesteps.
+    """
+    if method not in REFERENCE_METHODS:
+        raise ValueError(
+            f"The parallel model cannot honour the reference method {method!r}; use {' or '.join(REFERENCE_METHODS)}."
+        )
+    tokens, places, below, beside = [], [], 0, 0
+    for number, reference in enumerate(references, 1):
+        filled = pad_to_patch_size(reference, (2, 2))
+        height, width = filled.shape[-2:]
+        if method == "index":
+            index, top, left = number, 0, 0
+        elif method == "uxo":
+            index, top, left = 0, latents.shape[-2] + below, latents.shape[-1] + beside
+            below, beside = below + reference.shape[-2], beside + reference.shape[-1]
+        else:
+            taller = reference.shape[-2] + below > reference.shape[-1] + beside
+            index, top, left = 1, 0 if taller else below, beside if taller else 0
+            below, beside = max(below, reference.shape[-2] + top), max(beside, reference.shape[-1] + left)
+        rows, columns = torch.arange(height // 2) + (top + 1) // 2, torch.arange(width // 2) + (left + 1) // 2
+        tokens.append(F.unfold(filled, 2, stride=2).transpose(1, 2))
+        places.append(torch.cartesian_prod(torch.tensor([index]), rows, columns))
+    return torch.cat(tokens, 1), torch.cat(places).expand(len(latents), -1, -1)
+
+
+def build_wan(model: ModelDescription) -> comfy.model_base.WAN21:
+    """Wan 2.1 and the 14B of 2.2 have latents of 16 channels, the 5B of 2.2 has 48."""
+    config = model.config
+    kind = "i2v" if config["image_dim"] else "t2v"
+    detected = weightless(image_model="wan2.1", model_type=kind, in_dim=config["in_channels"], dim=width(config))
+    if config["out_channels"] == comfy.latent_formats.Wan22.latent_channels:
+        config_class = comfy.supported_models.WAN22_T2V
+    else:
+        by_kind = {"i2v": comfy.supported_models.WAN21_I2V, "t2v": comfy.supported_models.WAN21_T2V}
+        config_class = by_kind[kind]
+    return config_class(detected).get_model({})
+
+
+def wan_conditions(
+    _model: comfy.model_base.WAN21, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+) -> Tensors:
+    """UMT5's embeddings, CLIP's of the images, and what the model sees beside the latents."""
+    if context is None:
+        raise ValueError("Wan needs a text conditioning: connect a CLIP Text Encode node with its UMT5 encoder.")
+    extra.pop("denoise_mask", None)  # in the timesteps already
+    conditions = {"encoder_hidden_states": context}
+    if "clip_fea" in extra:
+        conditions["encoder_hidden_states_image"] = extra.pop("clip_fea")
+    if "image_latents" in extra:
+        conditions["image_latents"] = extra.pop("image_latents")
+    return conditions
 
 
 def flow_euler(**shift: object) -> dict[str, object]:
@@ -192,4 +275,15 @@ FAMILIES = {
         build_sd3, sd3_conditions, lambda _: flow_euler(shift=3.0), linear_sigmas=False
     ),
     "FluxTransformer2DModel": HostFamily(build_flux, flux_conditions, flux_schedule),
+    "WanTransformer3DModel": HostFamily(
+        build_wan,
+        wan_conditions,
+        lambda _: {
+            "_class_name": "UniPCMultistepScheduler",
+            "prediction_type": "flow_prediction",
+            "use_flow_sigmas": True,
+        },
+        linear_sigmas=False,
+        visible=lambda config: {"patch_embedding": Shape(width(config), config["in_channels"])},
+    ),
 }

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .model_files import ModelDescription
 from .single_file_layouts import LAYOUTS, Table
 
 Shapes = Mapping[str, torch.Size]
@@ -40,21 +41,21 @@ class HostNames:
         return {name.partition(".")[0] for name in self.shapes}
 
 
-def host_names(model_class: str, config: Mapping[str, Any], shapes: Shapes) -> HostNames:
-    """Names for a model with parameters of these shapes: ComfyUI's, or diffusers' own where ComfyUI has none for it.
+def host_names(model: ModelDescription) -> HostNames:
+    """ComfyUI's names for a model's parameters, or diffusers' own where ComfyUI has none for it.
 
-    The latter also where the model has other proportions than those published, for which ComfyUI's tables are.
+    The latter also where the model has other proportions than those published, for which ComfyUI's tables are. Where
+    the ranks find the parameters in a file, the pieces are of the file's tensors.
     """
-    parameters = {name: shape for name, shape in shapes.items() if shape}
-    layout = BY_CLASS.get(model_class)
-    if layout:
-        detected = layout.naming(config)
-        table = layout.table(detected, detected.get("hidden_size"))
-        pieces = host_pieces(table, parameters)
+    shapes = {name: shape for name, shape in model.shapes.items() if shape}
+    layout = BY_CLASS.get(model.model_class)
+    if layout and layout.table and model.prefix is None:
+        detected = layout.naming(model.config)
+        pieces = host_pieces(layout.table(detected, detected.get("hidden_size")), shapes)
         if pieces:
-            return HostNames(whole_shapes(pieces, parameters), pieces, detected)
-    own = {name: [Piece(name, 0, 0, shape[0])] for name, shape in parameters.items()}
-    return HostNames({name: tuple(shape) for name, shape in parameters.items()}, own, {})
+            return HostNames(whole_shapes(pieces, shapes), pieces, detected)
+    pieces = {name: [Piece(model.tensors.get(name, name), 0, 0, shape[0])] for name, shape in shapes.items()}
+    return HostNames({name: tuple(shape) for name, shape in shapes.items()}, pieces, model.detected)
 
 
 def host_pieces(table: Table, parameters: Shapes) -> dict[str, list[Piece]]:

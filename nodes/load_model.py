@@ -10,16 +10,16 @@ import comfy.model_management
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.loading import DTYPES, ModelSource
+from ..parallel_backend.loading import DTYPES
 from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
 from .families import family_for
 from .group import worker_group
 from .host_names import host_names
 from .loop_mode import serve_stock_samplers
-from .model_files import describe_folder, list_models, why_not_listed
+from .model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
-from .remote_model import RemoteDiT, Schedule, remote_model
+from .remote_model import Handover, RemoteDiT, Schedule, remote_model
 from .single_file import describe_file
 
 AUTO = "auto"
@@ -77,7 +77,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         if model_name not in models:
             raise ValueError(why_not_listed(model_name))
         path = models[model_name]
-        description, names = (describe_folder(path), None) if path.is_dir() else describe_file(path)
+        description = describe_folder(path) if path.is_dir() else describe_file(path)
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
         plan = resolve_plan(plan, description.config, spec)
@@ -85,29 +85,32 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         supported = model.model_config.supported_inference_dtypes
         torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype, supported)
         dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
-        source = ModelSource(description.model_class, description.config, description.files, dtype, names)
+        source = description.source(dtype)
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
         if description.dtype in FLOAT8:
-            log_cast(model_name, source, description.dtype)
-        conditions = functools.partial(family.conditions, model)
-        offered = host_names(description.model_class, description.config, description.shapes)
+            log_cast(model_name, dtype, description)
+        handover = Handover(
+            conditions=functools.partial(family.conditions, model),
+            geometry=spec.geometry(source.config),
+            sees_images="image_latents" in spec.conditions,
+            visible=family.visible(source.config),
+        )
         schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
-        dit = RemoteDiT(worker_group(), source, plan, conditions, torch_dtype, schedule, offered)
+        dit = RemoteDiT(worker_group(), source, plan, handover, torch_dtype, schedule, host_names(description))
         patcher = remote_model(model, dit)
         if loop_mode:
             serve_stock_samplers(patcher)
         return io.NodeOutput(patcher)
 
 
-def log_cast(model_name: str, source: ModelSource, stored: torch.dtype) -> None:
+def log_cast(model_name: str, dtype: str, description: ModelDescription) -> None:
     """Says that the weights are computed with in another dtype than they are stored in, which takes more memory."""
-    scaled = source.names and any(place.scale for place in source.names.values())
     logging.info(
         "[ParallelDiT] %s stores its weights in %s; the ranks cast them to %s as they read them%s.",
         model_name,
-        str(stored).removeprefix("torch."),
-        source.dtype,
-        ", with their scales applied" if scaled else "",
+        str(description.dtype).removeprefix("torch."),
+        dtype,
+        ", with their scales applied" if description.scaled else "",
     )
 
 

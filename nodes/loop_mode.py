@@ -105,6 +105,7 @@ def serve_euler(executor: Any, guider: Guider, sigmas: torch.Tensor, extra_args:
         and len(sigmas) > 1
         and model.model_type in PREDICTIONS
         and model.diffusion_model.plan.patch_count == 1
+        and model.diffusion_model.takes(noise)
         and not beyond_the_loop(guider, extra_args["model_options"])
     )
     if not is_plain:
@@ -165,12 +166,16 @@ def record_conditions(
     for latents, conditions, indices in forwards:
         if latents.shape[1:] != noise.shape[1:]:
             raise ValueError(
-                "The loop cannot honour conditioning that adds channels to the latents (inpainting models); "
-                "use a stock KSampler with loop_mode off."
+                f"The Parallel Sampler cannot fill up latents of {size_of(noise)} to the {size_of(latents)} that the "
+                "model takes; choose sizes that are multiples of its patches, or use a stock KSampler."
             )
         for place, branch in enumerate(indices):
             branches[branch] = {name: value.chunk(len(indices))[place] for name, value in conditions.items()}
     return branches[0], branches[1]
+
+
+def size_of(latents: torch.Tensor) -> str:
+    return "×".join(map(str, latents.shape[2:]))
 
 
 def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:

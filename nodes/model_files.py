@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.folder import model_class, read_json
+from ..parallel_backend.loading import ModelSource, TensorSlice
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
@@ -28,11 +29,13 @@ TORCH_DTYPES = {
 
 
 @dataclass
-class ModelFolder:
-    """A diffusers folder, described.
+class ModelDescription:
+    """A model in a diffusers folder, or in a file as a folder would describe it.
 
     model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
-    shapes: of its parameters by diffusers' names.
+    shapes: of its parameters by diffusers' names; with a prefix, of the file's tensors by ComfyUI's.
+    names, prefix: where the parameters lie in a file, see ModelSource. scaled: whether weights have scales beside them.
+    tensors, detected: with a prefix, the file's tensors by ComfyUI's names for them, and what it detects of the model.
     pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
     """
 
@@ -41,8 +44,17 @@ class ModelFolder:
     files: tuple[str, ...]
     dtype: torch.dtype
     shapes: dict[str, torch.Size]
+    names: dict[str, TensorSlice] | None = None
+    prefix: str | None = None
+    scaled: bool = False
+    tensors: dict[str, str] = field(default_factory=dict)
+    detected: dict[str, Any] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
+
+    def source(self, dtype: str) -> ModelSource:
+        """What the ranks load. dtype: what they cast the weights to, a key of DTYPES."""
+        return ModelSource(self.model_class, self.config, self.files, dtype, self.names, self.prefix)
 
 
 def list_models() -> dict[str, Path]:
@@ -72,7 +84,7 @@ def why_not_listed(name: str) -> str:
     )
 
 
-def describe_folder(folder: Path) -> ModelFolder:
+def describe_folder(folder: Path) -> ModelDescription:
     """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError where it is broken."""
     transformer = folder / "transformer" if (folder / "model_index.json").exists() else folder
     config = read_json(transformer / "config.json")
@@ -82,8 +94,8 @@ def describe_folder(folder: Path) -> ModelFolder:
     files = sorted(transformer.glob("*.safetensors"))
     if not files:
         raise ModelFileError(no_safetensors(transformer, model_class(config)))
-    weights = {name: tensor for path in files for name, tensor in read_header(path).items()}
-    return ModelFolder(
+    weights = {name: tensor for path in files for name, tensor in read_header(path)[0].items()}
+    return ModelDescription(
         model_class=model_class(config),
         config={key: value for key, value in config.items() if not key.startswith("_")},
         files=tuple(str(path) for path in files),
@@ -105,21 +117,22 @@ def no_safetensors(folder: Path, class_name: str) -> str:
     )
 
 
-def read_header(path: Path) -> dict[str, torch.Tensor]:
-    """Names, shapes and dtypes of a safetensors file as meta tensors, uint8 for dtypes that no model computes with; no
-    weight is read.
+def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Names, shapes and dtypes of a safetensors file as meta tensors, uint8 for dtypes that no model computes with; and
+    what else the header says. No weight is read.
 
     Raises ModelFileError for a file that is truncated, no safetensors, or gone.
     """
     try:
         with safe_open(str(path), framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return {
+            header = {
                 name: torch.empty(
                     piece.get_shape(), dtype=TORCH_DTYPES.get(piece.get_dtype(), torch.uint8), device="meta"
                 )
                 for name, piece in slices.items()
             }
+            return header, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ModelFileError(
             f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged: download it again."

@@ -10,6 +10,7 @@ import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
 import torch
+from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.patcher_extension import WrappersMP
 
 from ..parallel_backend.loading import ModelSource
@@ -20,7 +21,7 @@ from ..worker.tensors import Tensors
 from .host_names import HostNames
 from .lora import Patches, accept, additions
 
-Conditions = Callable[[torch.Tensor | None, dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+Conditions = Callable[[torch.Tensor, torch.Tensor | None, dict[str, Any]], dict[str, torch.Tensor]]
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 
 
@@ -41,6 +42,21 @@ class Schedule(NamedTuple):
     linear_sigmas: bool
 
 
+class Handover(NamedTuple):
+    """How what ComfyUI's sampling hands to a diffusion model becomes a request.
+
+    conditions: latents, context and the other arguments of `forward` to the engine's conditions; it takes out of the
+    last what it uses. geometry: the channels that are sampled, and the patch that the sizes are multiples of.
+    sees_images: whether channels beyond those are a condition. visible: what ComfyUI's BaseModel reads of its own
+    module, by attribute.
+    """
+
+    conditions: Conditions
+    geometry: tuple[int, tuple[int, ...]]
+    sees_images: bool
+    visible: dict[str, Any]
+
+
 class RemoteDiT(torch.nn.Module):
     """Stands where ComfyUI has its diffusion model; holds no weights and sends each forward to the worker group."""
 
@@ -49,19 +65,18 @@ class RemoteDiT(torch.nn.Module):
         group: WorkerGroup,
         source: ModelSource,
         plan: ParallelPlan,
-        conditions: Conditions,
+        handover: Handover,
         dtype: torch.dtype,
         schedule: Schedule,
         names: HostNames,
     ) -> None:
-        """conditions: context and the other arguments of `forward` to the engine's conditions; it takes out of the
-        latter what it uses. dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for
-        changes of them."""
+        """dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for changes of them."""
         super().__init__()
+        self.__dict__.update(handover.visible)
+        self.handover = handover
         self.group = group
         self.source = source.to_json()
         self.plan = plan
-        self.conditions = conditions
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
@@ -77,19 +92,30 @@ class RemoteDiT(torch.nn.Module):
         transformer_options: dict[str, Any] | None = None,
         **extra: torch.Tensor,
     ) -> torch.Tensor:
-        """The prediction for latents x (B, C, H, W) at timesteps (B), in the model's own units.
+        """The prediction for latents x (B, C, H, W), or (B, C, F, H, W), at timesteps (B), in the model's own units.
 
-        Raises ValueError for what the worker group cannot honour.
+        Channels beyond those that are sampled are a condition. Sizes that are no multiples of the patch are filled up,
+        as ComfyUI's own modules do. Raises ValueError for what the worker group cannot honour.
         """
         refuse_patches(control, transformer_options or {})
-        conditions = self.conditions(context, extra)
+        channels, patch = self.handover.geometry
+        filled = pad_to_patch_size(x, patch) if x.ndim == 2 + len(patch) else x
+        latents = filled[:, :channels] if self.handover.sees_images else filled
+        if latents.shape[1] < x.shape[1]:
+            extra["image_latents"] = filled[:, channels:]
+        conditions = self.handover.conditions(latents, context, extra)
         if extra:
             raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
         if self.recorded is not None:
-            self.recorded.append(RecordedForward(x, conditions, transformer_options["cond_or_uncond"]))
-            return torch.zeros_like(x)
+            self.recorded.append(RecordedForward(latents, conditions, transformer_options["cond_or_uncond"]))
+            return torch.zeros_like(latents[(..., *(slice(size) for size in x.shape[2:]))])
         self.load()
-        return self.group.forward(x, timesteps, conditions, check_interrupt).to(x)
+        prediction = self.group.forward(latents, timesteps, conditions, check_interrupt).to(x)
+        return prediction[(..., *(slice(size) for size in x.shape[2:]))]
+
+    def takes(self, latents: torch.Tensor) -> bool:
+        """Whether the sizes of the latents are multiples of the patch."""
+        return not any(size % side for size, side in zip(latents.shape[2:], self.handover.geometry[1], strict=False))
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, on_step: OnStep
@@ -146,6 +172,16 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
             f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes. "
             "Remove that node, or use the stock loader."
         )
+
+
+class Shape:
+    """Stands for a module of ComfyUI's whose weight has this shape, where a BaseModel asks for that."""
+
+    def __init__(self, *shape: int) -> None:
+        self.weight = torch.empty(shape, device="meta")
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_weights(f"a change of a layer ({name})")
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):

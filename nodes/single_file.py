@@ -6,6 +6,7 @@ What is in the file is for ComfyUI to detect, as its stock loader does; `single_
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,78 +15,92 @@ import comfy.supported_models_base
 import torch
 
 from ..parallel_backend.errors import ModelFileError
-from ..parallel_backend.loading import TensorSlice
-from .model_files import ModelFolder, main_dtype, read_header
+from ..parallel_backend.loading import SCALES, TensorSlice
+from .model_files import ModelDescription, main_dtype, read_header
 from .single_file_layouts import LAYOUTS, PIXART, Layout, Table
 
 Header = dict[str, torch.Tensor]
 
 PIXART_KEYS = {"adaln_single.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight"}
-# Models that ComfyUI takes for a supported one, or for none, by how a name begins that only they have.
-OTHERS = {
-    "controlnet_": "a ControlNet",
-    "distilled_guidance_layer.": "Chroma",
-    "double_stream_modulation_img.": "Flux.2",
-}
-HOST_NAMES = {"FluxInpaint": "Flux.1 Fill"}
-SCALES = (".scale_weight", ".weight_scale")  # of fp8 weights: the name of old, and ComfyUI's
+# Models that ComfyUI takes for a supported one by how a name begins that only they have.
+OTHERS = {"controlnet_": "a ControlNet"}
 
 
-def describe_file(path: Path) -> tuple[ModelFolder, dict[str, TensorSlice]]:
+def describe_file(path: Path) -> ModelDescription:
     """The model in a file as a diffusers folder would describe it, and where its parameters lie in the file.
 
     Raises ModelFileError for a file that is broken, holds another model, or is quantised otherwise than to fp8.
     """
-    header = read_header(path)
+    header, metadata = read_header(path)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(header)
     if not any(name.startswith(prefix) for name in header):
         prefix = ""
     weights = {name.removeprefix(prefix): tensor for name, tensor in header.items() if name.startswith(prefix)}
     refuse_quantised(path.name, weights)
-    layout, detected, table = recognise(path.name, weights)
-    places = {name: place(entry, weights, prefix) for name, entry in table.items()}
-    shapes = {name: shape_at(found, header) for name, found in places.items() if found.name in header}
-    folder = ModelFolder(
-        model_class=layout.model_class,
-        config=layout.config(detected, shapes),
-        files=(str(path),),
-        dtype=main_dtype(weights),
-        shapes=shapes,
+    common = {
+        "files": (str(path),),
+        "dtype": main_dtype(weights),
+        "scaled": any(name.endswith(SCALES) for name in weights),
+    }
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in weights):
+            raise unsupported(path.name, kind)
+    if weights.keys() >= PIXART_KEYS:  # ComfyUI would take these for PixArt of the published width
+        return described(PIXART, {}, {name: name for name in weights}, weights, prefix, common)
+    found, has_diffusers_names = detect(weights, metadata)
+    if found is None:
+        raise unsupported(path.name, "of a kind that ComfyUI does not know")
+    layout = LAYOUTS.get(type(found))
+    if layout is None:
+        raise unsupported(path.name, f"a model that ComfyUI calls {type(found).__name__}")
+    if other := layout.other(found.unet_config):
+        raise unsupported(path.name, other)
+    if has_diffusers_names or layout.table:
+        width = weights["x_embedder.proj.weight"].shape[0] if layout is PIXART else None
+        own = {name: name for name in weights}
+        table = own if has_diffusers_names else layout.table(found.unet_config, width)
+        return described(layout, found.unet_config, table, weights, prefix, common)
+    return left_to_the_ranks(layout, found, weights, prefix, common)
+
+
+def described(
+    layout: Layout, detected: Mapping[str, Any], table: Table, weights: Header, prefix: str, common: dict[str, Any]
+) -> ModelDescription:
+    """A model whose parameters are where a table says."""
+    places = {name: place(entry, weights) for name, entry in table.items()}
+    shapes = {name: shape_at(found, weights) for name, found in places.items() if found.name in weights}
+    names = {name: replace(found, name=prefix + found.name) for name, found in places.items()}
+    return ModelDescription(layout.model_class, layout.config(detected, shapes), shapes=shapes, names=names, **common)
+
+
+def left_to_the_ranks(
+    layout: Layout, found: comfy.supported_models_base.BASE, weights: Header, prefix: str, common: dict[str, Any]
+) -> ModelDescription:
+    """A model whose parameters the ranks find by diffusers' converter."""
+    config = layout.config(found.unet_config, {name: tensor.shape for name, tensor in weights.items()})
+    file_names = {id(tensor): prefix + name for name, tensor in weights.items()}
+    own = found.process_unet_state_dict(dict(weights))
+    own = {name: tensor for name, tensor in own.items() if id(tensor) in file_names}
+    return ModelDescription(
+        layout.model_class,
+        config,
+        shapes={name: tensor.shape for name, tensor in own.items()},
+        prefix=prefix,
+        tensors={name: file_names[id(tensor)] for name, tensor in own.items()},
+        detected=dict(found.unet_config),
+        **common,
     )
-    return folder, places
 
 
-def shape_at(place: TensorSlice, header: Header) -> torch.Size:
-    tensor = header[place.name]
+def shape_at(place: TensorSlice, weights: Header) -> torch.Size:
+    tensor = weights[place.name]
     return tensor.shape if place.length is None else tensor[place.start :][: place.length].shape
 
 
-def recognise(file: str, weights: Header) -> tuple[Layout, Mapping[str, Any], Table]:
-    """The family, what ComfyUI detects of it, and the parameters' places by diffusers' names. Raises ModelFileError."""
-    for start, kind in OTHERS.items():
-        if any(name.startswith(start) for name in weights):
-            raise unsupported(file, kind)
-    if weights.keys() >= PIXART_KEYS:  # ComfyUI would take these for PixArt of the published width
-        return PIXART, {}, {name: name for name in weights}
-    config, has_diffusers_names = detect(weights)
-    if config is None:
-        raise unsupported(file, "of a kind that ComfyUI does not know")
-    layout, detected = LAYOUTS.get(type(config)), config.unet_config
-    if layout is None:
-        kind = type(config).__name__
-        raise unsupported(file, HOST_NAMES.get(kind, kind))
-    if other := layout.other(detected):
-        raise unsupported(file, other)
-    if has_diffusers_names:
-        return layout, detected, {name: name for name in weights}
-    width = weights["x_embedder.proj.weight"].shape[0] if layout is PIXART else None
-    return layout, detected, layout.table(detected, width)
-
-
-def detect(weights: Header) -> tuple[comfy.supported_models_base.BASE | None, bool]:
+def detect(weights: Header, metadata: Mapping[str, str]) -> tuple[comfy.supported_models_base.BASE | None, bool]:
     """What ComfyUI's own loader detects, in its order, and whether the names are diffusers'."""
     try:
-        if config := comfy.model_detection.model_config_from_unet(dict(weights), ""):
+        if config := comfy.model_detection.model_config_from_unet(dict(weights), "", metadata=metadata or None):
             return config, False
         converted = comfy.model_detection.convert_diffusers_mmdit(dict(weights), "")
         return comfy.model_detection.model_config_from_unet(converted, "") if converted else None, True
@@ -95,20 +110,18 @@ def detect(weights: Header) -> tuple[comfy.supported_models_base.BASE | None, bo
 
 def unsupported(file: str, kind: str) -> ModelFileError:
     return ModelFileError(
-        f"{file} is {kind}; single files are supported for PixArt, SD3, SD3.5, and Flux.1 dev and schnell. "
+        f"{file} is {kind}; single files are supported for {', '.join(sorted({x.title for x in LAYOUTS.values()}))}. "
         "Use ComfyUI's own loader for this one."
     )
 
 
-def place(entry: str | tuple, weights: Header, prefix: str) -> TensorSlice:
+def place(entry: str | tuple, weights: Header) -> TensorSlice:
     """An entry of a table as a place in the file; the only change in ComfyUI's tables is `swap_scale_shift`."""
     name, cut, *change = (entry, None) if isinstance(entry, str) else entry
     _dim, start, length = cut or (0, 0, None)
-    layer = name.removesuffix(".weight")
-    if name not in weights and f"{layer}.scale" in weights:  # a norm, in the first files of Flux
-        name = f"{layer}.scale"
-    scale = next((prefix + layer + end for end in SCALES if layer + end in weights), None)
-    return TensorSlice(prefix + name, start, length, bool(change), scale)
+    if name not in weights and name.replace(".weight", ".scale") in weights:  # a norm, in the first files of Flux
+        name = name.replace(".weight", ".scale")
+    return TensorSlice(name, start, length, bool(change))
 
 
 def refuse_quantised(file: str, weights: Header) -> None:

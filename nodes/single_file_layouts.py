@@ -17,7 +17,6 @@ Table = dict[str, str | tuple]
 
 PIXART_HEAD_DIM = 72
 PIXART_PATCH = 2
-FLUX_CHANNELS = 16
 SD3_NEEDS = {
     "out_channels": "a final layer",
     "adm_in_channels": "an embedder of pooled text",
@@ -30,16 +29,20 @@ SD3_NEEDS = {
 class Layout:
     """How a family lies in a single file.
 
-    model_class: diffusers'. table: what ComfyUI detected, and the width, to diffusers' names in the original ones.
-    config: what ComfyUI detected, and the parameters' shapes by diffusers' names, to the diffusers config.
+    title: what people call the models. model_class: diffusers'.
+    config: what ComfyUI detected, and shapes, to the diffusers config. The shapes are the parameters' by diffusers'
+    names, or without a table the tensors' by their names in the file.
+    table: what ComfyUI detected, and the width, to diffusers' names in the original ones, where ComfyUI has such a
+    table or nobody has; else diffusers' own converter is asked.
     naming: the diffusers config to that part of what ComfyUI detects which its tables of names ask for.
     other: what ComfyUI detected to the words for a variant that diffusers' class or our spec of it does not cover.
     """
 
+    title: str
     model_class: str
-    table: Callable[[Detected, int], Table]
     config: Callable[[Detected, Shapes], dict[str, Any]]
-    naming: Callable[[Mapping[str, Any]], dict[str, Any]]
+    table: Callable[[Detected, int], Table] | None = None
+    naming: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
     other: Callable[[Detected], str | None] = lambda _detected: None
 
 
@@ -107,7 +110,8 @@ def flux_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
     """Patches of 2×2 are part of the channels in diffusers."""
     return {
         "patch_size": 1,
-        "in_channels": FLUX_CHANNELS * 4,
+        "in_channels": detected["in_channels"] * 4,
+        "out_channels": detected["out_channels"] * 4,
         "num_layers": detected["depth"],
         "num_single_layers": detected["depth_single_blocks"],
         "attention_head_dim": sum(detected["axes_dim"]),
@@ -125,34 +129,61 @@ def flux_naming(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_flux(detected: Detected) -> str | None:
-    channels = detected["in_channels"]
-    if channels != FLUX_CHANNELS:
-        return f"a Flux.1 for {channels} channels (16 of them latents), as Fill, Canny and Depth are"
     if detected.get("yak_mlp") or detected.get("txt_norm"):
         return "a Flux.1 with other layers, as Ovis-Image is"
     return "a Flux.1 without an embedder of pooled text" if detected.get("vec_in_dim") is None else None
 
 
-PIXART = Layout("PixArtTransformer2DModel", pixart_table, pixart_config, pixart_naming)
+def wan_config(detected: Detected, shapes: Shapes) -> dict[str, Any]:
+    """Heads of 128, as ComfyUI takes for granted too."""
+    image = shapes.get("img_emb.proj.0.bias")
+    return {
+        "patch_size": detected["patch_size"],
+        "num_attention_heads": detected["num_heads"],
+        "attention_head_dim": detected["dim"] // detected["num_heads"],
+        "in_channels": detected["in_dim"],
+        "out_channels": detected["out_dim"],
+        "text_dim": shapes["text_embedding.0.weight"][1],
+        "freq_dim": detected["freq_dim"],
+        "ffn_dim": detected["ffn_dim"],
+        "num_layers": detected["num_layers"],
+        "image_dim": image and image[0],
+        "added_kv_proj_dim": image and detected["dim"],
+        "pos_embed_seq_len": detected.get("flf_pos_embed_token_number"),
+    }
+
+
+def other_wan(detected: Detected) -> str | None:
+    return "a Wan with a layer for reference images" if "in_dim_ref_conv" in detected else None
+
+
+PIXART = Layout("PixArt", "PixArtTransformer2DModel", pixart_config, pixart_table, pixart_naming)
 SD3 = Layout(
+    "SD3 and SD3.5",
     "SD3Transformer2DModel",
-    lambda detected, _width: comfy.utils.mmdit_to_diffusers(detected),
     sd3_config,
+    lambda detected, _width: comfy.utils.mmdit_to_diffusers(detected),
     sd3_naming,
     other_sd3,
 )
 FLUX = Layout(
+    "Flux.1",
     "FluxTransformer2DModel",
-    lambda detected, _width: comfy.utils.flux_to_diffusers(detected),
     flux_config,
+    lambda detected, _width: comfy.utils.flux_to_diffusers(detected),
     flux_naming,
     other_flux,
 )
-# By ComfyUI's own class, and not by what derives from it: Flux.1 Fill and Flux.2 derive from Flux.
+WAN = Layout("Wan 2.1 and 2.2", "WanTransformer3DModel", wan_config, other=other_wan)
+# By ComfyUI's own class, and not by what derives from it: Flux.2 derives from Flux.
 LAYOUTS = {
     comfy.supported_models.PixArtAlpha: PIXART,
     comfy.supported_models.PixArtSigma: PIXART,
     comfy.supported_models.SD3: SD3,
     comfy.supported_models.Flux: FLUX,
+    comfy.supported_models.FluxInpaint: FLUX,
     comfy.supported_models.FluxSchnell: FLUX,
+    comfy.supported_models.WAN21_T2V: WAN,
+    comfy.supported_models.WAN21_I2V: WAN,
+    comfy.supported_models.WAN22_T2V: WAN,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,21 +12,20 @@ from safetensors import SafetensorError, safe_open
 from .errors import ModelFileError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SCALES = (".scale_weight", ".weight_scale")  # of fp8 weights, beside them: the name of old, and ComfyUI's
 
 
 @dataclass(frozen=True)
 class TensorSlice:
     """Where a parameter lies in a file: a tensor's name and, for fused tensors, `length` rows of it from `start`.
 
-    swapped: whether the second half of these rows comes first in the parameter. scale: the name of a tensor of one
-    element that they are to be multiplied by.
+    swapped: whether the second half of these rows comes first in the parameter.
     """
 
     name: str
     start: int = 0
     length: int | None = None
     swapped: bool = False
-    scale: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class ModelSource:
     files: safetensors files that together hold the weights.
     dtype: what the weights are cast to; a key of DTYPES.
     names: parameter to its place in the files, where the files do not use diffusers' own names.
+    prefix: what the tensors' names begin with in files in the layout of the model's authors, for which there are no
+    `names` yet: `locate` finds them.
     """
 
     model_class: str
@@ -52,6 +53,7 @@ class ModelSource:
     files: tuple[str, ...]
     dtype: str = "fp32"
     names: Mapping[str, TensorSlice] | None = None
+    prefix: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,7 +115,8 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Reads the wanted tensors by parameter name, or the parts of them that are named in `parts`.
 
-    wanted: the shapes of whole parameters. Raises ModelFileError for what is missing or of another shape.
+    wanted: the shapes of whole parameters. Weights with a scale beside them come multiplied by it. Raises
+    ModelFileError for what is missing or of another shape.
     """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -127,8 +130,9 @@ def read_tensors(
                         shapes[name] = stored_shape(file, place)
                         if shapes[name] == wanted[name]:
                             tensors[name] = read_slice(file, place, parts.get(name))
-                            if place.scale:
-                                scaled = tensors[name].float() * file.get_tensor(place.scale).float()
+                            scale = scale_of(place.name, held)
+                            if scale:
+                                scaled = tensors[name].float() * file.get_tensor(scale).float()
                                 tensors[name] = scaled.to(DTYPES[source.dtype])
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
@@ -147,6 +151,12 @@ def read_tensors(
     return tensors
 
 
+def scale_of(name: str, held: Collection[str]) -> str | None:
+    """The name of a weight's scale, if there is one among these."""
+    layer = name.removesuffix(".weight")
+    return next((layer + end for end in SCALES if layer + end in held), None) if layer != name else None
+
+
 def stored_shape(file: Any, place: TensorSlice) -> tuple[int, ...]:
     """The shape of the whole parameter at `place`, without reading it."""
     shape = file.get_slice(place.name).get_shape()
@@ -154,7 +164,7 @@ def stored_shape(file: Any, place: TensorSlice) -> tuple[int, ...]:
 
 
 def read_slice(file: Any, place: TensorSlice, part: LocalPart | None = None) -> torch.Tensor:
-    """Reads the parameter at `place`, or a part of it, as it is stored: without its scale."""
+    """Reads the parameter at `place`, or a part of it, as it is stored: without a scale."""
     if place.length is None and not place.swapped and part is None:
         return file.get_tensor(place.name)
     view = file.get_slice(place.name)

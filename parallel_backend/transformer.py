@@ -17,6 +17,7 @@ from .loading import ModelSource, build_transformer, load_weights
 from .memo import memoise
 from .mesh import Axis, Mesh
 from .models import ModelSpec, block_count, spec_for
+from .single_file import by_parameter, locate
 from .stages import StageExit, StageLink, keep_stage
 from .tensor_parallel import shard_weights
 
@@ -56,6 +57,7 @@ class ParallelTransformer:
                         install_attention(block.get_submodule(name), self.attention, streams)
         self.memos = memoise(model, self.spec.memoised) if remembers else []
         self.source: ModelSource | None = None
+        self.named_by_file = False
         self.adapted: set[str] = set()
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         if self.spec.prepare:
@@ -64,17 +66,22 @@ class ParallelTransformer:
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh) -> ParallelTransformer:
         """Builds the model, cuts it to this rank's part, and reads that part's weights. Raises ModelFileError too."""
-        transformer = cls(build_transformer(source), mesh)
-        load_weights(transformer.model, source, mesh.device, transformer.parts)
-        transformer.source = source
+        located = locate(source)
+        transformer = cls(build_transformer(located), mesh)
+        load_weights(transformer.model, located, mesh.device, transformer.parts)
+        transformer.source = located
+        transformer.named_by_file = source.prefix is not None
         return transformer
 
     def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor]) -> None:
         """Gives the weights these additions in place of those that they had; without any, they are as in the files.
 
+        They name parameters, or the tensors of the files where the source left it to the ranks to find the parameters.
         Only for a model that was loaded. Runs no collectives. Raises ModelFileError, and then some have been changed.
         """
         self.forget()
+        if self.named_by_file:
+            additions = list(by_parameter(additions, self.source.names))
         wanted = {addition.parameter for addition in additions}
         write_weights(self.model, self.source, self.parts, self.adapted | wanted, additions, tensors)
         self.adapted = wanted
@@ -158,6 +165,12 @@ class ParallelTransformer:
             raise RequestError(
                 f"{self.spec.model_class} takes the conditions {', '.join(self.spec.conditions)}; "
                 f"got {', '.join(conditions) or 'none'}."
+            )
+        appended = [name for name in self.spec.appended if name in conditions]
+        if appended and self.mesh.plan.patch_count > 1:
+            raise RequestError(
+                f"PipeFusion cannot cut the tokens that {' and '.join(appended)} bring beside the image's; "
+                "use pipefusion=1 with patches=1, or leave out the reference images."
             )
         for name, key in self.spec.widths.items():
             width = config[key] if name in conditions else None

@@ -23,15 +23,13 @@ def main(comfyui: str, *files: str) -> None:
         sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
         sys.modules[name].__path__ = [str(folder)]
     single_file = importlib.import_module("pack.nodes.single_file")
-    loading = importlib.import_module("pack.parallel_backend.loading")
     found = {}
     for file in files:
         try:
-            folder, names = single_file.describe_file(Path(file))
+            source = single_file.describe_file(Path(file)).source("fp32")
         except single_file.ModelFileError as error:
             found[Path(file).name] = str(error)
             continue
-        source = loading.ModelSource(folder.model_class, folder.config, folder.files, names=names)
         found[Path(file).name] = source.to_json()
     print(json.dumps(found))
 

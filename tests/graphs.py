@@ -20,10 +20,11 @@ Link = list
 Patch = Callable[["Graph", Link], Link]
 
 NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from a file in the input folder, and a MODEL that is not ours."""
+NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from a file, a LATENT of any shape, and a MODEL that is not ours."""
 
 import copy
 import os
+from types import SimpleNamespace
 
 import folder_paths
 import torch
@@ -31,6 +32,8 @@ from safetensors.torch import load_file
 
 
 class LoadConditioning:
+    """Tensors "conditioning" and "pooled", and others by the names of options; those of "list" options in any order."""
+
     RETURN_TYPES = ("CONDITIONING",)
     FUNCTION = "load"
     CATEGORY = "test"
@@ -45,7 +48,31 @@ class LoadConditioning:
 
     def load(self, name):
         tensors = load_file(os.path.join(folder_paths.get_input_directory(), name))
-        return ([[tensors["conditioning"], {"pooled_output": tensors["pooled"]}]],)
+        text = tensors.pop("conditioning")
+        options = {"pooled_output": tensors.pop("pooled", None)}
+        for name, value in tensors.items():
+            *kind, name = name.split()
+            if "image" in kind:
+                value = SimpleNamespace(penultimate_hidden_states=value)
+            elif "list" in kind:
+                value = [*options.get(name, []), value]
+            elif value.ndim == 0:
+                value = value.item()
+            options[name] = value
+        return ([[text, {name: value for name, value in options.items() if value is not None}]],)
+
+
+class EmptyLatent:
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"shape": ("STRING", {})}}
+
+    def make(self, shape):
+        return ({"samples": torch.zeros([int(size) for size in shape.split()])},)
 
 
 class Zeros(torch.nn.Module):
@@ -71,7 +98,11 @@ class ForeignModel:
         return (patcher,)
 
 
-NODE_CLASS_MAPPINGS = {"Test_LoadConditioning": LoadConditioning, "Test_ForeignModel": ForeignModel}
+NODE_CLASS_MAPPINGS = {
+    "Test_LoadConditioning": LoadConditioning,
+    "Test_EmptyLatent": EmptyLatent,
+    "Test_ForeignModel": ForeignModel,
+}
 '''
 
 # The host caches a node's result by its inputs; a seed of its own makes a sampler run.

@@ -110,11 +110,7 @@ def expected(name: str, kind: str) -> Weights:
 
 
 REFUSED = {
-    "Fill": ("Flux.1 Fill", "ComfyUI's own loader"),
-    "Canny": ("32 channels", "Canny"),
-    "Canny, diffusers": ("32 channels", "Canny"),
-    "Flux.2": ("is Flux.2",),
-    "Chroma": ("is Chroma",),
+    "GenmoMochi": ("a model that ComfyUI calls GenmoMochi", "ComfyUI's own loader"),
     "Ovis": ("Ovis-Image",),
     "ControlNet": ("a ControlNet",),
     "no pooled text": ("without an embedder of pooled text",),
@@ -123,7 +119,7 @@ REFUSED = {
     "SD3 with text layers": ("an SD3 with layers of its own",),
     "SD3 without a head": ("an SD3 without a final layer",),
     "half a Flux": ("of a kind that ComfyUI does not know",),
-    "something": ("of a kind that ComfyUI does not know", "single files are supported for PixArt"),
+    "something": ("of a kind that ComfyUI does not know", "single files are supported for Flux.1, PixArt"),
 }
 
 
@@ -131,7 +127,6 @@ def refused(kind: str) -> Weights:
     """A file that looks like a supported model, or nearly."""
     dev, diffusers, sd3 = original("flux-dev"), diffusers_weights("flux-dev"), original("sd3")
     mlp = "double_blocks.0.img_mlp.0"
-    canny, fill = (torch.zeros(len(dev["img_in.bias"]), channels) for channels in (128, 384))
     without = {
         "no pooled text": (dev, "vector_in."),
         "SD3 without a head": (sd3, "final_layer."),
@@ -142,11 +137,7 @@ def refused(kind: str) -> Weights:
         weights, start = without[kind]
         return {"weight": torch.zeros(3)} | {key: held for key, held in weights.items() if not key.startswith(start)}
     base, name, tensor = {
-        "Fill": (dev, "img_in.weight", fill),
-        "Canny": (dev, "img_in.weight", canny),
-        "Canny, diffusers": (diffusers, "x_embedder.weight", canny),
-        "Flux.2": (dev, "double_stream_modulation_img.lin.weight", torch.zeros(1)),
-        "Chroma": (dev, "distilled_guidance_layer.norms.0.scale", torch.zeros(1)),
+        "GenmoMochi": ({}, "t5_yproj.weight", torch.zeros(1)),
         "Ovis": (dev, "txt_norm.scale", torch.zeros(1)),
         "ControlNet": (diffusers, "controlnet_blocks.0.weight", torch.zeros(1)),
         "integers": (dev, f"{mlp}.weight", torch.zeros(8, dtype=torch.uint8)),

@@ -53,6 +53,7 @@ class ModelSpec:
     side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
     optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
+    appended: those of them that bring tokens of their own to the end of the first stream, which PipeFusion cannot cut.
     geometry: config to latent channels and patch.
     inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     (B, C, H, W), or (B, C, F, H, W) for video.
@@ -80,6 +81,7 @@ class ModelSpec:
     side_inputs: tuple[SideInput, ...] = ()
     optional: tuple[str, ...] = ()
     widths: Mapping[str, str] = field(default_factory=dict)
+    appended: tuple[str, ...] = ()
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     head: str | None = None

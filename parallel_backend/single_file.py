@@ -1,0 +1,120 @@
+"""Files in the layout of a model's authors: where in them diffusers' own converters find the parameters.
+
+A converter is run on the numbers of the rows in place of the weights, which says where each parameter's rows are; so
+a rank reads its own part of a fused tensor, and nothing is held twice.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .adapters import Addition
+from .errors import ModelFileError
+from .loading import SCALES, ModelSource, TensorSlice
+
+BESIDE_WEIGHTS = (*SCALES, ".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")
+# The width for which a converter is written, where it takes one for granted.
+WIDTHS = {
+    "ChromaTransformer2DModel": 3072,
+    "HunyuanVideoTransformer3DModel": 3072,
+    "Lumina2Transformer2DModel": 2304,
+}
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def locate(source: ModelSource) -> ModelSource:
+    """The source with the places of its parameters, where they are for a converter to tell. Raises ModelFileError."""
+    if source.prefix is None:
+        return source
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in source.files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                own = (name for name in file.keys() if name.startswith(source.prefix))  # noqa: SIM118 (not a dict)
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in own}
+        except (SafetensorError, OSError) as error:
+            raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
+    weights = {name: shape for name, shape in shapes.items() if shape and not name.endswith(BESIDE_WEIGHTS)}
+    return replace(source, prefix=None, names=places(source, weights))
+
+
+def places(source: ModelSource, shapes: Shapes) -> dict[str, TensorSlice]:
+    """The place of each parameter, from the shapes of the tensors in the files. Raises ModelFileError."""
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    convert = SINGLE_FILE_LOADABLE_CLASSES[source.model_class]["checkpoint_mapping_fn"]
+    width = model_width(source.config)
+    assumed = WIDTHS.get(source.model_class, width)
+    starts, numbers, total = {}, {}, 0
+    for name, (rows, *_) in shapes.items():
+        starts[name] = total
+        own = total + torch.arange(rows * assumed // width) * width // assumed
+        numbers[name.removeprefix(source.prefix)] = own if len(shapes[name]) == 1 else own[:, None]
+        total += rows
+    try:
+        converted = convert(checkpoint=numbers, config=dict(source.config))
+    except (KeyError, IndexError, RuntimeError, ValueError) as error:
+        raise ModelFileError(
+            f"{', '.join(source.files)} does not have the tensors of a {source.model_class} ({error}); the file is "
+            "incomplete, or of another model."
+        ) from error
+    names, firsts = list(starts), list(starts.values())
+    found = {}
+    for parameter, rows in converted.items():
+        if rows is not None:
+            run = torch.unique_consecutive(rows.flatten())
+            name = names[bisect.bisect_right(firsts, int(run[0])) - 1]
+            found[parameter] = place_of(parameter, run - starts[name], name, shapes[name][0])
+    return found
+
+
+def model_width(config: Mapping[str, Any]) -> int:
+    return config.get("hidden_size") or config["num_attention_heads"] * config["attention_head_dim"]
+
+
+def place_of(parameter: str, rows: torch.Tensor, name: str, whole: int) -> TensorSlice:
+    """The place of a parameter that has these rows, in this order, of a tensor with `whole` rows."""
+    length = len(rows)
+    ordered = torch.arange(length)
+    if torch.equal(rows, ordered) and length == whole:
+        return TensorSlice(name)
+    if torch.equal(rows - rows[0], ordered):
+        return TensorSlice(name, int(rows[0]), length)
+    start = int(rows.min())
+    if torch.equal(rows - start, ordered.roll(-(length // 2))):
+        return TensorSlice(name, start, length, swapped=True)
+    raise ModelFileError(f"{parameter} is put together from {name} in a way that is not supported.")
+
+
+def by_parameter(additions: Iterable[Addition], names: Mapping[str, TensorSlice]) -> Iterator[Addition]:
+    """Additions to tensors of the files, as additions to the parameters that lie in them."""
+    for addition in additions:
+        for parameter, place in names.items():
+            if place.name == addition.parameter:
+                for row, tensor_row, count in runs(place, addition.row + addition.count):
+                    first = max(tensor_row, addition.row)
+                    length = min(tensor_row + count, addition.row + addition.count) - first
+                    if length > 0:
+                        yield replace(
+                            addition,
+                            parameter=parameter,
+                            row=row + first - tensor_row,
+                            up_row=addition.up_row + first - addition.row,
+                            count=length,
+                        )
+
+
+def runs(place: TensorSlice, last: int) -> tuple[tuple[int, int, int], ...]:
+    """(row of the parameter, row of the tensor, how many); `last` rows are enough of a parameter that is the whole."""
+    length = last if place.length is None else place.length
+    half = length // 2
+    if place.swapped:
+        return (0, place.start + half, half), (half, place.start, half)
+    return ((0, place.start, length),)

@@ -1,0 +1,116 @@
+"""The families of the editor as tiny models of ComfyUI's own classes, and what it takes to sample from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StockCase:
+    """A tiny model, by whose published proportions ComfyUI detects it.
+
+    module: of the class, below comfy.ldm. config: of the class.
+    latent: the shape of the latents.
+    texts: (generator) to what a CONDITIONING holds, of the positive and of the negative text.
+    renamed: parts of ComfyUI's names to what they are in the files of the model's authors.
+    """
+
+    module: str
+    config: Mapping[str, Any]
+    latent: tuple[int, ...]
+    texts: Callable[[torch.Generator], Tensors]
+    cfg: float = 2.0
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+def text(tokens: int, width: int, **others: Callable[[torch.Generator], torch.Tensor]) -> Callable[..., Tensors]:
+    """Embeddings (1, tokens, width), and others by the names of a CONDITIONING's options."""
+
+    def make(generator: torch.Generator) -> Tensors:
+        made = {name: other(generator) for name, other in others.items()}
+        return {"conditioning": torch.randn(1, tokens, width, generator=generator), **made}
+
+    return make
+
+
+def normal(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
+    return lambda generator: torch.randn(shape, generator=generator)
+
+
+def wan(**config: object) -> dict[str, object]:
+    return {"dim": 256, "ffn_dim": 64, "num_heads": 2, "num_layers": 2, **config}
+
+
+def flux(**config: object) -> dict[str, object]:
+    return {
+        "in_channels": 16,
+        "out_channels": 16,
+        "vec_in_dim": 16,
+        "context_in_dim": 32,
+        "hidden_size": 256,
+        "mlp_ratio": 4.0,
+        "num_heads": 2,
+        "depth": 1,
+        "depth_single_blocks": 2,
+        "axes_dim": [16, 56, 56],
+        "theta": 10000,
+        "patch_size": 2,
+        "qkv_bias": True,
+        "txt_ids_dims": [],
+        "guidance_embed": True,
+        **config,
+    }
+
+
+def flux_case(
+    tokens: int = 7, cfg: float = 1.0, others: Mapping[str, Any] | None = None, **config: object
+) -> StockCase:
+    """Flux.1 by the names of its first files."""
+    texts = text(tokens, 32, pooled=normal(1, 16), **(others or {}))
+    names = {"query_norm.weight": "query_norm.scale", "key_norm.weight": "key_norm.scale"}
+    return StockCase("flux.model.Flux", flux(**config), (1, 16, 9, 12), texts, cfg, names)
+
+
+VIDEO = (1, 16, 2, 8, 12)
+REFERENCES = {"list reference_latents": normal(1, 16, 6, 8), "list  reference_latents": normal(1, 16, 10, 4)}
+INPAINTING = {"concat_latent_image": normal(1, 16, 9, 12), "concat_mask": lambda _: torch.ones(1, 1, 72, 96)}
+CASES = {
+    "flux-dev": flux_case(),
+    "flux-schnell": flux_case(guidance_embed=False),
+    "flux-fill": flux_case(in_channels=96, others=INPAINTING),
+    "flux-canny": flux_case(in_channels=32, others={"concat_latent_image": normal(1, 16, 9, 12)}),
+    "flux-kontext": flux_case(cfg=2.0, others=REFERENCES),
+    "wan-2.1-t2v": StockCase("wan.model.WanModel", wan(), VIDEO, text(7, 4096)),
+    "wan-2.1-i2v": StockCase(
+        "wan.model.WanModel",
+        wan(model_type="i2v", in_dim=36),
+        VIDEO,
+        text(
+            512,
+            4096,
+            **{
+                "image clip_vision_output": normal(1, 257, 1280),
+                "concat_latent_image": normal(1, 16, 2, 8, 12),
+                "concat_mask": lambda generator: torch.ones(1, 1, 2, 8, 12),
+            },
+        ),
+    ),
+    "wan-2.2-i2v": StockCase(
+        "wan.model.WanModel",
+        wan(in_dim=36),
+        VIDEO,
+        text(7, 4096, concat_latent_image=normal(1, 16, 2, 8, 12)),
+    ),
+    "wan-2.2-5b": StockCase(
+        "wan.model.WanModel",
+        wan(in_dim=48, out_dim=48),
+        (1, 48, 2, 8, 12),
+        text(7, 4096),
+    ),
+}
