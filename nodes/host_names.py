@@ -8,12 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .families import Table, family_for
 from .model_files import ModelDescription
-from .single_file_layouts import LAYOUTS, Table
 
 Shapes = Mapping[str, torch.Size]
-
-BY_CLASS = {layout.model_class: layout for layout in LAYOUTS.values()}
 
 
 class Piece(NamedTuple):
@@ -48,7 +46,8 @@ def host_names(model: ModelDescription) -> HostNames:
     the ranks find the parameters in a file, the pieces are of the file's tensors.
     """
     shapes = {name: shape for name, shape in model.shapes.items() if shape}
-    layout = BY_CLASS.get(model.model_class)
+    family = family_for(model.model_class)
+    layout = family and family.layout
     if layout and layout.table and model.prefix is None:
         detected = layout.naming(model.config)
         pieces = host_pieces(layout.table(detected, detected.get("hidden_size")), shapes)

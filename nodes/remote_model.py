@@ -174,16 +174,6 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
         )
 
 
-class Shape:
-    """Stands for a module of ComfyUI's whose weight has this shape, where a BaseModel asks for that."""
-
-    def __init__(self, *shape: int) -> None:
-        self.weight = torch.empty(shape, device="meta")
-
-    def __getattr__(self, name: str) -> Any:
-        raise no_weights(f"a change of a layer ({name})")
-
-
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
     weights, of which it has none."""

@@ -1,6 +1,6 @@
 """Describes a single-file checkpoint from its header: the original layouts and diffusers' own.
 
-What is in the file is for ComfyUI to detect, as its stock loader does; `single_file_layouts` has what follows from it.
+What is in the file is for ComfyUI to detect, as its stock loader does; `families` has what follows from it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.loading import SCALES, TensorSlice
+from .families import HostFamily, Table, detected_as, families, family_for
 from .model_files import ModelDescription, main_dtype, read_header
-from .single_file_layouts import LAYOUTS, PIXART, Layout, Table
 
 Header = dict[str, torch.Tensor]
 
@@ -46,43 +46,47 @@ def describe_file(path: Path) -> ModelDescription:
         if any(name.startswith(start) for name in weights):
             raise unsupported(path.name, kind)
     if weights.keys() >= PIXART_KEYS:  # ComfyUI would take these for PixArt of the published width
-        return described(PIXART, {}, {name: name for name in weights}, weights, prefix, common)
+        return described(
+            family_for("PixArtTransformer2DModel"), {}, {name: name for name in weights}, weights, prefix, common
+        )
     found, has_diffusers_names = detect(weights, metadata)
     if found is None:
         raise unsupported(path.name, "of a kind that ComfyUI does not know")
-    layout = LAYOUTS.get(type(found))
-    if layout is None:
+    family = detected_as(type(found))
+    if family is None:
         raise unsupported(path.name, f"a model that ComfyUI calls {type(found).__name__}")
-    if other := layout.other(found.unet_config):
+    if other := family.layout.other(found.unet_config):
         raise unsupported(path.name, other)
-    if has_diffusers_names or layout.table:
-        width = weights["x_embedder.proj.weight"].shape[0] if layout is PIXART else None
-        own = {name: name for name in weights}
-        table = own if has_diffusers_names else layout.table(found.unet_config, width)
-        return described(layout, found.unet_config, table, weights, prefix, common)
-    return left_to_the_ranks(layout, found, weights, prefix, common)
+    if not has_diffusers_names and not family.layout.table:
+        return left_to_the_ranks(family, found, weights, prefix, common)
+    table = {name: name for name in weights}
+    if not has_diffusers_names:
+        projection = weights.get("x_embedder.proj.weight")  # PixArt's width is this, and is not detected
+        table = family.layout.table(found.unet_config, None if projection is None else len(projection))
+    return described(family, found.unet_config, table, weights, prefix, common)
 
 
 def described(
-    layout: Layout, detected: Mapping[str, Any], table: Table, weights: Header, prefix: str, common: dict[str, Any]
+    family: HostFamily, detected: Mapping[str, Any], table: Table, weights: Header, prefix: str, common: dict[str, Any]
 ) -> ModelDescription:
     """A model whose parameters are where a table says."""
     places = {name: place(entry, weights) for name, entry in table.items()}
     shapes = {name: shape_at(found, weights) for name, found in places.items() if found.name in weights}
     names = {name: replace(found, name=prefix + found.name) for name, found in places.items()}
-    return ModelDescription(layout.model_class, layout.config(detected, shapes), shapes=shapes, names=names, **common)
+    config = family.layout.config(detected, shapes)
+    return ModelDescription(family.model_class, config, shapes=shapes, names=names, **common)
 
 
 def left_to_the_ranks(
-    layout: Layout, found: comfy.supported_models_base.BASE, weights: Header, prefix: str, common: dict[str, Any]
+    family: HostFamily, found: comfy.supported_models_base.BASE, weights: Header, prefix: str, common: dict[str, Any]
 ) -> ModelDescription:
     """A model whose parameters the ranks find by diffusers' converter."""
-    config = layout.config(found.unet_config, {name: tensor.shape for name, tensor in weights.items()})
+    config = family.layout.config(found.unet_config, {name: tensor.shape for name, tensor in weights.items()})
     file_names = {id(tensor): prefix + name for name, tensor in weights.items()}
     own = found.process_unet_state_dict(dict(weights))
     own = {name: tensor for name, tensor in own.items() if id(tensor) in file_names}
     return ModelDescription(
-        layout.model_class,
+        family.model_class,
         config,
         shapes={name: tensor.shape for name, tensor in own.items()},
         prefix=prefix,
@@ -109,9 +113,9 @@ def detect(weights: Header, metadata: Mapping[str, str]) -> tuple[comfy.supporte
 
 
 def unsupported(file: str, kind: str) -> ModelFileError:
+    titles = sorted(family.layout.title for family in families() if family.layout)
     return ModelFileError(
-        f"{file} is {kind}; single files are supported for {', '.join(sorted({x.title for x in LAYOUTS.values()}))}. "
-        "Use ComfyUI's own loader for this one."
+        f"{file} is {kind}; single files are supported for {', '.join(titles)}. Use ComfyUI's own loader for this one."
     )
 
 

@@ -20,8 +20,8 @@ from .models import ModelSpec
 
 BATCH_DIM = 0
 NEW_EACH_STEP = ("hidden_states", "timestep")
-BATCH_FIRST = (*NEW_EACH_STEP, "encoder_attention_mask")  # beside the spec's conditions
-SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs")  # the same for every row
+BATCH_FIRST = (*NEW_EACH_STEP, "encoder_attention_mask", "img_shapes")  # beside the spec's conditions
+SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for every row
 TOLERANCE = 1e-2  # how far, relative to their norm, the same inputs may be apart on ranks with other hardware
 
 
@@ -64,6 +64,9 @@ class BatchSplit:
         """This rank's rows of an argument. Several entries a row, such as two images, stay together."""
         if isinstance(value, dict):
             return {key: self.take(key, inner) for key, inner in value.items()}
+        if name in self.batch_first and isinstance(value, list) and len(value) == self.size:
+            rows = self.take(name, torch.arange(self.size))
+            return [value[row] for row in rows]
         if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim or len(value) == 1:
             return value
         if len(value) % self.size:

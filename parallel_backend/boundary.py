@@ -90,16 +90,16 @@ def _install_skips(argument: str, link: StageLink) -> None:
 
 def _install_side_inputs(blocks: list[torch.nn.Module], spec: ModelSpec, layout: TokenLayout) -> None:
     """Every block gets the same side inputs; each is cut once a forward."""
-    cut: dict[str, tuple[Any, list[int], Any]] = {}
+    cut: dict[str, tuple[Any, tuple, Any]] = {}
 
     def cut_sides(arguments: dict[str, Any]) -> None:
         for side in spec.side_inputs:
             whole = arguments.get(side.name)
             if whole is None or side.ndim not in (None, getattr(whole, "ndim", None)):
                 continue
-            held = cut.get(side.name)
-            if held is None or held[0] is not whole or held[1] != layout.running:
-                cut[side.name] = held = (whole, list(layout.running), layout.take_side_input(whole, side))
+            held, place = cut.get(side.name), (list(layout.running), dict(layout.segments))
+            if held is None or held[0] is not whole or held[1] != place:
+                cut[side.name] = held = (whole, place, layout.take_side_input(whole, side))
             arguments[side.name] = held[2]
 
     for block in blocks:

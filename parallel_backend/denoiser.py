@@ -273,7 +273,8 @@ def forwards_of(conditions: Conditions, negative: Conditions | None) -> list[Con
     """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other."""
     if negative is None:
         return [conditions]
-    if all(negative[name].shape == value.shape for name, value in conditions.items() if name in negative):
+    alike = conditions.keys() == negative.keys()
+    if alike and all(negative[name].shape == value.shape for name, value in conditions.items()):
         return [{name: torch.cat([value, negative[name]]) for name, value in conditions.items()}]
     return [conditions, negative]
 

@@ -7,9 +7,11 @@ whether the patch runs alone or with the others, and its stale keys and values s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from .collectives import gather, shard, shard_sizes
 from .mesh import Axis
@@ -64,7 +66,17 @@ class TokenLayout:
         return shares[0] if len(shares) == 1 else torch.cat(shares, dim)
 
     def take_side_input(self, value: Any, side: SideInput) -> Any:
-        """This rank's share of a per-token tensor, or of each in a tuple, that runs over `side.streams` in turn."""
+        """This rank's share of a per-token tensor, or of each in a tuple, that runs over `side.streams` in turn.
+
+        A text mask is for all keys: it stays whole, and gets its ones for the image tokens that are not here.
+        """
+        if side.text_mask:
+            image = self.spec.streams[0]
+            absent = sum(self.segments[image]) - self.local_length(image, self.axis.index)
+            return F.pad(value, (0, 0) * (value.ndim - 1 - side.dim) + (0, absent), value=1)
+        if side.per_stream:
+            items = zip(value, side.streams, strict=True)
+            return tuple(self.take_side_input(item, replace(side, streams=(s,), per_stream=False)) for item, s in items)
         if isinstance(value, (tuple, list)):
             return type(value)(self.take_side_input(item, side) for item in value)
         parts = value.split([sum(self.segments[stream]) for stream in side.streams], side.dim)

@@ -160,17 +160,12 @@ class ParallelTransformer:
                 f"The latent measures {shape} ({names}), and the model works on patches of {sides}; "
                 "use sizes that are multiples of these, in latent pixels."
             )
+        self.check_appended(channels, patch, conditions)
         required = set(self.spec.conditions) - set(self.spec.optional)
         if not required <= set(conditions) <= set(self.spec.conditions):
             raise RequestError(
                 f"{self.spec.model_class} takes the conditions {', '.join(self.spec.conditions)}; "
                 f"got {', '.join(conditions) or 'none'}."
-            )
-        appended = [name for name in self.spec.appended if name in conditions]
-        if appended and self.mesh.plan.patch_count > 1:
-            raise RequestError(
-                f"PipeFusion cannot cut the tokens that {' and '.join(appended)} bring beside the image's; "
-                "use pipefusion=1 with patches=1, or leave out the reference images."
             )
         for name, key in self.spec.widths.items():
             width = config[key] if name in conditions else None
@@ -187,3 +182,19 @@ class ParallelTransformer:
                 raise RequestError(f"The {name} holds NaN or infinite values; the node that made it went wrong.")
         if self.spec.check:
             self.spec.check(config, conditions)
+
+    def check_appended(self, channels: int, patch: tuple[int, ...], conditions: Conditions) -> None:
+        """Raises RequestError for latents beside the request's own that have a wrong shape, or meet PipeFusion."""
+        given = [name for name in self.spec.appended if name in conditions]
+        for name, shape in ((name, conditions[name].shape) for name in given):
+            if self.mesh.plan.patch_count > 1:
+                raise RequestError(
+                    f"PipeFusion's patches are of the image alone, and {name} adds tokens to it; use pipefusion=1 and "
+                    "patches=1, and ulysses, ring, tp, cfg or dp in their place."
+                )
+            sizes = zip(shape[2:], patch, strict=False)
+            if len(shape) != 2 + len(patch) or shape[1] != channels or any(size % side for size, side in sizes):
+                raise RequestError(
+                    f"{name} has shape {tuple(shape)}; this model takes {channels} channels, in patches of "
+                    f"{'×'.join(map(str, patch))} latent pixels."
+                )

@@ -54,6 +54,12 @@ class Family:
         return latents, torch.linspace(*self.timesteps, batch), self.conditions(batch, *sizes)
 
 
+def text_mask(batch: int) -> torch.Tensor:
+    """Prompts of different lengths, of which the second is the longest."""
+    lengths = torch.tensor([5, TEXT_TOKENS, 3])[:batch]
+    return (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
+
+
 def dit_reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, conditions: Tensors):
     """Plain diffusers. For latents that are not square, whose image diffusers cannot put together, the head's tokens
     are read where they leave the model and put together here, patch by patch."""
@@ -133,9 +139,10 @@ def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
     return Family("SD3Transformer2DModel", config, conditions, reference)
 
 
-def flux(guidance_embeds: bool) -> Family:
+def flux(guidance_embeds: bool, image_channels: int = 0, references: tuple[tuple[int, int], ...] = ()) -> Family:
     config = {
-        "in_channels": 16,
+        "in_channels": 16 + 4 * image_channels,
+        "out_channels": 16,
         "num_layers": 2,
         "num_single_layers": 2,
         "attention_head_dim": 16,
@@ -146,25 +153,42 @@ def flux(guidance_embeds: bool) -> Family:
         "axes_dims_rope": (4, 6, 6),
     }
 
-    def conditions(batch: int, _height: int, _width: int) -> Tensors:
-        text = {
+    names = [f"reference_latents_{number}" for number in range(1, len(references) + 1)]
+
+    def conditions(batch: int, height: int, width: int) -> Tensors:
+        given = {
             "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32),
             "pooled_projections": torch.randn(batch, 16),
         }
-        return {**text, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else text
+        given.update({name: torch.randn(batch, 4, *size) for name, size in zip(names, references, strict=True)})
+        if image_channels:
+            given["image_latents"] = torch.randn(batch, image_channels, height, width)
+        return {**given, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else given
 
     def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
         pipeline = diffusers.FluxPipeline
         batch, channels, height, width = latents.shape
+        under = [given["image_latents"]] if image_channels else []
+        seen = [pipeline._pack_latents(x, batch, x.shape[1], height, width) for x in (latents, *under)]
+        packed, ids = [torch.cat(seen, dim=2)], []
+        for number, image in enumerate([latents, *(given[name] for name in names)]):
+            ids.append(
+                pipeline._prepare_latent_image_ids(
+                    batch, image.shape[-2] // 2, image.shape[-1] // 2, "cpu", torch.float32
+                )
+            )
+            ids[-1][:, 0] = number
+            if number:
+                packed.append(pipeline._pack_latents(image, batch, channels, *image.shape[-2:]))
         tokens = model(
-            hidden_states=pipeline._pack_latents(latents, batch, channels, height, width),
+            hidden_states=torch.cat(packed, dim=1),
             timestep=timestep,
             guidance=given.get("guidance"),
             pooled_projections=given["pooled_projections"],
             encoder_hidden_states=given["encoder_hidden_states"],
             txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
-            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
-        ).sample
+            img_ids=torch.cat(ids),
+        ).sample[:, : packed[0].shape[1]]
         return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
 
     return Family("FluxTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
@@ -305,6 +329,132 @@ def cogview4() -> Family:
     return Family("CogView4Transformer2DModel", config, conditions, reference)
 
 
+def qwenimage(
+    text_tokens: int = TEXT_TOKENS, mask: bool = False, references: tuple[tuple[int, int], ...] = (), **config: object
+) -> Family:
+    config = {
+        "in_channels": 16,
+        "out_channels": 4,
+        "num_layers": 3,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "axes_dims_rope": (4, 6, 6),
+        **config,
+    }
+    names = ("reference_latents_1", "reference_latents_2")[: len(references)]
+
+    def conditions(batch: int, *_sizes: int) -> Tensors:
+        given = {"encoder_hidden_states": torch.randn(batch, text_tokens, 32)}
+        given.update({name: torch.randn(batch, 4, 1, *size) for name, size in zip(names, references, strict=True)})
+        return {**given, "encoder_hidden_states_mask": text_mask(batch)} if mask else given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        pipeline = diffusers.QwenImagePipeline
+        batch, channels, _, height, width = latents.shape
+        images = [latents, *(given[name] for name in names)]
+        packed = [pipeline._pack_latents(image, batch, channels, *image.shape[-2:]) for image in images]
+        tokens = model(
+            hidden_states=torch.cat(packed, dim=1),
+            timestep=timestep,
+            guidance=None,
+            encoder_hidden_states_mask=given.get("encoder_hidden_states_mask"),
+            encoder_hidden_states=given["encoder_hidden_states"],
+            img_shapes=[[(1, image.shape[-2] // 2, image.shape[-1] // 2) for image in images]] * batch,
+        ).sample[:, : packed[0].shape[1]]
+        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+
+    shapes = {name: (batch, 1, *size) for name, (batch, *size) in IMAGES.items()}
+    timesteps = (0, 0.5)
+    return Family("QwenImageTransformer2DModel", config, conditions, reference, shapes, channels=4, timesteps=timesteps)
+
+
+def hunyuanvideo(
+    text_tokens: int = TEXT_TOKENS, guidance_embeds: bool = True, mask: bool = True, image: bool = False
+) -> Family:
+    config = {
+        "in_channels": 9 if image else 4,
+        "out_channels": 4,
+        "num_attention_heads": 4,
+        "attention_head_dim": 12,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "num_refiner_layers": 1,
+        "guidance_embeds": guidance_embeds,
+        "text_embed_dim": 24,
+        "pooled_projection_dim": 16,
+        "rope_axes_dim": (4, 4, 4),
+    }
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        given = {
+            "encoder_hidden_states": torch.randn(batch, text_tokens, 24),
+            "pooled_projections": torch.randn(batch, 16),
+        }
+        if mask:
+            given["encoder_attention_mask"] = text_mask(batch)
+        if image:
+            given["image_latents"] = torch.randn(batch, 5, *sizes)
+        return {**given, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        text = given["encoder_hidden_states"]
+        return model(
+            hidden_states=torch.cat([latents, given["image_latents"]], dim=1) if image else latents,
+            timestep=timestep,
+            encoder_hidden_states=text,
+            encoder_attention_mask=given["encoder_attention_mask"] if mask else torch.ones(text.shape[:2]),
+            pooled_projections=given["pooled_projections"],
+            guidance=given["guidance"] * 1000.0 if guidance_embeds else None,
+        ).sample
+
+    return Family("HunyuanVideoTransformer3DModel", config, conditions, reference, VIDEOS, channels=4)
+
+
+def ltx(mask: bool = False, coords: bool = False) -> Family:
+    config = {
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 4,
+        "attention_head_dim": 8,
+        "cross_attention_dim": 32,
+        "num_layers": 3,
+        "caption_channels": 24,
+    }
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        given = {
+            "encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 24),
+            "frame_rate": torch.full((batch,), 24.0),
+        }
+        if mask:
+            given["encoder_attention_mask"] = text_mask(batch)
+        if coords:
+            pipeline = diffusers.LTXConditionPipeline
+            given["video_coords"] = pipeline._scale_video_ids(pipeline._prepare_video_ids(batch, *sizes))
+        return given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        frames, height, width = latents.shape[2:]
+        frame_rate = float(given["frame_rate"][0])
+        if coords:
+            positions = {"video_coords": given["video_coords"].float()}
+            positions["video_coords"][:, 0] = positions["video_coords"][:, 0] * (1.0 / frame_rate)
+        else:
+            positions = {"num_frames": frames, "height": height, "width": width}
+            positions["rope_interpolation_scale"] = (8 / frame_rate, 32, 32)
+        tokens = model(
+            hidden_states=diffusers.LTXPipeline._pack_latents(latents),
+            encoder_hidden_states=given["encoder_hidden_states"],
+            timestep=timestep,
+            encoder_attention_mask=given.get("encoder_attention_mask"),
+            **positions,
+        ).sample
+        return diffusers.LTXPipeline._unpack_latents(tokens, frames, height, width)
+
+    return Family("LTXVideoTransformer3DModel", config, conditions, reference, VIDEOS)
+
+
 FAMILIES = {
     "dit": Family(
         "DiTTransformer2DModel",
@@ -327,6 +477,8 @@ FAMILIES = {
     "sd3.5": sd3(dual_attention_layers=(0, 1), qk_norm="rms_norm"),
     "flux-dev": flux(guidance_embeds=True),
     "flux-schnell": flux(guidance_embeds=False),
+    "flux-fill": flux(guidance_embeds=True, image_channels=5),
+    "flux-kontext": flux(guidance_embeds=True, references=((8, 6), (4, 10))),
     "hunyuandit-1.1": hunyuandit(use_style_cond_and_image_meta_size=True),
     "hunyuandit-1.2": hunyuandit(use_style_cond_and_image_meta_size=False),
     "cogvideox-2b": cogvideox(),
@@ -339,4 +491,13 @@ FAMILIES = {
     "wan-2.1-i2v": wan(512, 5, in_channels=9, image_dim=24, added_kv_proj_dim=48),
     "wan-2.1-flf2v": wan(512, 5, 2, in_channels=9, image_dim=24, added_kv_proj_dim=48, pos_embed_seq_len=10),
     "wan-2.2-i2v": wan(in_channels=9),
+    "qwenimage": qwenimage(text_tokens=17),
+    "qwenimage-mask": qwenimage(mask=True),
+    "qwenimage-edit": qwenimage(mask=True, references=((8, 12), (6, 6)), zero_cond_t=True),
+    "hunyuanvideo": hunyuanvideo(),
+    "hunyuanvideo-no-guidance": hunyuanvideo(text_tokens=67, guidance_embeds=False, mask=False),
+    "hunyuanvideo-i2v": hunyuanvideo(image=True),
+    "ltx": ltx(),
+    "ltx-mask": ltx(mask=True),
+    "ltx-0.9.5": ltx(mask=True, coords=True),
 }

@@ -119,6 +119,19 @@ def pixart_call(batch: int) -> Arguments:
     )
 
 
+def qwenimage_call(batch: int) -> Arguments:
+    """Prompts of different lengths, with guidance in two forwards a step."""
+    lengths = TEXT_TOKENS - 1 - torch.arange(batch)
+    mask = (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
+    return text_call(
+        batch,
+        prompt_embeds_mask=mask,
+        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
+        negative_prompt_embeds_mask=mask.flip(0),
+        true_cfg_scale=3.0,
+    )
+
+
 @dataclass(frozen=True)
 class Call:
     """A pipeline, and arguments for a batch of it."""
@@ -147,6 +160,11 @@ def pixart() -> diffusers.PixArtAlphaPipeline:
     return without_encoders(diffusers.PixArtAlphaPipeline, family_with("pixart-alpha", sample_size=128), ddim())
 
 
+def qwenimage() -> diffusers.QwenImagePipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.QwenImagePipeline, FAMILIES["qwenimage"], scheduler)
+
+
 CALLS = {
     "DiT": Call(dit, dit_call),
     "Flux": Call(flux, flux_call),
@@ -154,4 +172,5 @@ CALLS = {
     "Flux, as many tokens as rows": Call(flux, flux_as_many_ids_as_rows),
     "SD3": Call(sd3, sd3_call),
     "PixArt": Call(pixart, pixart_call),
+    "Qwen-Image": Call(qwenimage, qwenimage_call),
 }

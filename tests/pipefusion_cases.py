@@ -11,7 +11,7 @@ from tests.families import FAMILIES, Family, Tensors
 
 STEPS = 5
 DEPTHS = {"flux-dev": {"num_layers": 2, "num_single_layers": 3}, "hunyuandit-1.2": {"num_layers": 6}}
-SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12)}
+SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12), "ltx": (3, 4, 6)}
 
 
 def family_of(name: str) -> Family:

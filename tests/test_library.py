@@ -46,6 +46,7 @@ CASES = [
     *[case("PixArt", 3, dp=2), case("PixArt", 2, dp=2, cfg=2)],
     *[case("SD3", 1, **plan) for plan in ({"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     case("SD3", 3, dp=2),
+    *[case("Qwen-Image", 3, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"dp": 2}, {"dp": 2, "ring": 2})],
     *[case("Flux", 1, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"tp": 2, "ulysses": 2}, {"dp": 2}, {"dp": 4})],
     *[case("Flux", 3, dp=2), case("Flux", 3, dp=2, twice=True), case("Flux", 1, seeded=False, ulysses=2)],
     *[case("Flux", 3, dp=2, tp=2), case("Flux, two forwards", 3, dp=2), case("Flux, two forwards", 1, ulysses=2)],

@@ -1,43 +1,36 @@
 """Flux.1 (https://github.com/black-forest-labs/flux): dev and schnell, Fill, Canny and Depth, Kontext."""
 
 import torch
-import torch.nn.functional as F
 
+from .packing import REFERENCES, Grid, pack, unpack, without
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
-REFERENCES = ("reference_tokens", "reference_ids")
+OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
 
 
 def channels(config: Config) -> int:
     return (config["out_channels"] or config["in_channels"]) // 4
 
 
+def ids(grids: list[Grid], device: torch.device) -> torch.Tensor:
+    """(number of the image, row, column) of every token."""
+    sizes = enumerate(grids)
+    lines = ((torch.tensor([n]), torch.arange(rows), torch.arange(columns)) for n, (_, rows, columns) in sizes)
+    return torch.cat([torch.cartesian_prod(*line) for line in lines]).to(device)
+
+
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """Patches of 2×2 become tokens; text tokens are at (0, 0, 0), image tokens at (0, row, column). sigma: 0 to 1.
+    """Patches of 2×2 become tokens; text tokens are at (0, 0, 0). sigma: 0 to 1.
 
-    image_latents (B, C, H, W) lie under the latents; reference_tokens (B, tokens, 4C), at reference_ids (B, tokens, 3),
-    follow theirs.
+    image_latents lie under the latents; references are images of their own. image_ids (B, tokens, 3): where all image
+    tokens are, if not at (number of the image, row, column).
     """
-    keywords = dict(conditions)
-    rows, columns = (torch.arange(size // 2, device=latents_BCHW.device) for size in latents_BCHW.shape[-2:])
-    seen = [latents_BCHW, *([keywords.pop("image_latents")] if "image_latents" in keywords else ())]
-    tokens = [F.unfold(torch.cat(seen, 1), 2, stride=2).transpose(1, 2)]
-    places = [torch.cartesian_prod(rows.new_zeros(1), rows, columns)]
-    if "reference_tokens" in keywords:
-        tokens.append(keywords.pop("reference_tokens"))
-        places.append(keywords.pop("reference_ids")[0])
-    text = rows.new_zeros(conditions["encoder_hidden_states"].shape[1], 3)
-    return {
-        "hidden_states": torch.cat(tokens, 1),
-        "img_ids": torch.cat(places),
-        "txt_ids": text,
-        "timestep": sigma_B,
-    } | (keywords)
-
-
-def output(_config: Config, tokens_BSD: torch.Tensor, latents_BCHW: torch.Tensor) -> torch.Tensor:
-    own = tokens_BSD[:, : latents_BCHW[0, 0].numel() // 4]
-    return F.fold(own.transpose(1, 2), latents_BCHW.shape[-2:], 2, stride=2)
+    seen_BCHW = torch.cat([latents_BCHW, *(conditions[name] for name in ("image_latents",) if name in conditions)], 1)
+    tokens_BSD, grids = pack(seen_BCHW, conditions)
+    image_ids = conditions["image_ids"][0] if "image_ids" in conditions else ids(grids, latents_BCHW.device)
+    txt_ids = image_ids.new_zeros(conditions["encoder_hidden_states"].shape[1], 3)
+    others = without(conditions, "image_latents", "image_ids", *REFERENCES)
+    return {"hidden_states": tokens_BSD, "img_ids": image_ids, "txt_ids": txt_ids, "timestep": sigma_B, **others}
 
 
 register(
@@ -48,8 +41,8 @@ register(
         returned=("encoder_hidden_states", "hidden_states"),
         self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
-        conditions=("encoder_hidden_states", "pooled_projections", "guidance", "image_latents", *REFERENCES),
-        optional=("guidance", "image_latents", *REFERENCES),
+        conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
+        optional=OPTIONAL,
         appended=REFERENCES,
         head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
@@ -61,6 +54,6 @@ register(
             image_latents=lambda config: config["in_channels"] // 4 - channels(config),
         ),
         inputs=inputs,
-        output=output,
+        output=lambda config, tokens, latents: unpack(tokens, latents),
     )
 )

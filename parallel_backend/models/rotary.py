@@ -47,3 +47,32 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
         max_size=base,
         device=latents_BCFHW.device,
     )
+
+
+class Placed(list):
+    """The shapes of images, as Qwen-Image's forward takes them, and where their tokens and the text's are (S, 3)."""
+
+    def __init__(self, shapes: list, image_ids: torch.Tensor | None = None, text_ids: torch.Tensor | None = None):
+        super().__init__(shapes)
+        self.ids = None if image_ids is None else (image_ids, text_ids)
+
+
+def place_by_ids(model: torch.nn.Module) -> None:
+    """Lets Qwen-Image's rotary embedding take the places of tokens from `Placed`, where it has them."""
+    import torch
+
+    rope = model.pos_embed
+    compute = rope.forward
+
+    def frequencies(ids_S3: torch.Tensor, length: int, device: torch.device) -> torch.Tensor:
+        padded_S3 = torch.nn.functional.pad(ids_S3.cpu(), (0, 0, 0, length - len(ids_S3)))
+        axes = zip(padded_S3.unbind(1), rope.axes_dim, strict=True)
+        return torch.cat([rope.rope_params(ids_S, dim, rope.theta) for ids_S, dim in axes], 1).to(device)
+
+    def forward(shapes: list, device: torch.device = None, max_txt_seq_len: int | None = None) -> tuple:
+        if getattr(shapes, "ids", None) is None:
+            return compute(shapes, device=device, max_txt_seq_len=max_txt_seq_len)
+        image_ids, text_ids = shapes.ids
+        return frequencies(image_ids, len(image_ids), device), frequencies(text_ids, max_txt_seq_len, device)
+
+    rope.forward = forward

@@ -21,12 +21,17 @@ class SideInput:
 
     dim: where its tokens run. streams: the token streams that it covers, in order. ndim: the number of dims with
     which the argument is per token, if a model also takes it with fewer, for all tokens at once.
+    per_stream: it is a tuple with an item for each of the streams, in place of tensors that cover all of them.
+    text_mask: it is a mask of the streams that attention joins before the spec's first, and attention itself lengthens
+    it by ones for the tokens of the first that it sees.
     """
 
     name: str
     dim: int
     streams: tuple[str, ...]
     ndim: int | None = None
+    per_stream: bool = False
+    text_mask: bool = False
 
 
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
@@ -53,7 +58,7 @@ class ModelSpec:
     side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
     optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
-    appended: those of them that bring tokens of their own to the end of the first stream, which PipeFusion cannot cut.
+    appended: those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
     geometry: config to latent channels and patch.
     inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     (B, C, H, W), or (B, C, F, H, W) for video.
@@ -80,8 +85,8 @@ class ModelSpec:
     returned: tuple[str, ...] = ()
     side_inputs: tuple[SideInput, ...] = ()
     optional: tuple[str, ...] = ()
-    widths: Mapping[str, str] = field(default_factory=dict)
     appended: tuple[str, ...] = ()
+    widths: Mapping[str, str] = field(default_factory=dict)
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     head: str | None = None

@@ -1,0 +1,40 @@
+"""LTX-Video (https://arxiv.org/abs/2501.00103) from text: 0.9.0 and 0.9.1, and later ones, which need video_coords."""
+
+import torch
+
+from .spec import Config, ModelSpec, SideInput, Tensors, register
+
+
+def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict:
+    """T5 embeddings (B, tokens, width), their mask (B, tokens), and frames a second (B).
+
+    video_coords: whole numbers (B, 3, tokens), the frame, row and column of the video at which each token begins.
+    """
+    keywords = {"timestep": timestep_B, "encoder_attention_mask": None, **conditions}
+    seconds_B = 1 / keywords.pop("frame_rate").float()
+    if "video_coords" in keywords:
+        keywords["video_coords"] = coords_B3S = keywords["video_coords"].float()
+        coords_B3S[:, 0] *= seconds_B[:, None]
+    else:
+        keywords.update(zip(("num_frames", "height", "width"), latents.shape[2:], strict=True))
+        keywords["rope_interpolation_scale"] = (8 * seconds_B[:, None, None, None, None], 32, 32)  # the VAE's
+    return {"hidden_states": latents.flatten(2).transpose(1, 2), **keywords}
+
+
+register(
+    ModelSpec(
+        model_class="LTXVideoTransformer3DModel",
+        blocks=("transformer_blocks",),
+        streams=("hidden_states",),
+        self_attention={"attn1": ("hidden_states",)},
+        side_inputs=(SideInput("image_rotary_emb", 1, ("hidden_states",)),),
+        conditions=("encoder_hidden_states", "encoder_attention_mask", "frame_rate", "video_coords"),
+        optional=("encoder_attention_mask", "video_coords"),
+        head="proj_out",
+        memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
+        widths={"encoder_hidden_states": "caption_channels"},
+        geometry=lambda config: (config["in_channels"], (1, 1, 1)),
+        inputs=inputs,
+        output=lambda config, tokens, latents: tokens.transpose(1, 2).reshape(latents.shape),
+    )
+)

@@ -1,0 +1,47 @@
+"""Qwen-Image and Qwen-Image-Edit (https://arxiv.org/abs/2508.02324)."""
+
+import torch
+
+from .packing import REFERENCES, pack, pad_text, unpack, without
+from .rotary import Placed, place_by_ids
+from .spec import Config, ModelSpec, SideInput, Tensors, register
+
+STREAMS = ("hidden_states", "encoder_hidden_states")
+ROTARY = SideInput("image_rotary_emb", 0, STREAMS, per_stream=True)
+TEXT_MASK = SideInput("encoder_hidden_states_mask", 1, STREAMS[1:], text_mask=True)
+IDS = ("image_ids", "text_ids")
+
+
+def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
+    """Qwen2.5-VL's embeddings (B, tokens, width), their mask (B, tokens), images to edit as latents. sigma: 0 to 1.
+
+    image_ids, text_ids (B, tokens, 3): frame, row and column of every token, where they are not diffusers' choice.
+    """
+    tokens_BSD, grids = pack(latents_BCFHW, conditions)
+    shapes = Placed([grids] * len(tokens_BSD), *(conditions[name][0] for name in IDS if name in conditions))
+    text = pad_text(without(conditions, *REFERENCES, *IDS), TEXT_MASK.name, least=16)
+    return {"hidden_states": tokens_BSD, "img_shapes": shapes, "timestep": sigma_B, **text}
+
+
+register(
+    ModelSpec(
+        model_class="QwenImageTransformer2DModel",
+        blocks=("transformer_blocks",),
+        streams=STREAMS,
+        returned=STREAMS[::-1],
+        self_attention={"attn": STREAMS[::-1]},
+        side_inputs=(ROTARY, TEXT_MASK, SideInput("modulate_index", 1, STREAMS[:1])),
+        conditions=("encoder_hidden_states", TEXT_MASK.name, *REFERENCES, *IDS),
+        optional=(TEXT_MASK.name, *REFERENCES, *IDS),
+        appended=REFERENCES,
+        head="proj_out",
+        memoised=("txt_norm", "txt_in"),
+        widths={"encoder_hidden_states": "joint_attention_dim"},
+        geometry=lambda config: (config["in_channels"] // 4, (1, 2, 2)),
+        tensor_parallel=True,
+        timestep_scale=1e-3,
+        prepare=place_by_ids,
+        inputs=inputs,
+        output=lambda config, tokens, latents: unpack(tokens, latents),
+    )
+)
