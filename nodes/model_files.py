@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from ..parallel_backend.errors import ModelFileError
 from ..parallel_backend.folder import model_class, read_json
 from ..parallel_backend.loading import ModelSource, TensorSlice
+from ..parallel_backend.models import spec_for
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[1] / "demo" / "shapes-dit"
-REQUIRED_KEYS = ("_class_name", "num_attention_heads", "num_layers", "in_channels")
+REQUIRED_KEYS = ("_class_name", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -91,6 +92,10 @@ def describe_folder(folder: Path) -> ModelDescription:
     for key in REQUIRED_KEYS:
         if key not in config:
             raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}; download the model again.")
+    try:
+        spec_for(model_class(config)).sizes(config)
+    except KeyError as error:
+        raise ModelFileError(f"{transformer / 'config.json'} has no {error}; download the model again.") from error
     files = sorted(transformer.glob("*.safetensors"))
     if not files:
         raise ModelFileError(no_safetensors(transformer, model_class(config)))

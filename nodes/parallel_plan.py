@@ -7,7 +7,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..parallel_backend.models import ModelSpec, block_count
+from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from .group import device_count, device_type
 
@@ -85,8 +85,8 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
     Raises PlanError if the model or the machine forbids it.
     """
     if plan is None:
-        return ParallelPlan.auto(device_count(), config["num_attention_heads"])
-    plan.check_model(config["num_attention_heads"], spec.tensor_parallel, block_count(config))
+        return ParallelPlan.auto(device_count(), spec.sizes(config).heads)
+    plan.check_model(**spec.limits(config))
     if device_type() == "cuda":
         plan.check_devices(device_count())
     return plan

@@ -19,14 +19,17 @@ from .mesh import Axis
 from .models import ModelSpec
 
 BATCH_DIM = 0
-NEW_EACH_STEP = ("hidden_states", "timestep")
-BATCH_FIRST = (*NEW_EACH_STEP, "encoder_attention_mask", "img_shapes")  # beside the spec's conditions
+LATENTS = ("hidden_states", "x")
+NEW_EACH_STEP = (*LATENTS, "timestep", "t")
+# Beside the spec's conditions.
+BATCH_FIRST = (*NEW_EACH_STEP, "cap_feats", "attention_mask", "encoder_attention_mask", "img_shapes")
 SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for every row
+Batch = torch.Tensor | list[torch.Tensor]
 TOLERANCE = 1e-2  # how far, relative to their norm, the same inputs may be apart on ranks with other hardware
 
 
 class BatchSplit:
-    """Hooks on a model whose callers, one a rank, all call it alike.
+    """Hooks on a model whose callers, one a rank, all call it alike, with tensors or with lists of one tensor a row.
 
     A rank without rows, in a batch smaller than the axis, runs a row of another rank and drops what comes out: only so
     does it know the output's shape, and it is no slower than the ranks that it waits for.
@@ -50,23 +53,26 @@ class BatchSplit:
         arguments = self.signature.bind(*args, **kwargs).arguments
         given = flatten(arguments)
         self.check_names(given)
-        self.check_agreement({name: given[name] for name in self.batch_first if torch.is_tensor(given.get(name))})
-        self.size = len(given["hidden_states"])
+        self.check_agreement({name: given[name] for name in self.batch_first if is_batch(given.get(name))})
+        self.size = next(len(given[name]) for name in LATENTS if name in given)
         return (), {name: self.take(name, value) for name, value in arguments.items()}
 
     def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Puts the rows of all ranks together, in the form in which the caller asked for them."""
-        local = output[0][: shard_sizes(self.size, self.axis.degree)[self.axis.index]]
+        rows = output[0] if torch.is_tensor(output[0]) else torch.stack(output[0])
+        local = rows[: shard_sizes(self.size, self.axis.degree)[self.axis.index]]
         whole = gather(local, BATCH_DIM, self.size, self.axis)
+        whole = whole if torch.is_tensor(output[0]) else list(whole)
         return (whole, *output[1:]) if isinstance(output, tuple) else type(output)(sample=whole)
 
     def take(self, name: str, value: Any) -> Any:
         """This rank's rows of an argument. Several entries a row, such as two images, stay together."""
         if isinstance(value, dict):
             return {key: self.take(key, inner) for key, inner in value.items()}
-        if name in self.batch_first and isinstance(value, list) and len(value) == self.size:
-            rows = self.take(name, torch.arange(self.size))
-            return [value[row] for row in rows]
+        if name in self.batch_first and isinstance(value, list):
+            sizes = shard_sizes(self.size, self.axis.degree)
+            start = sum(sizes[: self.axis.index])
+            return value[start : start + sizes[self.axis.index]] or value[: sizes[0]]
         if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim or len(value) == 1:
             return value
         if len(value) % self.size:
@@ -85,19 +91,20 @@ class BatchSplit:
                     "leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline."
                 )
 
-    def check_agreement(self, tensors: dict[str, torch.Tensor]) -> None:
+    def check_agreement(self, tensors: dict[str, Batch]) -> None:
         """Raises RequestError if ranks were given other prompts or noise, when a call of the pipeline begins.
 
         That is when conditions are new; then the same tensors come again each step.
         """
-        conditions = [value for name, value in tensors.items() if name not in NEW_EACH_STEP]
+        conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return
         numbers = torch.stack([fingerprint(tensors.get(name)) for name in self.batch_first])
-        lowest, highest = extremes(numbers, tensors["hidden_states"].device)
+        device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
+        lowest, highest = extremes(numbers, device)
         (numel, norm, ramp), (_, largest_norm, _) = (highest - lowest).unbind(1), highest.unbind(1)
         for index, name in enumerate(self.batch_first):
-            integer = name in tensors and not tensors[name].is_floating_point()
+            integer = name in tensors and not parts_of(tensors[name])[0].is_floating_point()
             allowed = 0.0 if integer else TOLERANCE * largest_norm[index]
             if numel[index] or max(norm[index], ramp[index]) > allowed:
                 raise RequestError(
@@ -115,11 +122,20 @@ def flatten(arguments: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def fingerprint(value: torch.Tensor | None) -> torch.Tensor:
+def is_batch(value: Any) -> bool:
+    """Whether a value is a tensor, or a list of one a row."""
+    return torch.is_tensor(value) or (isinstance(value, list) and bool(value) and all(map(torch.is_tensor, value)))
+
+
+def parts_of(value: Batch) -> list[torch.Tensor]:
+    return value if isinstance(value, list) else [value]
+
+
+def fingerprint(value: Batch | None) -> torch.Tensor:
     """Three numbers that differ for different tensors: the size, the norm, and the product with a ramp."""
     if value is None:
         return torch.zeros(3)
-    flat = value.detach().flatten().float()
+    flat = torch.cat([part.detach().flatten().float() for part in parts_of(value)])
     ramp = torch.linspace(-1, 1, flat.numel(), device=flat.device)
     return torch.stack([flat.new_tensor(flat.numel()), flat.norm(), (flat * ramp).sum()]).cpu()
 

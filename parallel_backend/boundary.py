@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from .joined import JoinedStreams
 from .layout import TOKEN_DIM, TokenLayout
 from .models.spec import ModelSpec
-from .stages import StageLink
+from .stages import StageLink, StandIn
 
 
 def install_token_boundary(
@@ -28,25 +30,36 @@ def install_token_boundary(
 
     With a link, `StageExit` leaves the model's forward on every stage but the last.
     """
+    every = [(name, block) for name in spec.blocks for block in model.get_submodule(name)]
+    joins = {block: JoinedStreams(layout, spec.joined[name]) for name, block in every if name in spec.joined}
+    image, joined = spec.streams[0], joins.get(blocks[-1])
+
+    def begin(arguments: dict[str, Any]) -> None:
+        layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
 
     def enter(arguments: dict[str, Any]) -> None:
-        layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
         if link and not link.is_first:
-            arguments.update(link.receive(layout, like=arguments[spec.streams[0]]))
+            parts = link.receive(layout, like=arguments[image])
+            arguments.update({image: joins[blocks[0]].join(parts)} if blocks[0] in joins else parts)
         else:
             arguments.update({stream: layout.take(arguments[stream], stream) for stream in spec.streams})
 
     def leave(_block: torch.nn.Module, _args: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
         streams = output if isinstance(output, tuple) else (output,)
+        parts = joined.split(output) if joined else dict(zip(spec.returned, streams, strict=True))
         if link and not link.is_last:
-            link.send(dict(zip(spec.returned, streams, strict=True)))
-        if spec.head:
-            return output
-        place = spec.returned.index(spec.streams[0])
-        whole = layout.restore(streams[place])
-        return (*streams[:place], whole, *streams[place + 1 :]) if isinstance(output, tuple) else whole
+            link.send(parts)
+        if not spec.head:
+            parts[image] = layout.restore(parts[image])
+        if joined:
+            return joined.join(joined.fill(parts))
+        return tuple(parts.values()) if isinstance(output, tuple) else parts[image]
 
+    _change_arguments(every[0][1], begin)
     _change_arguments(blocks[0], enter)
+    for before, after in pairwise(blocks):
+        if after in joins and before not in joins:
+            _fill_between(before, after, joins[after])
     if link and spec.skips:
         _install_skips(spec.skips, link)
     if spec.side_inputs:
@@ -56,9 +69,20 @@ def install_token_boundary(
         model.get_submodule(spec.head).register_forward_hook(lambda _head, _args, tokens: layout.restore(tokens))
 
 
+def _fill_between(before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams) -> None:
+    """Streams leave the last block that takes them apart filled up, for the model to join, and go on as they were."""
+    returned = joined.layout.spec.returned
+
+    def fill(_block: torch.nn.Module, _args: tuple, output: tuple) -> tuple:
+        return tuple(joined.fill(dict(zip(returned, output, strict=True))).values())
+
+    before.register_forward_hook(fill)
+    _change_arguments(after, joined.take_up)
+
+
 def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None]) -> None:
     """Lets `change` edit the arguments of the block's forward by name, however the model passes them."""
-    signature = inspect.signature(block.forward)
+    signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
 
     def rebind(_block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         bound = signature.bind(*args, **kwargs)

@@ -13,7 +13,7 @@ from .batch import BatchSplit
 from .errors import PlanError, RequestError
 from .folder import transformer_source
 from .mesh import build_mesh
-from .models import block_count, spec_for
+from .models import spec_for
 from .plan import ParallelPlan
 from .transformer import ParallelTransformer
 
@@ -45,8 +45,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             "the transformer one step at a time; use load_transformer and Denoiser, or ulysses, ring, tp, cfg or dp."
         )
     for model in models:  # before any group is made
-        spec = spec_for(type(model).__name__)
-        plan.check_model(model.config["num_attention_heads"], spec.tensor_parallel, block_count(model.config))
+        plan.check_model(**spec_for(type(model).__name__).limits(model.config))
     mesh = build_mesh(plan, models[0].device)
     for model in models:
         transformer = ParallelTransformer(model, mesh, remembers=False)

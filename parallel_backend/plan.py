@@ -81,11 +81,19 @@ class ParallelPlan:
     def world_size(self) -> int:
         return math.prod(self.degrees().values())
 
-    def check_model(self, heads: int, tensor_parallel: bool = False, blocks: int | None = None) -> None:
+    def check_model(
+        self, heads: int, tensor_parallel: bool = False, blocks: int | None = None, pipefusion: bool = True
+    ) -> None:
         """Raises PlanError, naming the degree and the nearest that works, if a model of this size forbids it.
 
-        tensor_parallel: whether its family can be tensor parallel, as its spec says. blocks: all of them, if known.
+        tensor_parallel, pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
         """
+        if self.patch_count > 1 and not pipefusion:
+            raise PlanError(
+                f"pipefusion={self.pipefusion} with {self.patch_count} patches runs parts of the image by themselves, "
+                "and this model's blocks need the text with them; use patches=1, or "
+                f"ring={max(self.pipefusion, 2)} or ulysses with pipefusion=1 and patches=0."
+            )
         if blocks is not None and self.pipefusion > blocks:
             raise PlanError(
                 f"pipefusion={self.pipefusion} has more stages than the model has blocks; use {blocks} or less."

@@ -94,7 +94,8 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
         blocks = model.get_submodule(name)
         prefix = f"{name}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
-        blocks[index] = StandIn(blocks[index], spec.returned, keep)
+        returned = spec.streams[:1] if name in spec.joined else spec.returned
+        blocks[index] = StandIn(blocks[index], returned, keep)
     sources = skip_sources(len(places)) if spec.skips else {}
 
     def outstanding(boundary: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from .layout import TokenLayout
 from .loading import ModelSource, build_transformer, load_weights
 from .memo import memoise
 from .mesh import Axis, Mesh
-from .models import ModelSpec, block_count, spec_for
+from .models import ModelSpec, spec_for
 from .single_file import by_parameter, locate
 from .stages import StageExit, StageLink, keep_stage
 from .tensor_parallel import shard_weights
@@ -41,9 +41,9 @@ class ParallelTransformer:
         self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
         plan = mesh.plan
-        plan.check_model(model.config["num_attention_heads"], self.spec.tensor_parallel, block_count(model.config))
+        plan.check_model(**self.spec.limits(model.config))
         self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
-        head_dim = model.config["attention_head_dim"]
+        head_dim = self.spec.sizes(model.config).head_dim
         backend = choose_backend(plan.attention, mesh.device, model.dtype, head_dim, plan.ring)
         self.attention = ParallelAttention(mesh, self.layout, backend)
         stage = keep_stage(model, self.spec, mesh["pipefusion"])
@@ -161,6 +161,14 @@ class ParallelTransformer:
                 "use sizes that are multiples of these, in latent pixels."
             )
         self.check_appended(channels, patch, conditions)
+        bound = self.spec.largest(config) if self.spec.largest else latents.shape[2:]
+        largest = [most * side for most, side in zip(bound, patch, strict=True)]
+        if any(size > most for size, most in zip(latents.shape[2:], largest, strict=True)):
+            shape, most = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], largest))
+            raise RequestError(
+                f"The latent measures {shape} (height×width), and this {self.spec.model_class} has positions for "
+                f"{most} at most, in latent pixels; use a smaller size, and upscale the image."
+            )
         required = set(self.spec.conditions) - set(self.spec.optional)
         if not required <= set(conditions) <= set(self.spec.conditions):
             raise RequestError(

@@ -54,10 +54,10 @@ class Family:
         return latents, torch.linspace(*self.timesteps, batch), self.conditions(batch, *sizes)
 
 
-def text_mask(batch: int) -> torch.Tensor:
-    """Prompts of different lengths, of which the second is the longest."""
-    lengths = torch.tensor([5, TEXT_TOKENS, 3])[:batch]
-    return (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
+def text_mask(batch: int, tokens: int = TEXT_TOKENS) -> torch.Tensor:
+    """Prompts of different lengths, of which the second fills all tokens."""
+    lengths = torch.tensor([tokens // 2 + 1, tokens, 3])[:batch]
+    return (torch.arange(tokens) < lengths[:, None]).long()
 
 
 def dit_reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, conditions: Tensors):
@@ -142,7 +142,7 @@ def sd3(dual_attention_layers: tuple[int, ...], qk_norm: str | None) -> Family:
 def flux(guidance_embeds: bool, image_channels: int = 0, references: tuple[tuple[int, int], ...] = ()) -> Family:
     config = {
         "in_channels": 16 + 4 * image_channels,
-        "out_channels": 16,
+        "out_channels": 16 if image_channels else None,
         "num_layers": 2,
         "num_single_layers": 2,
         "attention_head_dim": 16,
@@ -455,6 +455,159 @@ def ltx(mask: bool = False, coords: bool = False) -> Family:
     return Family("LTXVideoTransformer3DModel", config, conditions, reference, VIDEOS)
 
 
+def chroma(masked: bool) -> Family:
+    config = {
+        "in_channels": 16,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "axes_dims_rope": (4, 6, 6),
+        "approximator_num_channels": 16,
+        "approximator_hidden_dim": 32,
+        "approximator_layers": 2,
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        text = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+        return {**text, "encoder_attention_mask": text_mask(batch, TEXT_TOKENS).float()} if masked else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        pipeline = diffusers.ChromaPipeline
+        batch, channels, height, width = latents.shape
+        tokens = pipeline._pack_latents(latents, batch, channels, height, width)
+        mask = given.get("encoder_attention_mask")
+        tokens = model(
+            hidden_states=tokens,
+            timestep=timestep,
+            encoder_hidden_states=given["encoder_hidden_states"],
+            txt_ids=torch.zeros(given["encoder_hidden_states"].shape[1], 3),
+            img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, "cpu", torch.float32),
+            attention_mask=pipeline._prepare_attention_mask(None, batch, tokens.shape[1], latents.dtype, mask),
+        ).sample
+        return pipeline._unpack_latents(tokens, height, width, vae_scale_factor=1)
+
+    return Family("ChromaTransformer2DModel", config, conditions, reference, channels=4, timesteps=(0, 0.5))
+
+
+def flux2(guidance_embeds: bool, references: tuple[tuple[int, int], ...] = ()) -> Family:
+    config = {
+        "in_channels": 8,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "timestep_guidance_channels": 16,
+        "axes_dims_rope": (4, 4, 4, 4),
+        "guidance_embeds": guidance_embeds,
+    }
+
+    names = [f"reference_latents_{number}" for number in range(1, len(references) + 1)]
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        given = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+        given.update({name: torch.randn(batch, 8, *size) for name, size in zip(names, references, strict=True)})
+        return {**given, "guidance": torch.tensor([1.0, 2.0, 4.0])[:batch]} if guidance_embeds else given
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        pipeline = diffusers.Flux2Pipeline
+        ids, images = pipeline._prepare_latent_ids(latents), [latents, *(given[name] for name in names)]
+        all_ids = [ids]
+        if references:
+            batchless = [image[:1] for image in images[1:]]
+            all_ids.append(pipeline._prepare_image_ids(batchless).expand(len(latents), -1, -1))
+        tokens = model(
+            hidden_states=torch.cat([pipeline._pack_latents(image) for image in images], dim=1),
+            timestep=timestep,
+            guidance=given.get("guidance"),
+            encoder_hidden_states=given["encoder_hidden_states"],
+            txt_ids=pipeline._prepare_text_ids(given["encoder_hidden_states"]),
+            img_ids=torch.cat(all_ids, dim=1),
+        ).sample[:, : ids.shape[1]]
+        return pipeline._unpack_latents_with_ids(tokens, ids)
+
+    shapes = {SQUARE: (2, 8, 8), UNEVEN: (3, 5, 7)}
+    return Family("Flux2Transformer2DModel", config, conditions, reference, shapes, timesteps=(0, 0.5))
+
+
+def auraflow() -> Family:
+    config = {
+        "sample_size": 16,
+        "num_mmdit_layers": 2,
+        "num_single_dit_layers": 2,
+        "attention_head_dim": 8,
+        "num_attention_heads": 4,
+        "joint_attention_dim": 32,
+        "caption_projection_dim": 32,
+        "pos_embed_max_size": 64,
+        "in_channels": 4,
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        return {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(latents, encoder_hidden_states=given["encoder_hidden_states"], timestep=timestep).sample
+
+    return Family("AuraFlowTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
+
+
+def zimage(text_tokens: int, masked: bool) -> Family:
+    config = {
+        "in_channels": 4,
+        "dim": 64,
+        "n_layers": 3,
+        "n_refiner_layers": 1,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "cap_feat_dim": 32,
+        "axes_dims": (4, 6, 6),
+        "axes_lens": (128, 16, 16),
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        text = {"encoder_hidden_states": torch.randn(batch, text_tokens, 32)}
+        return {**text, "encoder_attention_mask": text_mask(batch, text_tokens)} if masked else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        texts = list(given["encoder_hidden_states"])
+        if masked:
+            texts = [text[mask.bool()] for text, mask in zip(texts, given["encoder_attention_mask"], strict=True)]
+        images = model(list(latents.unsqueeze(2).unbind(dim=0)), 1 - timestep, texts).sample
+        return -torch.stack(images).squeeze(2)
+
+    return Family("ZImageTransformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
+
+
+def lumina2(masked: bool) -> Family:
+    config = {
+        "sample_size": 16,
+        "in_channels": 4,
+        "hidden_size": 64,
+        "num_layers": 3,
+        "num_refiner_layers": 1,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "multiple_of": 16,
+        "axes_dim_rope": (4, 6, 6),
+        "axes_lens": (32, 16, 16),
+        "cap_feat_dim": 32,
+    }
+
+    def conditions(batch: int, _height: int, _width: int) -> Tensors:
+        text = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 32)}
+        return {**text, "encoder_attention_mask": text_mask(batch, TEXT_TOKENS)} if masked else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        text = given["encoder_hidden_states"]
+        mask = given.get("encoder_attention_mask", torch.ones(text.shape[:2], dtype=torch.long))
+        return -model(latents, 1 - timestep, text, mask).sample
+
+    return Family("Lumina2Transformer2DModel", config, conditions, reference, timesteps=(0, 0.5))
+
+
 FAMILIES = {
     "dit": Family(
         "DiTTransformer2DModel",
@@ -500,4 +653,14 @@ FAMILIES = {
     "ltx": ltx(),
     "ltx-mask": ltx(mask=True),
     "ltx-0.9.5": ltx(mask=True, coords=True),
+    "chroma": chroma(masked=False),
+    "chroma-masked": chroma(masked=True),
+    "flux2-dev": flux2(guidance_embeds=True),
+    "flux2-klein": flux2(guidance_embeds=False),
+    "flux2-edit": flux2(guidance_embeds=True, references=((4, 6), (3, 5))),
+    "auraflow": auraflow(),
+    "z-image": zimage(TEXT_TOKENS, masked=False),
+    "z-image-masked": zimage(40, masked=True),
+    "lumina2": lumina2(masked=False),
+    "lumina2-masked": lumina2(masked=True),
 }

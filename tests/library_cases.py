@@ -93,6 +93,27 @@ def flux_as_many_ids_as_rows(batch: int) -> Arguments:
     return flux_call(batch, side=32)
 
 
+def flux2_call(batch: int) -> Arguments:
+    return text_call(batch, side=112)
+
+
+def zimage_call(batch: int) -> Arguments:
+    """Prompts of different lengths, in a list; with guidance."""
+    texts = list(embeddings(1, batch, 40, 32))
+    negative = list(embeddings(3, batch, TEXT_TOKENS, 32))
+    return {**text_call(batch), "prompt_embeds": texts, "negative_prompt_embeds": negative, "guidance_scale": 3.0}
+
+
+def masked_call(batch: int) -> Arguments:
+    """Of Chroma and Lumina: with guidance, and prompts that a mask ends."""
+    mask = (torch.arange(TEXT_TOKENS) < TEXT_TOKENS - 2).float().repeat(batch, 1)
+    negative = {
+        "negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 32),
+        "negative_prompt_attention_mask": mask.flip(0),
+    }
+    return text_call(batch, prompt_attention_mask=mask, guidance_scale=3.0, **negative)
+
+
 def sd3_call(batch: int) -> Arguments:
     return text_call(
         batch,
@@ -150,6 +171,21 @@ def flux() -> diffusers.FluxPipeline:
     return without_encoders(diffusers.FluxPipeline, FAMILIES["flux-dev"], scheduler)
 
 
+def chroma() -> diffusers.ChromaPipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.ChromaPipeline, FAMILIES["chroma"], scheduler)
+
+
+def flux2() -> diffusers.Flux2Pipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    return without_encoders(diffusers.Flux2Pipeline, FAMILIES["flux2-dev"], scheduler)
+
+
+def zimage() -> diffusers.ZImagePipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.ZImagePipeline, FAMILIES["z-image"], scheduler)
+
+
 def sd3() -> diffusers.StableDiffusion3Pipeline:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
     return without_encoders(diffusers.StableDiffusion3Pipeline, FAMILIES["sd3.5"], scheduler)
@@ -170,6 +206,9 @@ CALLS = {
     "Flux": Call(flux, flux_call),
     "Flux, two forwards": Call(flux, flux_cfg_call),
     "Flux, as many tokens as rows": Call(flux, flux_as_many_ids_as_rows),
+    "Chroma": Call(chroma, masked_call),
+    "Flux.2": Call(flux2, flux2_call),
+    "Z-Image": Call(zimage, zimage_call),
     "SD3": Call(sd3, sd3_call),
     "PixArt": Call(pixart, pixart_call),
     "Qwen-Image": Call(qwenimage, qwenimage_call),

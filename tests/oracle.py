@@ -24,9 +24,12 @@ Tensors = dict[str, torch.Tensor]
 class Anatomy:
     """What the oracle must know of a family.
 
-    blocks: block lists. attention: attention modules and the order in which they join "text" and "image".
+    blocks: block lists. attention: attention modules and the order in which they join "text" and "image"; none where
+    the image cannot be cut to patches.
     rotary: the argument with rotary embeddings, its token dim, and what it covers.
     patch: latent pixels a token, over the latents' last dims. image_out: its place in a block's returned tuple.
+    text_cut: where the last block returns text and image joined, whether the model cuts off the "whole" text, by the
+    length that it has before the blocks, or what is "running" of it.
     """
 
     blocks: tuple[str, ...]
@@ -35,6 +38,7 @@ class Anatomy:
     has_text: bool = False
     rotary: tuple[str, int, tuple[str, ...]] | None = None
     image_out: int | None = None
+    text_cut: str | None = None
     timestep_scale: float = 1.0
 
 
@@ -64,6 +68,32 @@ ANATOMIES = {
     "wan-t2v": Anatomy(("blocks",), {"attn1": ("image",)}, patch=(1, 2, 2), rotary=("rotary_emb", 1, ("image",))),
     "ltx": Anatomy(
         ("transformer_blocks",), {"attn1": ("image",)}, patch=(1, 1, 1), rotary=("image_rotary_emb", 1, ("image",))
+    ),
+    "chroma": Anatomy(
+        ("transformer_blocks", "single_transformer_blocks"),
+        {"attn": ("text", "image")},
+        has_text=True,
+        rotary=("image_rotary_emb", 0, ("text", "image")),
+        text_cut="running",
+        timestep_scale=1e-3,
+    ),
+    "flux2-dev": Anatomy(
+        ("transformer_blocks", "single_transformer_blocks"),
+        {"attn": ("text", "image")},
+        patch=(1, 1),
+        has_text=True,
+        rotary=("image_rotary_emb", 0, ("text", "image")),
+        text_cut="whole",
+        timestep_scale=1e-3,
+    ),
+    "z-image": Anatomy(("layers",), {}, timestep_scale=1e-3),
+    "lumina2": Anatomy(("layers",), {}, timestep_scale=1e-3),
+    "auraflow": Anatomy(
+        ("joint_transformer_blocks", "single_transformer_blocks"),
+        {"attn": ("text", "image")},
+        has_text=True,
+        text_cut="running",
+        timestep_scale=1e-3,
     ),
 }
 
@@ -133,8 +163,11 @@ class Oracle:
             return output
         place = self.anatomy.image_out
         part = output if place is None else output[place]
-        whole = part.new_zeros(len(part), self.counts["image"], part.shape[2])
-        whole[:, list(self.tokens_of("image"))] = part
+        cut = self.anatomy.text_cut
+        text = 0 if cut is None else self.counts["text"] if cut == "whole" else len(self.tokens_of("text"))
+        image = part[:, -len(self.tokens_of("image")) :]
+        whole = part.new_zeros(len(part), text + self.counts["image"], part.shape[2])
+        whole[:, [text + token for token in self.tokens_of("image")]] = image
         return whole if place is None else tuple(whole if i == place else out for i, out in enumerate(output))
 
     def attend(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -10,8 +10,15 @@ import torch
 from tests.families import FAMILIES, Family, Tensors
 
 STEPS = 5
-DEPTHS = {"flux-dev": {"num_layers": 2, "num_single_layers": 3}, "hunyuandit-1.2": {"num_layers": 6}}
-SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12), "ltx": (3, 4, 6)}
+DEPTHS = {
+    "flux-dev": {"num_layers": 2, "num_single_layers": 3},
+    "hunyuandit-1.2": {"num_layers": 6},
+    "chroma": {"num_layers": 2, "num_single_layers": 3},
+    "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
+    "z-image": {"n_layers": 5},
+    "auraflow": {"num_mmdit_layers": 3, "num_single_dit_layers": 2},
+}
+SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12), "ltx": (3, 4, 6), "flux2-dev": (5, 7)}
 
 
 def family_of(name: str) -> Family:

@@ -20,9 +20,9 @@ def transformer(name: str, **plan: int) -> ParallelTransformer:
 
 
 def test_an_image_to_edit_is_refused_where_patches_of_the_image_run_alone() -> None:
-    inputs = FAMILIES["qwenimage-edit"].inputs(1, 1, 8, 8)
+    inputs = FAMILIES["flux-kontext"].inputs(1, 8, 8)
     with pytest.raises(RequestError, match="reference_latents_1 adds tokens"):
-        transformer("qwenimage-edit", patches=2).check(*inputs)
+        transformer("flux-kontext", patches=2).check(*inputs)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 8, 8), (1, 3, 1, 8, 8), (1, 4, 1, 7, 8)])

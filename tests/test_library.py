@@ -50,6 +50,8 @@ CASES = [
     *[case("Flux", 1, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"tp": 2, "ulysses": 2}, {"dp": 2}, {"dp": 4})],
     *[case("Flux", 3, dp=2), case("Flux", 3, dp=2, twice=True), case("Flux", 1, seeded=False, ulysses=2)],
     *[case("Flux", 3, dp=2, tp=2), case("Flux, two forwards", 3, dp=2), case("Flux, two forwards", 1, ulysses=2)],
+    *[case("Chroma", 1, ulysses=2), case("Chroma", 3, dp=2), case("Flux.2", 1, tp=2), case("Flux.2", 3, dp=2, ring=2)],
+    *[case("Z-Image", 1, ulysses=2), case("Z-Image", 1, cfg=2), case("Z-Image", 3, dp=2, ring=2)],
     *[case("Flux, as many tokens as rows", 4, dp=2), case("Flux, as many tokens as rows", 4, dp=2, ulysses=2)],
 ]
 REFUSED = {

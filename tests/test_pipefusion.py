@@ -47,15 +47,26 @@ CASES += [case("dit", "flow", 3, 1, pipefusion=1, **hybrid) for hybrid in HYBRID
 CASES += [case("dit", name, 3, 2, pipefusion=2) for name in ("ddim", "dpm++", "euler", "heun", "unipc")]
 CASES += [
     case(family, "flow", 3, 1, pipefusion=2, **hybrid)
-    for family in oracle.ANATOMIES
-    if family != "dit"
+    for family, anatomy in oracle.ANATOMIES.items()
+    if family != "dit" and anatomy.attention
     for hybrid in ({}, {"ulysses": 2})
 ]
-CASES += [case("flux-dev", "flow", 3, 1, pipefusion=2, tp=2, **hybrid) for hybrid in ({}, {"ulysses": 2})]
+CASES += [
+    case(family, "flow", 3, 1, pipefusion=2, tp=2, **hybrid)
+    for family in ("flux-dev", "flux2-dev")
+    for hybrid in ({}, {"ulysses": 2})
+]
 CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
+# Stages that begin and end in a list that takes text and image joined, or between the lists.
+CASES += [case("flux2-dev", "flow", 2, 1, pipefusion=stages) for stages in (3, 4)]
 CASES += [
     case(family, "flow", 3, 2, short_negative=True, pipefusion=2, **hybrid)
-    for family, hybrid in (("flux-dev", {}), ("flux-dev", {"ulysses": 2}), ("pixart-alpha", {"cfg": 2}))
+    for family, hybrid in (
+        ("flux-dev", {}),
+        ("flux-dev", {"ulysses": 2}),
+        ("flux2-dev", {"ulysses": 2}),
+        ("pixart-alpha", {"cfg": 2}),
+    )
 ]
 # As on GPUs, where each link between stages has a group of its own.
 CASES += [
@@ -63,6 +74,8 @@ CASES += [
     for stages, hybrid in ((2, {}), (3, {}), (2, {"cfg": 2}))
 ]
 ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
+# Stages alone, for models whose image cannot be cut to patches.
+ALL_SYNC += [case(family, "flow", 1, STEPS, pipefusion=2) for family in ("z-image", "lumina2")]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,26 @@ def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() 
         ParallelPlan(tp=2).check_model(heads=8, tensor_parallel=spec_for("SD3Transformer2DModel").tensor_parallel)
 
 
+@pytest.mark.parametrize(
+    ("plan", "asked"),
+    [
+        (ParallelPlan(pipefusion=2), "pipefusion=2 with 2 patches"),
+        (ParallelPlan(pipefusion=2, patches=4), "pipefusion=2 with 4 patches"),
+        (ParallelPlan(patches=3), "pipefusion=1 with 3 patches"),
+    ],
+)
+def test_patches_are_refused_where_the_blocks_see_text_and_image_as_one_sequence(
+    plan: ParallelPlan, asked: str
+) -> None:
+    for model_class in ("ZImageTransformer2DModel", "Lumina2Transformer2DModel"):
+        with pytest.raises(PlanError, match=f"{asked} .* use patches=1, or ring="):
+            plan.check_model(heads=8, pipefusion=spec_for(model_class).pipefusion)
+
+
+def test_stages_without_patches_are_left_to_every_model() -> None:
+    ParallelPlan(pipefusion=2, patches=1).check_model(heads=8, pipefusion=False)
+
+
 @pytest.mark.parametrize("model_class", model_classes())
 def test_a_spec_says_whether_diffusers_has_a_tensor_parallel_plan(model_class: str) -> None:
     shipped = getattr(getattr(diffusers, model_class), "_tp_plan", None) is not None
@@ -61,7 +81,7 @@ def test_more_ranks_than_devices_are_refused() -> None:
 @pytest.mark.parametrize("heads", [1, 6, 16, 24])
 def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: int) -> None:
     plan = ParallelPlan.auto(devices, heads)
-    plan.check_model(heads)
+    plan.check_model(heads, pipefusion=False)
     plan.check_devices(devices)
 
 

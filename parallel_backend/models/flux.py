@@ -9,7 +9,7 @@ OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
 
 
 def channels(config: Config) -> int:
-    return (config["out_channels"] or config["in_channels"]) // 4
+    return (config.get("out_channels") or config["in_channels"]) // 4
 
 
 def ids(grids: list[Grid], device: torch.device) -> torch.Tensor:

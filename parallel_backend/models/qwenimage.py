@@ -39,6 +39,7 @@ register(
         widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (1, 2, 2)),
         tensor_parallel=True,
+        pipefusion=False,
         timestep_scale=1e-3,
         prepare=place_by_ids,
         inputs=inputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import RequestError, UnknownModelError
 
@@ -40,9 +40,18 @@ def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
     return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
 
 
-def block_count(config: Config) -> int:
-    """How many blocks a model has, of all lists together."""
-    return config["num_layers"] + config.get("num_single_layers", 0)
+class Sizes(NamedTuple):
+    """What of a model bounds a plan. blocks: of all lists together."""
+
+    heads: int
+    head_dim: int
+    blocks: int
+
+
+def usual_sizes(config: Config) -> Sizes:
+    """The sizes, by the names that most classes have for them."""
+    blocks = config["num_layers"] + config.get("num_single_layers", 0)
+    return Sizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
 
 
 @dataclass(frozen=True)
@@ -55,11 +64,15 @@ class ModelSpec:
     returned: the streams in the order in which a block returns them, if it is another order.
     self_attention: the block's submodules whose attention runs over shared tokens, and the streams in each, in the
     order in which it joins them.
+    joined: block lists that take the streams joined, in the argument and the output of the first; in which order. The
+    first list is none of them, and the image comes last.
     side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
     optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
     appended: those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
+    sizes: config to heads, head dim and number of blocks.
     geometry: config to latent channels and patch.
+    largest: config to the most patches along each of the latents' last dims, if the model has positions for so many.
     inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     (B, C, H, W), or (B, C, F, H, W) for video.
     output: (config, the model's sample, latents) to the prediction in the shape of the latents.
@@ -71,7 +84,9 @@ class ModelSpec:
     blocks, block i gets what block n - 1 - i returned.
     shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
     tensor_parallel: whether diffusers ships a `_tp_plan` for the class; here, so that a plan can be checked without it.
-    timestep_scale: a diffusers scheduler's timestep times this is what the model's forward takes.
+    pipefusion: whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others,
+    and run without the text.
+    timestep_scale: a diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
     prepare: installs what the family needs beyond this, once, on the loaded model.
     """
 
@@ -83,23 +98,33 @@ class ModelSpec:
     inputs: Callable[[Config, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], dict[str, Any]]
     output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor]
     returned: tuple[str, ...] = ()
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     side_inputs: tuple[SideInput, ...] = ()
     optional: tuple[str, ...] = ()
     appended: tuple[str, ...] = ()
     widths: Mapping[str, str] = field(default_factory=dict)
+    sizes: Callable[[Config], Sizes] = usual_sizes
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
+    largest: Callable[[Config], tuple[int, ...]] | None = None
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     head: str | None = None
     memoised: tuple[str, ...] = ()
     skips: str | None = None
     shared: tuple[str, ...] = ()
     tensor_parallel: bool = False
+    pipefusion: bool = True
     timestep_scale: float = 1.0
     prepare: Callable[[torch.nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.returned:
             object.__setattr__(self, "returned", self.streams)
+
+    def limits(self, config: Config) -> dict[str, int | bool]:
+        """What bounds a plan for a model of this config: the arguments of `ParallelPlan.check_model`."""
+        heads, _, blocks = self.sizes(config)
+        features = {"tensor_parallel": self.tensor_parallel, "pipefusion": self.pipefusion}
+        return {"heads": heads, "blocks": blocks, **features}
 
 
 def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, dict[str, torch.Tensor]], None]:
@@ -119,6 +144,17 @@ def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, dict[str
                 )
             if value is not None and wanted is not True and value.shape[1:2] != (wanted,):
                 raise RequestError(f"{name} has shape {tuple(value.shape)}; this model needs {wanted} on dim 1.")
+
+    return check
+
+
+def text_within(limit: Callable[[Config], int]) -> Callable[[Config, dict[str, torch.Tensor]], None]:
+    """A `check` for models that have positions for so many text tokens."""
+
+    def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
+        tokens, most = conditions["encoder_hidden_states"].shape[1], limit(config)
+        if tokens > most:
+            raise RequestError(f"The text has {tokens} tokens, and this model takes {most}; shorten the prompt.")
 
     return check
 
