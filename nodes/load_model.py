@@ -39,7 +39,9 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=list(list_models()),
-                    tooltip="A safetensors file or diffusers folder in models/diffusion_models or models/diffusers.",
+                    tooltip="A safetensors file in models/diffusion_models, a checkpoint in models/checkpoints (its "
+                    "diffusion model alone is read), or a diffusers folder in models/diffusers or "
+                    "models/diffusion_models.",
                 ),
                 io.Combo.Input(
                     "dtype",

@@ -20,12 +20,11 @@ from tqdm.auto import tqdm
 from ..worker.protocol import Header
 from ..worker.sampler_call import SamplerCall
 from ..worker.tensors import Tensors
-from .remote_model import RemoteDiT
+from .remote_model import KEY, RemoteDiT
 
 Guider = comfy.samplers.CFGGuider
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
-KEY = "ParallelDiT"
 # What ComfyUI's models predict, in diffusers' words, where Euler's step is the same in both.
 PREDICTIONS = {
     ModelType.FLOW: "flow_prediction",

@@ -59,11 +59,15 @@ class ModelDescription:
 
 
 def list_models() -> dict[str, Path]:
-    """What the loader offers: name to path. Safetensors files, diffusers folders, and the demo model."""
+    """What the loader offers: name to path. Safetensors files, diffusers folders, and the demo model.
+
+    Of two by one name, the one in diffusion_models.
+    """
     models: dict[str, Path] = {}
-    for name in folder_paths.get_filename_list("diffusion_models"):
-        if name.endswith(".safetensors"):
-            models[name] = Path(folder_paths.get_full_path_or_raise("diffusion_models", name))
+    for kind in ("diffusion_models", "checkpoints"):
+        for name in folder_paths.get_filename_list(kind):
+            if name.endswith(".safetensors"):
+                models.setdefault(name, Path(folder_paths.get_full_path_or_raise(kind, name)))
     for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
             models.setdefault(index.parent.name, index.parent)
@@ -80,7 +84,7 @@ def why_not_listed(name: str) -> str:
             "Use the model's safetensors file, or convert it."
         )
     return (
-        f"There is no model {name!r} in ComfyUI's diffusion_models or diffusers folders; "
+        f"There is no model {name!r} in ComfyUI's diffusion_models, checkpoints or diffusers folders; "
         "put it there, or press R to refresh and choose another."
     )
 

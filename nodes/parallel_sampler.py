@@ -92,8 +92,6 @@ class ParallelSampler(io.ComfyNode):
             )
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
-        if samples.is_nested:
-            raise ValueError("Parallel Sampler takes no latent of several parts, such as video with audio.")
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
         if denoise == 0:
             return io.NodeOutput({**output, "samples": samples})

@@ -21,6 +21,7 @@ from ..worker.tensors import Tensors
 from .host_names import HostNames
 from .lora import Patches, accept, additions
 
+KEY = "ParallelDiT"
 Conditions = Callable[[torch.Tensor, torch.Tensor | None, dict[str, Any]], dict[str, torch.Tensor]]
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 
@@ -174,6 +175,16 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
         )
 
 
+def refuse_nested(executor: Any, *args: Any, latent_shapes: list, **options: Any) -> torch.Tensor:
+    """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
+    if len(latent_shapes) > 1:
+        raise ValueError(
+            "The parallel model takes no latent of several parts, such as video with audio (a nested latent); "
+            "use the stock loader, or a latent of one part."
+        )
+    return executor(*args, latent_shapes=latent_shapes, **options)
+
+
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
     weights, of which it has none."""
@@ -228,9 +239,11 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
     model.model_config.unet_config.update(diffusion_model.names.detected)
     # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
     model.memory_required = lambda *_args, **_kwargs: 0
-    return RemoteModelPatcher(
+    patcher = RemoteModelPatcher(
         model.eval(),
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
         size=1,  # bytes; 0 would have ComfyUI count the weights
     )
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, refuse_nested)
+    return patcher

@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from playwright.sync_api import Browser
 from safetensors.torch import save_file
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from tests.editor import Editor, browser_path, open_browser, open_editor
 from tests.families import FAMILIES
 from tests.graphs import NODE_PACK, NODE_PACK_SOURCE
 
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
-EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK, "--preview-method", "latent2rgb")
+# Node packs of the tests' own, by the name of their folder.
+NODE_PACKS = {
+    NODE_PACK: NODE_PACK_SOURCE,
+    "narrow_encoders": Path(__file__).with_name("narrow_encoders.py").read_text(),
+}
+EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, "--preview-method", "latent2rgb")
 DIT_LABELS = (
     "tench, Tinca tinca",
     "goldfish, Carassius auratus",
@@ -88,8 +95,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(DEMO_MODEL, diffusers / "shapes-dit")  # a copy, so that training does not change it under us
     (base / "models" / "diffusion_models").mkdir()
     (base / "models" / "loras").mkdir()
-    (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
-    (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
+    for name, source in NODE_PACKS.items():
+        (base / "custom_nodes" / name).mkdir(parents=True)
+        (base / "custom_nodes" / name / "__init__.py").write_text(source)
     (base / "input").mkdir()
     width = FAMILIES["pixart-alpha"].config["caption_channels"]
     generator = torch.Generator().manual_seed(5)
@@ -123,7 +131,8 @@ def own_base(models: Path, tmp_path: Path) -> Path:
     """A base folder with the same models, for a host of the test's own."""
     (tmp_path / "models").symlink_to(models / "models", target_is_directory=True)
     (tmp_path / "input").symlink_to(models / "input", target_is_directory=True)
-    shutil.copytree(models / "custom_nodes" / NODE_PACK, tmp_path / "custom_nodes" / NODE_PACK)
+    for name in NODE_PACKS:
+        shutil.copytree(models / "custom_nodes" / name, tmp_path / "custom_nodes" / name)
     return tmp_path
 
 
@@ -132,3 +141,19 @@ def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
     """A ComfyUI for a test that kills it."""
     with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS) as host:
         yield host
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One headless browser a module."""
+    if browser_path() is None:
+        pytest.skip("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
+    """The host's editor in a fresh profile."""
+    with open_editor(browser, host) as editor:
+        yield editor

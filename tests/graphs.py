@@ -28,6 +28,7 @@ from types import SimpleNamespace
 
 import folder_paths
 import torch
+from comfy.nested_tensor import NestedTensor
 from safetensors.torch import load_file
 
 
@@ -72,7 +73,8 @@ class EmptyLatent:
         return {"required": {"shape": ("STRING", {})}}
 
     def make(self, shape):
-        return ({"samples": torch.zeros([int(size) for size in shape.split()])},)
+        parts = [torch.zeros([int(size) for size in part.split()]) for part in shape.split("|")]
+        return ({"samples": parts[0] if len(parts) == 1 else NestedTensor(parts)},)
 
 
 class Zeros(torch.nn.Module):

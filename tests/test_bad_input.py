@@ -139,8 +139,16 @@ def test_a_latent_of_the_wrong_channel_count(host: ComfyHost, models: Path) -> N
 
 
 def test_a_parallel_sampler_does_not_fill_latents_up(host: ComfyHost) -> None:
-    message = refusal(host, Job("tiny-dit", width=136, height=128, scheduler="DDIMScheduler").prompt(), GOOD)
+    message = refusal(host, Job("tiny-dit", width=136, height=128, scheduler="DDIM").prompt(), GOOD)
     assert_says(message, "of 16×17 to the 16×18", "multiples of its patches", "stock KSampler")
+
+
+@pytest.mark.parametrize("how", [{"loop_mode": False}, {"loop_mode": True}, {"scheduler": "DDIM"}], ids=str)
+def test_a_nested_latent(how: dict, host: ComfyHost) -> None:
+    prompt = Job("tiny-dit", **how).prompt()
+    (latent,) = [node for node in prompt.values() if node["class_type"] == "EmptyLatentImage"]
+    latent.update(class_type="Test_EmptyLatent", inputs={"shape": "1 4 16 16 | 1 8 16"})
+    assert_says(refusal(host, prompt, GOOD), "several parts", "nested latent", "stock loader")
 
 
 @pytest.mark.parametrize(
