@@ -122,14 +122,16 @@ def read_tensors(
     shapes: dict[str, tuple[int, ...]] = {}
     for path in source.files:
         try:
-            with safe_open(path, framework="pt") as file:
+            # Columns are copied: the pages that they touch go with a mapping of their own.
+            with safe_open(path, framework="pt") as file, safe_open(path, framework="pt") as passing:
                 held = set(file.keys())
                 for name in wanted:
                     place = source.names.get(name) if source.names else TensorSlice(name)
                     if place and place.name in held:
                         shapes[name] = stored_shape(file, place)
                         if shapes[name] == wanted[name]:
-                            tensors[name] = read_slice(file, place, parts.get(name))
+                            part = parts.get(name)
+                            tensors[name] = read_slice(passing if part and part.dim else file, place, part)
                             scale = scale_of(place.name, held)
                             if scale:
                                 scaled = tensors[name].float() * file.get_tensor(scale).float()
@@ -164,9 +166,13 @@ def stored_shape(file: Any, place: TensorSlice) -> tuple[int, ...]:
 
 
 def read_slice(file: Any, place: TensorSlice, part: LocalPart | None = None) -> torch.Tensor:
-    """Reads the parameter at `place`, or a part of it, as it is stored: without a scale."""
-    if place.length is None and not place.swapped and part is None:
-        return file.get_tensor(place.name)
+    """Reads the parameter at `place`, or a part of it, as it is stored: without a scale.
+
+    Whole rows are a view of the file's pages, which ranks share.
+    """
+    if not place.swapped and part is None:
+        whole = file.get_tensor(place.name)
+        return whole if place.length is None else whole[place.start : place.start + place.length]
     view = file.get_slice(place.name)
     length = stored_shape(file, place)[0]
     rows = part.ranges if part and part.dim == 0 else ((0, length),)

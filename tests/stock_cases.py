@@ -68,13 +68,12 @@ def flux(**config: object) -> dict[str, object]:
     }
 
 
-def flux_case(
-    tokens: int = 7, cfg: float = 1.0, others: Mapping[str, Any] | None = None, **config: object
-) -> StockCase:
+def flux_case(cfg: float = 1.0, others: Mapping[str, Any] | None = None, **config: object) -> StockCase:
     """Flux.1 by the names of its first files."""
-    texts = text(tokens, 32, pooled=normal(1, 16), **(others or {}))
+    sizes = flux(**config)
+    texts = text(7, sizes["context_in_dim"], pooled=normal(1, sizes["vec_in_dim"]), **(others or {}))
     names = {"query_norm.weight": "query_norm.scale", "key_norm.weight": "key_norm.scale"}
-    return StockCase("flux.model.Flux", flux(**config), (1, 16, 9, 12), texts, cfg, names)
+    return StockCase("flux.model.Flux", sizes, (1, 16, 9, 12), texts, cfg, names)
 
 
 VIDEO = (1, 16, 2, 8, 12)
@@ -114,3 +113,6 @@ CASES = {
         text(7, 4096),
     ),
 }
+FULL_WIDTH = flux_case(
+    hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=1, context_in_dim=4096, vec_in_dim=768
+)

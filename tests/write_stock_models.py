@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.stock_cases import CASES
+from tests.stock_cases import CASES, FULL_WIDTH
 
 
 def main(comfyui: str, folder: str, *names: str) -> None:
@@ -21,7 +21,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
     importlib.import_module("comfy.options").enable_args_parsing()
     operations = importlib.import_module("comfy.ops").disable_weight_init
     for name in names:
-        case = CASES[name]
+        case = {**CASES, "flux-full-width": FULL_WIDTH}[name]
         module, _, class_name = case.module.rpartition(".")
         model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
         model = model_class(**case.config, dtype=torch.float32, device="cpu", operations=operations)
