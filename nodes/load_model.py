@@ -90,7 +90,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         source = description.source(dtype)
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
         if description.dtype in FLOAT8:
-            log_cast(model_name, dtype, description)
+            log_float8(model_name, dtype, description)
         handover = Handover(
             conditions=functools.partial(family.conditions, model),
             geometry=spec.geometry(source.config),
@@ -105,14 +105,14 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return io.NodeOutput(patcher)
 
 
-def log_cast(model_name: str, dtype: str, description: ModelDescription) -> None:
-    """Says that the weights are computed with in another dtype than they are stored in, which takes more memory."""
+def log_float8(model_name: str, dtype: str, description: ModelDescription) -> None:
+    """Says what becomes of weights that are stored in fp8."""
     logging.info(
-        "[ParallelDiT] %s stores its weights in %s; the ranks cast them to %s as they read them%s.",
+        "[ParallelDiT] %s stores its weights in %s; the ranks keep those of the blocks so, and compute in %s%s.",
         model_name,
         str(description.dtype).removeprefix("torch."),
         dtype,
-        ", with their scales applied" if description.scaled else "",
+        " with their scales" if description.scaled else "",
     )
 
 

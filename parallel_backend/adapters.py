@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from .loading import LocalPart, ModelSource, loaded_dtype, read_tensors
+from .loading import LocalPart, ModelSource, loaded_dtype, placed_like, read_tensors
 
 AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
 
@@ -48,27 +49,39 @@ def write_weights(
     names: Collection[str],
     additions: list[Addition],
     tensors: Mapping[str, torch.Tensor],
+    float8: Collection[str] = (),
 ) -> None:
     """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
 
-    parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given.
-    Raises ModelFileError.
+    parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given; one
+    of `float8` is in the model's dtype as long as it has additions. Raises ModelFileError.
     """
-    from torch.distributed.tensor import DTensor
-
     held = model.state_dict()
     wanted = [name for name in held if name in names]
     for first in range(0, len(wanted), AT_ONCE):
-        stored = read_tensors(source, {name: held[name].shape for name in wanted[first : first + AT_ONCE]}, parts)
+        shapes = {name: held[name].shape for name in wanted[first : first + AT_ONCE]}
+        stored, scales = read_tensors(source, shapes, parts, float8)
         for name in list(stored):
-            own = held[name].to_local() if isinstance(held[name], DTensor) else held[name]
+            device = held[name].device
             weight, dtype = stored.pop(name), loaded_dtype(model, name, source)
             added = [addition for addition in additions if addition.parameter == name]
             if added:
-                weight = weight.to(own.device, torch.float32, copy=True)
+                weight = weight.to(device, torch.float32, copy=True).mul_(scales.get(name, 1.0))
+            elif name in scales:
+                dtype = weight.dtype
             for addition in added:
                 add(weight, addition, tensors, parts.get(name))
-            own.copy_(weight.to(own.device, dtype))
+            write(model, name, held[name], weight.to(device, dtype))
+
+
+def write(model: torch.nn.Module, name: str, held: torch.Tensor, weight: torch.Tensor) -> None:
+    """Gives a parameter these values: in place, or where it changes its dtype, in place of it."""
+    if held.dtype == weight.dtype:
+        (held.to_local() if isinstance(held, DTensor) else held).copy_(weight)
+        return
+    owner, _, own_name = name.rpartition(".")
+    parameter = torch.nn.Parameter(placed_like(held, weight.clone()), requires_grad=False)
+    setattr(model.get_submodule(owner), own_name, parameter)
 
 
 def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor], part: LocalPart | None) -> None:

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .errors import ModelFileError
+from .float8 import FLOAT8, install_float8
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALES = (".scale_weight", ".weight_scale")  # of fp8 weights, beside them: the name of old, and ComfyUI's
@@ -91,34 +92,48 @@ def loaded_dtype(model: torch.nn.Module, name: str, source: ModelSource) -> torc
 
 
 def load_weights(
-    model: torch.nn.Module, source: ModelSource, device: torch.device, parts: Mapping[str, LocalPart]
+    model: torch.nn.Module,
+    source: ModelSource,
+    device: torch.device,
+    parts: Mapping[str, LocalPart],
+    float8: Collection[str] = (),
 ) -> None:
     """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError.
 
     parts: what to read of those parameters that this rank does not hold whole; they are DTensors in the model.
+    float8: the parameters that stay in fp8 if the files have them so.
     """
-    from torch.distributed.tensor import DTensor
-
     held = model.state_dict()
-    tensors = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, parts)
+    tensors, scales = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, parts, float8)
     for name, tensor in tensors.items():
-        tensor = tensor.to(device, loaded_dtype(model, name, source))
-        if isinstance(held[name], DTensor):
-            tensor = DTensor.from_local(tensor, held[name].device_mesh, held[name].placements)
-        tensors[name] = tensor
+        dtype = tensor.dtype if name in scales else loaded_dtype(model, name, source)
+        tensors[name] = placed_like(held[name], tensor.to(device, dtype))
     model.load_state_dict(tensors, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
+    install_float8(model, scales)
+
+
+def placed_like(held: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter as the DTensor that the parameter is, if it is one."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(local, held.device_mesh, held.placements) if isinstance(held, DTensor) else local
 
 
 def read_tensors(
-    source: ModelSource, wanted: dict[str, torch.Size], parts: Mapping[str, LocalPart]
-) -> dict[str, torch.Tensor]:
+    source: ModelSource,
+    wanted: dict[str, torch.Size],
+    parts: Mapping[str, LocalPart],
+    float8: Collection[str] = (),
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Reads the wanted tensors by parameter name, or the parts of them that are named in `parts`.
 
-    wanted: the shapes of whole parameters. Weights with a scale beside them come multiplied by it. Raises
+    wanted: the shapes of whole parameters. Weights with a scale beside them come multiplied by it, but for those of
+    `float8` that are stored in fp8: they come as they are, and their scales as well, 1 where they have none. Raises
     ModelFileError for what is missing or of another shape.
     """
     tensors: dict[str, torch.Tensor] = {}
+    scales: dict[str, float] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in source.files:
         try:
@@ -131,11 +146,14 @@ def read_tensors(
                         shapes[name] = stored_shape(file, place)
                         if shapes[name] == wanted[name]:
                             part = parts.get(name)
-                            tensors[name] = read_slice(passing if part and part.dim else file, place, part)
-                            scale = scale_of(place.name, held)
-                            if scale:
-                                scaled = tensors[name].float() * file.get_tensor(scale).float()
-                                tensors[name] = scaled.to(DTYPES[source.dtype])
+                            tensor = read_slice(passing if part and part.dim else file, place, part)
+                            beside = scale_of(place.name, held)
+                            scale = float(file.get_tensor(beside).float()) if beside else 1.0
+                            if name in float8 and tensor.dtype in FLOAT8:
+                                scales[name] = scale
+                            elif beside:
+                                tensor = (tensor.float() * scale).to(DTYPES[source.dtype])
+                            tensors[name] = tensor
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
     missing = [name for name in wanted if name not in shapes]
@@ -150,7 +168,7 @@ def read_tensors(
                 f"{name} has shape {shape} in the file and {tuple(wanted[name])} by the config; "
                 "config and weights are of different models."
             )
-    return tensors
+    return tensors, scales
 
 
 def scale_of(name: str, held: Collection[str]) -> str | None:

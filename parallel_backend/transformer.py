@@ -12,6 +12,7 @@ from .backends import NATIVE, choose_backend
 from .boundary import install_token_boundary
 from .collectives import collect, gather, shard
 from .errors import RequestError
+from .float8 import FLOAT8_DEVICES, linear_weights
 from .layout import TokenLayout
 from .loading import ModelSource, build_transformer, load_weights
 from .memo import memoise
@@ -38,6 +39,7 @@ class ParallelTransformer:
     def __init__(self, model: torch.nn.Module, mesh: Mesh, remembers: bool = True) -> None:
         """remembers: whether work on the conditions alone is done once; only where nobody else writes to them."""
         self.model = model
+        self.dtype = model.dtype  # while no weight is in fp8
         self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
         plan = mesh.plan
@@ -58,6 +60,7 @@ class ParallelTransformer:
         self.memos = memoise(model, self.spec.memoised) if remembers else []
         self.source: ModelSource | None = None
         self.named_by_file = False
+        self.float8: set[str] = set()
         self.adapted: set[str] = set()
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         if self.spec.prepare:
@@ -68,7 +71,9 @@ class ParallelTransformer:
         """Builds the model, cuts it to this rank's part, and reads that part's weights. Raises ModelFileError too."""
         located = locate(source)
         transformer = cls(build_transformer(located), mesh)
-        load_weights(transformer.model, located, mesh.device, transformer.parts)
+        if mesh.device.type in FLOAT8_DEVICES:
+            transformer.float8 = linear_weights(transformer.model, transformer.spec.blocks)
+        load_weights(transformer.model, located, mesh.device, transformer.parts, transformer.float8)
         transformer.source = located
         transformer.named_by_file = source.prefix is not None
         return transformer
@@ -83,7 +88,8 @@ class ParallelTransformer:
         if self.named_by_file:
             additions = list(by_parameter(additions, self.source.names))
         wanted = {addition.parameter for addition in additions}
-        write_weights(self.model, self.source, self.parts, self.adapted | wanted, additions, tensors)
+        names = self.adapted | wanted
+        write_weights(self.model, self.source, self.parts, names, additions, tensors, self.float8)
         self.adapted = wanted
 
     @torch.inference_mode()
@@ -116,7 +122,7 @@ class ParallelTransformer:
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis
     ) -> torch.Tensor | None:
         """This rank's rows of the batch through the model; None if the rows went on to the next stage."""
-        device, dtype = self.mesh.device, self.model.dtype
+        device, dtype = self.mesh.device, self.dtype
         rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
         if not len(rows):
             return rows if self.link is None or self.link.is_last else None
@@ -132,7 +138,7 @@ class ParallelTransformer:
         """This rank's rows of a condition, on its device; the same tensor as long as the whole one is the same."""
         held = next((local for known, over, local in self.local_conditions if known is whole and over is axis), None)
         if held is None:
-            dtype = self.model.dtype if whole.is_floating_point() else None
+            dtype = self.dtype if whole.is_floating_point() else None
             held = shard(whole, BATCH_DIM, axis).to(self.mesh.device, dtype)
             self.local_conditions.append((whole, axis, held))
         return held
