@@ -79,7 +79,37 @@ def flux_case(cfg: float = 1.0, others: Mapping[str, Any] | None = None, **confi
 VIDEO = (1, 16, 2, 8, 12)
 REFERENCES = {"list reference_latents": normal(1, 16, 6, 8), "list  reference_latents": normal(1, 16, 10, 4)}
 INPAINTING = {"concat_latent_image": normal(1, 16, 9, 12), "concat_mask": lambda _: torch.ones(1, 1, 72, 96)}
+
+
+def pixart(kind: str) -> StockCase:
+    """Of the width that ComfyUI takes for granted; it has no positions for images of less than 256 pixels."""
+    is_alpha = kind == "pixart_alpha"
+    config = {"image_model": kind, "depth": 1, "model_max_length": 120, "micro_condition": is_alpha}
+    return StockCase("pixart.pixartms.PixArtMS", config, (1, 4, 40, 46), text(7, 4096))
+
+
+def sd3(**config: object) -> StockCase:
+    config = {
+        "in_channels": 16,
+        "out_channels": 16,
+        "depth": 2,
+        "input_size": None,
+        "adm_in_channels": 16,
+        "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 32, "out_features": 128}},
+        "num_patches": 144,
+        "pos_embed_max_size": 12,
+        "pos_embed_scaling_factor": None,
+        **config,
+    }
+    texts = text(7, 32, pooled=normal(1, 16))
+    return StockCase("modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper", config, (1, 16, 9, 12), texts)
+
+
 CASES = {
+    "sd3": sd3(),
+    "sd3.5": sd3(x_block_self_attn_layers=[0], qk_norm="rms"),
+    "pixart-alpha": pixart("pixart_alpha"),
+    "pixart-sigma": pixart("pixart_sigma"),
     "flux-dev": flux_case(),
     "flux-schnell": flux_case(guidance_embed=False),
     "flux-fill": flux_case(in_channels=96, others=INPAINTING),

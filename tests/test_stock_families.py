@@ -57,9 +57,7 @@ def stock(host: ComfyHost, files: None):
     return cache(sample)
 
 
-@pytest.mark.parametrize(
-    ("plan", "loop_mode"), [({"cfg": 1}, False), ({"cfg": 1}, True), ({"ulysses": 2}, False)], ids=str
-)
+@pytest.mark.parametrize(("plan", "loop_mode"), [({"cfg": 1}, True), ({"ulysses": 2}, False)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, stock

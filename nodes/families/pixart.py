@@ -15,6 +15,7 @@ from .base import Detected, HostFamily, Layout, Shapes, Table, Tensors, register
 
 HEAD_DIM = 72
 PATCH = 2
+TRAINED_SIDE = 64  # of the latents, for which positions are not scaled
 
 
 def build_pixart(folder: ModelDescription) -> comfy.model_base.PixArt:
@@ -23,18 +24,26 @@ def build_pixart(folder: ModelDescription) -> comfy.model_base.PixArt:
     sized = folder.config.get("use_additional_conditions")
     is_alpha = "Alpha" in pipeline or (not pipeline and (sized if sized is not None else True))
     config_class = comfy.supported_models.PixArtAlpha if is_alpha else comfy.supported_models.PixArtSigma
-    return config_class(weightless(in_channels=folder.config["in_channels"])).get_model({})
+    made = config_class(weightless(in_channels=folder.config["in_channels"])).get_model({})
+    made.is_file = folder.names is not None
+    made.interpolation = folder.config.get("interpolation_scale")
+    return made
 
 
 def pixart_conditions(
-    _model: comfy.model_base.PixArt, _latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+    model: comfy.model_base.PixArt, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
 ) -> Tensors:
-    """T5 embeddings, and the size that ComfyUI's conditioning names."""
-    return {
+    """T5 embeddings, the size that ComfyUI's conditioning names, and for a file the positions that ComfyUI gives it."""
+    conditions = {
         "encoder_hidden_states": text_of(context, "PixArt", "its T5 encoder"),
         "resolution": extra.pop("c_size"),
         "aspect_ratio": extra.pop("c_ar"),
     }
+    side = sum(latents.shape[-2:]) // 2 / TRAINED_SIDE
+    if model.is_file and round(side):
+        scale = (round(side) * TRAINED_SIDE // PATCH, model.interpolation or round(side))
+        conditions["position_scale"] = torch.tensor([scale], dtype=torch.float32).expand(len(latents), -1)
+    return conditions
 
 
 def pixart_table(detected: Detected, width: int) -> Table:
@@ -55,6 +64,7 @@ def pixart_config(detected: Detected, shapes: Shapes) -> dict[str, Any]:
         "sample_size": detected.get("input_size", 128),
         "patch_size": PATCH,
         "caption_channels": shapes["caption_projection.linear_1.weight"][1],
+        "interpolation_scale": detected.get("pe_interpolation"),
         "use_additional_conditions": "adaln_single.emb.resolution_embedder.linear_1.weight" in shapes,
     }
 

@@ -8,13 +8,28 @@ from .spec import Config, ModelSpec, Tensors, register
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
-    """T5 embeddings (B, tokens, width); resolution (B, 2) in pixels and aspect ratio (B, 1), which Sigma ignores."""
+    """T5 embeddings (B, tokens, width); resolution (B, 2) in pixels and aspect ratio (B, 1), which Sigma ignores.
+
+    position_scale (B, 2): for how many patches a side positions are, and what they are divided by, if not the config's.
+    """
     return {
         "hidden_states": latents_BCHW,
         "timestep": timestep_B,
         "encoder_hidden_states": conditions["encoder_hidden_states"],
-        "added_cond_kwargs": {name: conditions[name] for name in ("resolution", "aspect_ratio")},
+        "added_cond_kwargs": {name: value for name, value in conditions.items() if name != "encoder_hidden_states"},
     }
+
+
+def scale_positions(model: torch.nn.Module) -> None:
+    """Gives the model's positions the scale that comes with a request."""
+
+    def change(_model: torch.nn.Module, _args: tuple, keywords: dict[str, Any]) -> None:
+        scale_B2 = keywords["added_cond_kwargs"].pop("position_scale", None)
+        if scale_B2 is not None:
+            model.pos_embed.base_size, model.pos_embed.interpolation_scale = scale_B2[0].tolist()
+            model.pos_embed.height = None  # so that it computes them anew
+
+    model.register_forward_pre_hook(change, with_kwargs=True)
 
 
 register(
@@ -23,7 +38,9 @@ register(
         blocks=("transformer_blocks",),
         streams=("hidden_states",),
         self_attention={"attn1": ("hidden_states",)},
-        conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
+        conditions=("encoder_hidden_states", "resolution", "aspect_ratio", "position_scale"),
+        optional=("position_scale",),
+        prepare=scale_positions,
         inputs=inputs,
         head="proj_out",
         memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
