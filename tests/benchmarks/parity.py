@@ -1,0 +1,70 @@
+"""What each family can do, and how far its latents are from the stock loader's: the table in the README.
+
+COMFYUI_PATH=… python -m tests.benchmarks.parity [--write]
+
+Every case of `stock_cases` is sampled three times through the API queue: by ComfyUI's own loader and model code, and by
+ours on one rank and on two. The table is printed; --write puts it into the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from parallel_backend.models import spec_for
+from tests.graphs import NODE_PACK, NODE_PACK_SOURCE, latents, relative_error, status
+from tests.stock_cases import CASES, prompt, write_cases
+
+PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
+START, END = "<!-- parity: start -->\n", "<!-- parity: end -->\n"
+README = REPOSITORY / "README.md"
+
+
+def measure(host: ComfyHost) -> dict[str, dict[str, dict[str, float]]]:
+    """By diffusers class, case and plan, the relative error."""
+    errors: dict[str, dict[str, dict[str, float]]] = {}
+    for name in CASES:
+        stock = latents(host, prompt(name))
+        found = {}
+        for words, plan in PLANS.items():
+            found[words] = relative_error(latents(host, prompt(name, plan)), stock)
+        errors.setdefault(status(host)["model"], {})[name] = found
+        print(name, found, flush=True)
+    return errors
+
+
+def table(errors: dict[str, dict[str, dict[str, float]]]) -> str:
+    """One row a diffusers class; the errors are the largest of its cases."""
+    lines = [f"| diffusers class | compared | dp, cfg, ulysses, ring | tp | PipeFusion | {' | '.join(PLANS)} |"]
+    lines.append("|---|---|---|---|---|" + "---|" * len(PLANS))
+    for model_class, cases in sorted(errors.items()):
+        spec = spec_for(model_class)
+        flags = ["yes", "yes" if spec.tensor_parallel else "no", "yes" if spec.pipefusion else "stages only"]
+        largest = [f"{max(found[plan] for found in cases.values()):.0e}" for plan in PLANS]
+        lines.append(f"| {' | '.join([model_class, ', '.join(cases), *flags, *largest])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    options = parser.parse_args()
+    comfyui = Path(os.environ["COMFYUI_PATH"])
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
+        (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
+        write_cases(comfyui, base, list(CASES))
+        with ComfyHost(comfyui, base, extra_args=("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)) as host:
+            rows = table(measure(host))
+    print(rows)
+    if options.write:
+        before, rest = README.read_text().split(START)
+        README.write_text(before + START + rows + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()
