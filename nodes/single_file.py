@@ -21,7 +21,11 @@ from .model_files import ModelDescription, main_dtype, read_header
 
 Header = dict[str, torch.Tensor]
 
-PIXART_KEYS = {"adaln_single.emb.timestep_embedder.linear_1.bias", "caption_projection.linear_1.weight"}
+PIXART_KEYS = {
+    "adaln_single.emb.timestep_embedder.linear_1.bias",
+    "caption_projection.linear_1.weight",
+    "pos_embed.proj.weight",
+}
 # Models that ComfyUI takes for a supported one by how a name begins that only they have.
 OTHERS = {"controlnet_": "a ControlNet"}
 

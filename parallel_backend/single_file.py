@@ -25,6 +25,25 @@ WIDTHS = {
     "HunyuanVideoTransformer3DModel": 3072,
     "Lumina2Transformer2DModel": 2304,
 }
+MLP, EMBEDDERS = ("img_", "txt_", "blocks.0.", "blocks.1."), ("time_in", "guidance_in", "t_embedder")
+# ComfyUI's parts of names and a converter's, for files that ComfyUI has saved; to be replaced in this order.
+RENAMED = {
+    "HunyuanVideoTransformer3DModel": {
+        "_attn.norm.query_norm.": "_attn_q_norm.",
+        "_attn.norm.key_norm.": "_attn_k_norm.",
+        ".norm.query_norm.": ".q_norm.",
+        ".norm.key_norm.": ".k_norm.",
+        "_attn.qkv.": "_attn_qkv.",
+        "_attn.proj.": "_attn_proj.",
+        **{f"{name}mlp.{n}.": f"{name}mlp.fc{n // 2 + 1}." for name in MLP for n in (0, 2)},
+        "_mod.lin.": "_mod.linear.",
+        ".modulation.lin.": ".modulation.linear.",
+        "c_embedder.in_layer.": "c_embedder.linear_1.",
+        "c_embedder.out_layer.": "c_embedder.linear_2.",
+        **{f"{name}.in_layer.": f"{name}.mlp.0." for name in EMBEDDERS},
+        **{f"{name}.out_layer.": f"{name}.mlp.2." for name in EMBEDDERS},
+    },
+}
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -56,7 +75,7 @@ def places(source: ModelSource, shapes: Shapes) -> dict[str, TensorSlice]:
     for name, (rows, *_) in shapes.items():
         starts[name] = total
         own = total + torch.arange(rows * assumed // width) * width // assumed
-        numbers[name.removeprefix(source.prefix)] = own if len(shapes[name]) == 1 else own[:, None]
+        numbers[original_name(name, source)] = own if len(shapes[name]) == 1 else own[:, None]
         total += rows
     try:
         converted = convert(checkpoint=numbers, config=dict(source.config))
@@ -73,6 +92,14 @@ def places(source: ModelSource, shapes: Shapes) -> dict[str, TensorSlice]:
             name = names[bisect.bisect_right(firsts, int(run[0])) - 1]
             found[parameter] = place_of(parameter, run - starts[name], name, shapes[name][0])
     return found
+
+
+def original_name(name: str, source: ModelSource) -> str:
+    """A tensor's name as the converter knows it."""
+    name = name.removeprefix(source.prefix)
+    for part, original in RENAMED.get(source.model_class, {}).items():
+        name = name.replace(part, original)
+    return name
 
 
 def model_width(config: Mapping[str, Any]) -> int:

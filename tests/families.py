@@ -446,13 +446,13 @@ def ltx(mask: bool = False, coords: bool = False) -> Family:
         tokens = model(
             hidden_states=diffusers.LTXPipeline._pack_latents(latents),
             encoder_hidden_states=given["encoder_hidden_states"],
-            timestep=timestep,
+            timestep=1000 * timestep,
             encoder_attention_mask=given.get("encoder_attention_mask"),
             **positions,
         ).sample
         return diffusers.LTXPipeline._unpack_latents(tokens, frames, height, width)
 
-    return Family("LTXVideoTransformer3DModel", config, conditions, reference, VIDEOS)
+    return Family("LTXVideoTransformer3DModel", config, conditions, reference, VIDEOS, timesteps=(0, 0.5))
 
 
 def chroma(masked: bool) -> Family:

@@ -119,7 +119,7 @@ REFUSED = {
     "SD3 with text layers": ("an SD3 with layers of its own",),
     "SD3 without a head": ("an SD3 without a final layer",),
     "half a Flux": ("of a kind that ComfyUI does not know",),
-    "something": ("of a kind that ComfyUI does not know", "single files are supported for Flux.1, PixArt"),
+    "something": ("of a kind that ComfyUI does not know", "single files are supported for", "Flux.1", "PixArt"),
 }
 
 

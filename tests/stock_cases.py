@@ -19,6 +19,7 @@ class StockCase:
     latent: the shape of the latents.
     texts: (generator) to what a CONDITIONING holds, of the positive and of the negative text.
     renamed: parts of ComfyUI's names to what they are in the files of the model's authors.
+    metadata: what a file of the authors says of the model beside its weights.
     """
 
     module: str
@@ -27,6 +28,7 @@ class StockCase:
     texts: Callable[[torch.Generator], Tensors]
     cfg: float = 2.0
     renamed: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 def text(tokens: int, width: int, **others: Callable[[torch.Generator], torch.Tensor]) -> Callable[..., Tensors]:
@@ -76,9 +78,80 @@ def flux_case(cfg: float = 1.0, others: Mapping[str, Any] | None = None, **confi
     return StockCase("flux.model.Flux", sizes, (1, 16, 9, 12), texts, cfg, names)
 
 
+def mask(tokens: int, used: int) -> Callable[[torch.Generator], torch.Tensor]:
+    return lambda _generator: (torch.arange(tokens) < used).long()[None]
+
+
+def cogvideox(**config: object) -> dict[str, object]:
+    sizes = {"num_attention_heads": 2, "time_embed_dim": 32, "text_embed_dim": 32, "num_layers": 2}
+    return {**sizes, "use_rotary_positional_embeddings": True, **config}
+
+
+def ltx(**config: object) -> dict[str, object]:
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    return {"cross_attention_dim": width, "num_layers": 2, **config}
+
+
+def hunyuanvideo(**config: object) -> dict[str, object]:
+    return {
+        "in_channels": 16,
+        "out_channels": 16,
+        "vec_in_dim": 768,
+        "context_in_dim": 32,
+        "hidden_size": 256,
+        "mlp_ratio": 4.0,
+        "num_heads": 2,
+        "depth": 1,
+        "depth_single_blocks": 2,
+        "axes_dim": [16, 56, 56],
+        "theta": 256,
+        "patch_size": [1, 2, 2],
+        "qkv_bias": True,
+        "guidance_embed": True,
+        "byt5": False,
+        "meanflow": False,
+        "use_cond_type_embedding": False,
+        "vision_in_dim": None,
+        "meanflow_sum": False,
+        **config,
+    }
+
+
 VIDEO = (1, 16, 2, 8, 12)
 REFERENCES = {"list reference_latents": normal(1, 16, 6, 8), "list  reference_latents": normal(1, 16, 10, 4)}
 INPAINTING = {"concat_latent_image": normal(1, 16, 9, 12), "concat_mask": lambda _: torch.ones(1, 1, 72, 96)}
+HUNYUANDIT_TEXT = {
+    "attention_mask": mask(77, 9),
+    "conditioning_mt5xl": normal(1, 256, 2048),
+    "attention_mask_mt5xl": mask(256, 12),
+}
+HUNYUANVIDEO_NAMES = {
+    "mlp.0.": "mlp.fc1.",
+    "mlp.2.": "mlp.fc2.",
+    "txt_in.t_embedder.in_layer.": "txt_in.t_embedder.mlp.0.",
+    "txt_in.t_embedder.out_layer.": "txt_in.t_embedder.mlp.2.",
+    "txt_in.c_embedder.in_layer.": "txt_in.c_embedder.linear_1.",
+    "txt_in.c_embedder.out_layer.": "txt_in.c_embedder.linear_2.",
+    "_mod.lin.": "_mod.linear.",
+    "_attn.qkv.": "_attn_qkv.",
+    "_attn.proj.": "_attn_proj.",
+    "_attn.norm.query_norm.": "_attn_q_norm.",
+    "_attn.norm.key_norm.": "_attn_k_norm.",
+    ".norm.query_norm.": ".q_norm.",
+    ".norm.key_norm.": ".k_norm.",
+    ".modulation.lin.": ".modulation.linear.",
+    "time_in.in_layer.": "time_in.mlp.0.",
+    "time_in.out_layer.": "time_in.mlp.2.",
+    "guidance_in.in_layer.": "guidance_in.mlp.0.",
+    "guidance_in.out_layer.": "guidance_in.mlp.2.",
+}
+LTX_0_9_5 = {
+    "num_attention_heads": 4,
+    "attention_head_dim": 12,
+    "cross_attention_dim": 48,
+    "caption_channels": 32,
+    "causal_temporal_positioning": True,
+}
 
 
 def pixart(kind: str) -> StockCase:
@@ -141,6 +214,72 @@ CASES = {
         wan(in_dim=48, out_dim=48),
         (1, 48, 2, 8, 12),
         text(7, 4096),
+    ),
+    "hunyuandit-1.1": StockCase(  # detected by the published width
+        "hydit.models.HunYuanDiT",
+        {"hidden_size": 1408, "depth": 1, "size_cond": True, "use_style_cond": True},
+        (1, 4, 9, 12),
+        text(77, 1024, **HUNYUANDIT_TEXT),
+    ),
+    "hunyuandit-1.2": StockCase(
+        "hydit.models.HunYuanDiT",
+        {"hidden_size": 128, "depth": 4},
+        (1, 4, 9, 12),
+        text(77, 1024, **HUNYUANDIT_TEXT),
+    ),
+    "cogvideox-1.0": StockCase(
+        "cogvideo.model.CogVideoXTransformer3DModel", cogvideox(), (1, 16, 2, 9, 12), text(7, 32)
+    ),
+    "cogvideox-1.5-i2v": StockCase(
+        "cogvideo.model.CogVideoXTransformer3DModel",
+        cogvideox(in_channels=32, patch_size_t=2, ofs_embed_dim=32),
+        (1, 16, 3, 9, 12),
+        text(7, 32, concat_latent_image=normal(1, 16, 1, 9, 12)),
+    ),
+    "cogvideox-1.5-inpaint": StockCase(
+        "cogvideo.model.CogVideoXTransformer3DModel",
+        cogvideox(in_channels=48, patch_size_t=2),
+        (1, 16, 3, 9, 12),
+        text(7, 32, concat_latent_image=normal(1, 32, 3, 9, 12)),
+    ),
+    "ltx-0.9": StockCase(
+        "lightricks.model.LTXVModel",
+        ltx(num_attention_heads=32, attention_head_dim=4),
+        (1, 128, 3, 3, 5),
+        text(7, 4096, attention_mask=mask(7, 5)),
+    ),
+    "ltx-0.9.5": StockCase(
+        "lightricks.model.LTXVModel",
+        ltx(**LTX_0_9_5),
+        (1, 128, 3, 3, 5),
+        text(7, 32, attention_mask=mask(7, 5), frame_rate=lambda _: torch.tensor(24.0)),
+        metadata=LTX_0_9_5,
+    ),
+    "hunyuanvideo": StockCase(
+        "hunyuan_video.model.HunyuanVideo",
+        hunyuanvideo(),
+        VIDEO,
+        text(7, 32, pooled=normal(1, 768), guidance=lambda _: torch.tensor(4.0)),
+        renamed=HUNYUANVIDEO_NAMES,
+    ),
+    "hunyuanvideo-i2v, saved by ComfyUI": StockCase(
+        "hunyuan_video.model.HunyuanVideo",
+        hunyuanvideo(in_channels=33, guidance_embed=False),
+        VIDEO,
+        text(
+            70,
+            32,
+            pooled=normal(1, 768),
+            concat_latent_image=normal(1, 16, 2, 8, 12),
+            concat_mask=lambda _: torch.cat([torch.zeros(1, 1, 1, 8, 12), torch.ones(1, 1, 1, 8, 12)], 2),
+        ),
+    ),
+    "hunyuanvideo-skyreels-i2v": StockCase(
+        "hunyuan_video.model.HunyuanVideo",
+        hunyuanvideo(in_channels=32, guidance_embed=False),
+        VIDEO,
+        text(7, 32, pooled=normal(1, 768), concat_latent_image=normal(1, 16, 2, 8, 12)),
+        renamed=HUNYUANVIDEO_NAMES,
     ),
 }
 FULL_WIDTH = flux_case(

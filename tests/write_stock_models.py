@@ -6,6 +6,7 @@ Each of `stock_cases.CASES` as NAME.safetensors, with seeded weights, under the 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def main(comfyui: str, folder: str, *names: str) -> None:
             for own, published in case.renamed.items():
                 key = key.replace(own, published)
             weights[key] = seeded(key, tensor, generator)
-        save_file(weights, Path(folder) / f"{name}.safetensors")
+        metadata = {"config": json.dumps({"transformer": case.metadata})} if case.metadata else None
+        save_file(weights, Path(folder) / f"{name}.safetensors", metadata)
 
 
 def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

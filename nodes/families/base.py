@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,3 +117,18 @@ def text_of(context: torch.Tensor | None, family: str, encoder: str) -> torch.Te
 def moved(extra: dict[str, Any], **names: str) -> Tensors:
     """Those of ComfyUI's arguments that are there, taken out, by the engine's names: engine's=ComfyUI's."""
     return {name: extra.pop(own) for name, own in names.items() if own in extra}
+
+
+def whole(modules: Mapping[str, str]) -> Table:
+    """The weights and biases of modules, which the original names alike: diffusers' names to the original ones."""
+    parts = ("weight", "bias")
+    return {f"{name}.{part}": f"{original}.{part}" for name, original in modules.items() for part in parts}
+
+
+def fused(modules: Sequence[str], original: str, rows: int) -> Table:
+    """The weights and biases of modules that are one module in the original, each with so many of its rows, in turn."""
+    return {
+        f"{name}.{part}": (f"{original}.{part}", (0, index * rows, rows))
+        for index, name in enumerate(modules)
+        for part in ("weight", "bias")
+    }

@@ -5,12 +5,12 @@ import torch
 from .spec import Config, ModelSpec, SideInput, Tensors, register
 
 
-def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict:
-    """T5 embeddings (B, tokens, width), their mask (B, tokens), and frames a second (B).
+def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
+    """T5 embeddings (B, tokens, width), their mask (B, tokens), and frames a second (B). sigma: 0 to 1.
 
     video_coords: whole numbers (B, 3, tokens), the frame, row and column of the video at which each token begins.
     """
-    keywords = {"timestep": timestep_B, "encoder_attention_mask": None, **conditions}
+    keywords = {"timestep": 1000 * sigma_B, "encoder_attention_mask": None, **conditions}
     seconds_B = 1 / keywords.pop("frame_rate").float()
     if "video_coords" in keywords:
         keywords["video_coords"] = coords_B3S = keywords["video_coords"].float()
@@ -34,6 +34,7 @@ register(
         memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
         widths={"encoder_hidden_states": "caption_channels"},
         geometry=lambda config: (config["in_channels"], (1, 1, 1)),
+        timestep_scale=1e-3,
         inputs=inputs,
         output=lambda config, tokens, latents: tokens.transpose(1, 2).reshape(latents.shape),
     )
