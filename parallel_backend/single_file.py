@@ -60,7 +60,9 @@ def locate(source: ModelSource) -> ModelSource:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in own}
         except (SafetensorError, OSError) as error:
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
-    weights = {name: shape for name, shape in shapes.items() if shape and not name.endswith(BESIDE_WEIGHTS)}
+    weights = {
+        name: shape for name, shape in shapes.items() if shape and all(shape) and not name.endswith(BESIDE_WEIGHTS)
+    }
     return replace(source, prefix=None, names=places(source, weights))
 
 

@@ -126,7 +126,7 @@ class ParallelTransformer:
         rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
         if not len(rows):
             return rows if self.link is None or self.link.is_last else None
-        conditions = {name: self.local_condition(value, axis) for name, value in conditions.items()}
+        conditions = {name: self.local_condition(name, value, axis) for name, value in conditions.items()}
         inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)
         try:
             sample = self.model(**inputs, return_dict=False)[0]
@@ -134,11 +134,11 @@ class ParallelTransformer:
             return None
         return self.spec.output(self.model.config, sample, rows)
 
-    def local_condition(self, whole: torch.Tensor, axis: Axis) -> torch.Tensor:
+    def local_condition(self, name: str, whole: torch.Tensor, axis: Axis) -> torch.Tensor:
         """This rank's rows of a condition, on its device; the same tensor as long as the whole one is the same."""
         held = next((local for known, over, local in self.local_conditions if known is whole and over is axis), None)
         if held is None:
-            dtype = self.dtype if whole.is_floating_point() else None
+            dtype = self.dtype if whole.is_floating_point() and name not in self.spec.exact else None
             held = shard(whole, BATCH_DIM, axis).to(self.mesh.device, dtype)
             self.local_conditions.append((whole, axis, held))
         return held

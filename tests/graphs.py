@@ -20,12 +20,18 @@ Link = list
 Patch = Callable[["Graph", Link], Link]
 
 NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from a file, a LATENT of any shape, and a MODEL that is not ours."""
+NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from a file, a LATENT of any shape, a MODEL that is not ours.
+
+A model's file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny.
+"""
 
 import copy
+import json
 import os
 from types import SimpleNamespace
 
+import comfy.model_detection
+import comfy.supported_models
 import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
@@ -33,7 +39,10 @@ from safetensors.torch import load_file
 
 
 class LoadConditioning:
-    """Tensors "conditioning" and "pooled", and others by the names of options; those of "list" options in any order."""
+    """Tensors "conditioning" and "pooled", and others by the names of options.
+
+    Those of "list" options are in any order, those of "string" options are bytes.
+    """
 
     RETURN_TYPES = ("CONDITIONING",)
     FUNCTION = "load"
@@ -57,6 +66,8 @@ class LoadConditioning:
                 value = SimpleNamespace(penultimate_hidden_states=value)
             elif "list" in kind:
                 value = [*options.get(name, []), value]
+            elif "string" in kind:
+                value = bytes(value.tolist()).decode()
             elif value.ndim == 0:
                 value = value.item()
             options[name] = value
@@ -99,6 +110,18 @@ class ForeignModel:
         patcher.model._modules = {**model.model._modules, "diffusion_model": Zeros()}
         return (patcher,)
 
+
+detect = comfy.model_detection.model_config_from_unet
+
+
+def detect_tiny(state_dict, prefix, *args, metadata=None, **options):
+    tiny = json.loads((metadata or {}).get("tiny", "null"))
+    if tiny is None:
+        return detect(state_dict, prefix, *args, metadata=metadata, **options)
+    return getattr(comfy.supported_models, tiny["class"])(tiny["config"])
+
+
+comfy.model_detection.model_config_from_unet = detect_tiny
 
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,

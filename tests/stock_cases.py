@@ -13,13 +13,14 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class StockCase:
-    """A tiny model, by whose published proportions ComfyUI detects it.
+    """A tiny model, by whose published proportions ComfyUI detects it, or which says what it is.
 
     module: of the class, below comfy.ldm. config: of the class.
     latent: the shape of the latents.
     texts: (generator) to what a CONDITIONING holds, of the positive and of the negative text.
     renamed: parts of ComfyUI's names to what they are in the files of the model's authors.
     metadata: what a file of the authors says of the model beside its weights.
+    detected_as: the class of comfy.supported_models for a model that is smaller than ComfyUI takes for granted.
     """
 
     module: str
@@ -29,6 +30,7 @@ class StockCase:
     cfg: float = 2.0
     renamed: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    detected_as: str | None = None
 
 
 def text(tokens: int, width: int, **others: Callable[[torch.Generator], torch.Tensor]) -> Callable[..., Tensors]:
@@ -39,6 +41,14 @@ def text(tokens: int, width: int, **others: Callable[[torch.Generator], torch.Te
         return {"conditioning": torch.randn(1, tokens, width, generator=generator), **made}
 
     return make
+
+
+def mask(tokens: int, used: int) -> Callable[[torch.Generator], torch.Tensor]:
+    return lambda _: (torch.arange(tokens) < used).long()[None]
+
+
+def string(value: str) -> Callable[[torch.Generator], torch.Tensor]:
+    return lambda _: torch.tensor(list(value.encode()), dtype=torch.uint8)
 
 
 def normal(*shape: int) -> Callable[[torch.Generator], torch.Tensor]:
@@ -74,12 +84,111 @@ def flux_case(cfg: float = 1.0, others: Mapping[str, Any] | None = None, **confi
     """Flux.1 by the names of its first files."""
     sizes = flux(**config)
     texts = text(7, sizes["context_in_dim"], pooled=normal(1, sizes["vec_in_dim"]), **(others or {}))
-    names = {"query_norm.weight": "query_norm.scale", "key_norm.weight": "key_norm.scale"}
-    return StockCase("flux.model.Flux", sizes, (1, 16, 9, 12), texts, cfg, names)
+    return StockCase("flux.model.Flux", sizes, (1, 16, 9, 12), texts, cfg, SCALES)
 
 
-def mask(tokens: int, used: int) -> Callable[[torch.Generator], torch.Tensor]:
-    return lambda _generator: (torch.arange(tokens) < used).long()[None]
+SCALES = {f"{norm}_norm.weight": f"{norm}_norm.scale" for norm in ("query", "key")}
+
+
+def qwen(latent: tuple[int, int] = (10, 12), method: str = "index", **others: Any) -> StockCase:
+    """Qwen-Image; method: of references, by the file."""
+    heads = {"attention_head_dim": 128, "num_attention_heads": 2}
+    config = {"in_channels": 64, "num_layers": 2, "joint_attention_dim": 32, **heads, "default_ref_method": method}
+    module = "qwen_image.model.QwenImageTransformer2DModel"
+    return StockCase(module, config, (1, 16, 1, *latent), text(19, 32, **others), detected_as="QwenImage")
+
+
+def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
+    """Z-Image's embedding of time is as wide as 1024 at least."""
+    config = {
+        "dim": 1024,
+        "in_channels": 16,
+        "n_layers": 1,
+        "n_refiner_layers": 1,
+        "n_heads": 8,
+        "n_kv_heads": 8,
+        "multiple_of": 2,
+        "ffn_dim_multiplier": 8 / 3,
+        "qk_norm": True,
+        "cap_feat_dim": 32,
+        "axes_dims": [32, 48, 48],
+        "axes_lens": [1536, 512, 512],
+        "rope_theta": 256.0,
+        "z_image_modulation": True,
+        "time_scale": 1000.0,
+        "pad_tokens_multiple": 32,
+    }
+    texts = text(tokens, 32, attention_mask=mask(tokens, tokens - 3))
+    return StockCase("lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="ZImage")
+
+
+def lumina2(latent: tuple[int, int], tokens: int) -> StockCase:
+    config = {
+        "patch_size": 2,
+        "dim": 192,
+        "in_channels": 16,
+        "n_layers": 2,
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "qk_norm": True,
+        "cap_feat_dim": 32,
+        "axes_dims": [8, 12, 12],
+        "axes_lens": [300, 512, 512],
+    }
+    texts = text(tokens, 32, attention_mask=mask(tokens, tokens - 3), pooled=normal(1, 16))
+    return StockCase("lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="Lumina2")
+
+
+def chroma(latent: tuple[int, int]) -> StockCase:
+    """Of as many modulations as ComfyUI takes for granted, in as few blocks as have so many."""
+    config = {
+        **{name: value for name, value in flux().items() if name != "guidance_embed"},
+        **{"in_channels": 64, "out_channels": 64, "vec_in_dim": None, "hidden_size": 64, "axes_dim": [8, 12, 12]},
+        **{"depth": 28, "depth_single_blocks": 2, "in_dim": 64, "out_dim": 64, "hidden_dim": 48, "n_layers": 2},
+    }
+    norms = {f"norms.{layer}.weight": f"norms.{layer}.scale" for layer in range(2)}
+    texts = text(7, 32, pooled=normal(1, 16))
+    return StockCase(
+        "chroma.model.Chroma", config, (1, 16, *latent), texts, 2.0, {**SCALES, **norms}, detected_as="Chroma"
+    )
+
+
+def flux2(guidance_embed: bool, text_width: int = 32, **others: Any) -> StockCase:
+    config = flux(
+        context_in_dim=text_width,
+        in_channels=128,
+        out_channels=128,
+        patch_size=1,
+        vec_in_dim=None,
+        mlp_ratio=3.0,
+        axes_dim=[32] * 4,
+        theta=2000,
+        qkv_bias=False,
+        txt_ids_dims=[3],
+        guidance_embed=guidance_embed,
+        global_modulation=True,
+        mlp_silu_act=True,
+        ops_bias=False,
+        default_ref_method="index",
+        ref_index_scale=10.0,
+    )
+    return StockCase(
+        "flux.model.Flux", config, (1, 128, 5, 7), text(7, text_width, pooled=normal(1, 16), **others), 2.0, SCALES
+    )
+
+
+def auraflow(latent: tuple[int, int], side: int) -> StockCase:
+    """side: of the table of positions."""
+    config = {
+        "dim": 512,
+        "global_conddim": 512,
+        "n_heads": 2,
+        "n_double_layers": 1,
+        "n_layers": 2,
+        "cond_seq_dim": 32,
+        "max_seq": side**2,
+    }
+    return StockCase("aura.mmdit.MMDiT", config, (1, 4, *latent), text(7, 32), detected_as="AuraFlow")
 
 
 def cogvideox(**config: object) -> dict[str, object]:
@@ -119,6 +228,7 @@ def hunyuanvideo(**config: object) -> dict[str, object]:
 
 VIDEO = (1, 16, 2, 8, 12)
 REFERENCES = {"list reference_latents": normal(1, 16, 6, 8), "list  reference_latents": normal(1, 16, 10, 4)}
+EDITED = {"list reference_latents": normal(1, 16, 1, 6, 10), "list  reference_latents": normal(1, 16, 1, 9, 4)}
 INPAINTING = {"concat_latent_image": normal(1, 16, 9, 12), "concat_mask": lambda _: torch.ones(1, 1, 72, 96)}
 HUNYUANDIT_TEXT = {
     "attention_mask": mask(77, 9),
@@ -188,6 +298,29 @@ CASES = {
     "flux-fill": flux_case(in_channels=96, others=INPAINTING),
     "flux-canny": flux_case(in_channels=32, others={"concat_latent_image": normal(1, 16, 9, 12)}),
     "flux-kontext": flux_case(cfg=2.0, others=REFERENCES),
+    "qwen-image": qwen(),
+    "qwen-image-masked": qwen((9, 14), attention_mask=mask(19, 16)),
+    "qwen-image-edit": qwen(**EDITED),
+    "qwen-image-edit-offset": qwen(**EDITED, **{"string reference_latents_method": string("offset")}),
+    "qwen-image-edit-2511": qwen(method="index_timestep_zero", **EDITED),
+    "qwen-image-edit-clean": qwen(**EDITED, **{"string reference_latents_method": string("index_timestep_zero")}),
+    "qwen-image-edit-noisy": qwen(
+        method="index_timestep_zero", **EDITED, **{"string reference_latents_method": string("index")}
+    ),
+    "z-image": zimage((10, 14), 7),
+    "z-image-filled": zimage((15, 16), 64),
+    "lumina-2": lumina2((10, 14), 7),
+    "lumina-2-filled": lumina2((9, 14), 310),
+    "chroma": chroma((10, 14)),
+    "chroma-filled": chroma((9, 14)),
+    "flux-2-dev": flux2(True),
+    "flux-2-klein": flux2(False, text_width=12288),  # as Qwen3-8B makes it for the 9B
+    "flux-2-edit": flux2(
+        True, **{"list reference_latents": normal(1, 128, 3, 5), "list  reference_latents": normal(1, 128, 4, 2)}
+    ),
+    "auraflow": auraflow((10, 12), 8),
+    "auraflow-filled": auraflow((9, 13), 8),
+    "auraflow-odd": auraflow((10, 12), 7),
     "wan-2.1-t2v": StockCase("wan.model.WanModel", wan(), VIDEO, text(7, 4096)),
     "wan-2.1-i2v": StockCase(
         "wan.model.WanModel",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,18 +14,53 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import REPOSITORY, ComfyHost, PromptError
+from parallel_backend.loading import ModelSource, build_transformer, load_weights
+from parallel_backend.single_file import locate
 from tests.graphs import Graph, Link, latents, relative_error
 from tests.stock_cases import CASES
+from tests.stock_prompts import prompt, write_cases
 
 TOLERANCE = 1e-4
-# By case, layers by the names of the published files: some are several parameters of diffusers, or have them swapped.
-HUNYUANVIDEO_LAYERS = ("double_blocks.0.img_attn_qkv", "double_blocks.0.txt_mlp.fc1", "single_blocks.1.linear1")
-LAYERS = {
-    "hunyuanvideo": HUNYUANVIDEO_LAYERS,
-    "hunyuanvideo-i2v, saved by ComfyUI": HUNYUANVIDEO_LAYERS,
-    "hunyuandit-1.2": ("blocks.0.attn1.Wqkv", "blocks.1.attn2.kv_proj", "final_layer.adaLN_modulation.1"),
-    "cogvideox-1.0": ("blocks.0.q", "blocks.1.ff_proj"),
-    "ltx-0.9": ("transformer_blocks.0.attn1.to_q", "patchify_proj"),
+RANK = 4
+# One of each family: its diffusers folder must draw the same. ComfyUI gives files of PixArt, HunyuanDiT, CogVideoX and
+# AuraFlow other positions than diffusers' own pipelines have, which folders keep.
+FOLDERS = (
+    *("sd3.5", "flux-kontext", "wan-2.1-t2v", "ltx-0.9", "hunyuanvideo", "qwen-image", "z-image", "lumina-2"),
+    *("chroma", "flux-2-dev"),
+)
+Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
+
+
+def own_names(layer: str, weight: torch.Tensor) -> Layers:
+    yield layer, weight
+
+
+def prefixed_names(layer: str, weight: torch.Tensor) -> Layers:
+    yield f"diffusion_model.{layer}", weight
+
+
+def divided_names(layer: str, weight: torch.Tensor) -> Layers:
+    """diffusers' names of attention, whose matrices are one in the file."""
+    if not layer.endswith(".qkv"):
+        yield f"diffusion_model.{layer}", weight
+        return
+    for kind, part in zip("qkv", weight.chunk(3), strict=True):
+        yield f"diffusion_model.{layer.removesuffix('qkv')}to_{kind}", part
+
+
+# By case, how a LoRA names its layers, some of which are several parameters of diffusers, or have them swapped.
+LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
+    "qwen-image": own_names,
+    "z-image": divided_names,
+    "lumina-2": prefixed_names,
+    "hunyuanvideo": prefixed_names,
+    "hunyuanvideo-i2v, saved by ComfyUI": prefixed_names,
+    "hunyuandit-1.2": prefixed_names,
+    "cogvideox-1.0": prefixed_names,
+    "ltx-0.9": prefixed_names,
+    "wan-2.1-t2v": prefixed_names,
+    "flux-2-dev": prefixed_names,
+    "chroma": prefixed_names,
 }
 # A case, what else its positive text holds, and words of the refusal.
 REFUSED = [
@@ -37,107 +74,95 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def files(comfyui: Path, models: Path) -> None:
-    """The models and texts of all cases, where the host looks for them."""
-    command = [sys.executable, "-m", "tests.write_stock_models", str(comfyui), str(models / "models/diffusion_models")]
-    run = subprocess.run([*command, *CASES], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    for name, case in CASES.items():
-        generator = torch.Generator().manual_seed(3)
-        for which in ("positive", "negative"):
-            save_file(case.texts(generator), models / "input" / f"{name} {which}.safetensors")
-
-
-def prompt(name: str, model: Link, graph: Graph, positive: str = "positive") -> dict:
-    """A KSampler with the model, and the case's texts and latents."""
-    case = CASES[name]
-    positive, negative = (
-        graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")
-    )
-    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, case.latent)))
-    sampled = graph.add(
-        "KSampler", model=model, positive=positive, negative=negative, latent_image=latent, seed=7, steps=3,
-        cfg=case.cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
-    )  # fmt: skip
-    graph.add("SaveLatent", samples=sampled, filename_prefix="test")
-    return graph.prompt
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with the models of all cases."""
+    write_cases(comfyui, models, list(CASES))
+    return models / "models" / "diffusion_models"
 
 
 @pytest.fixture(scope="module")
-def stock(host: ComfyHost, files: None):
+def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
     """By case, the latents that ComfyUI's own model code samples."""
-
-    def sample(name: str) -> torch.Tensor:
-        graph = Graph()
-        model = graph.add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default")
-        return latents(host, prompt(name, model, graph))
-
-    return cache(sample)
+    return cache(lambda name: latents(host, prompt(name)))
 
 
-def parallel(name: str, graph: Graph, loop_mode: bool = True, **plan: int) -> Link:
-    plan = graph.add("ParallelDiT_Plan", mode="manual", **plan)
-    loader = {"model_name": f"{name}.safetensors", "dtype": "fp32", "loop_mode": loop_mode, "plan": plan}
-    return graph.add("ParallelDiT_LoadDiffusionModel", **loader)
-
-
-@pytest.mark.parametrize(("plan", "loop_mode"), [({"cfg": 1}, True), ({"ulysses": 2}, False)], ids=str)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("plan", "loop_mode"), [({"cfg": 1}, True), ({"ulysses": 2}, False)], ids=str)
 def test_a_family_draws_what_the_stock_loader_draws(
-    name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, stock
+    name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, stock: Callable
 ) -> None:
-    graph = Graph()
-    model = parallel(name, graph, loop_mode, **plan)
-    assert relative_error(latents(host, prompt(name, model, graph)), stock(name)) <= TOLERANCE
+    assert relative_error(latents(host, prompt(name, plan, loop_mode)), stock(name)) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def sources(comfyui: Path, files: Path) -> dict[str, ModelSource]:
+    """What the loader finds in each file."""
+    chosen = [str(files / f"{name}.safetensors") for name in FOLDERS if not CASES[name].detected_as]
+    command = [sys.executable, "-m", "tests.describe_files", str(comfyui), *chosen]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    return {Path(file).stem: ModelSource.from_json(source) for file, source in found.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if not CASES[name].detected_as])
+def test_a_familys_diffusers_folder_draws_what_its_file_draws(
+    name: str, sources: dict[str, ModelSource], models: Path, host: ComfyHost, stock: Callable
+) -> None:
+    """The folder is in several files, as large models are."""
+    source = locate(sources[name])
+    model = build_transformer(source)
+    load_weights(model, source, torch.device("cpu"), {})
+    folder = models / "models" / "diffusers" / name
+    model.save_pretrained(folder / "transformer", max_shard_size="1MB")
+    (folder / "model_index.json").write_text("{}")
+    assert len(list((folder / "transformer").glob("*.safetensors"))) > 1
+    assert relative_error(latents(host, prompt(name, {"ulysses": 2}, model=name)), stock(name)) <= TOLERANCE
 
 
 def write_lora(name: str, models: Path) -> str:
-    """A LoRA for the case's layers, by their published names."""
-    published = "hunyuanvideo" if name.startswith("hunyuanvideo") else name
-    weights = load_file(models / "models/diffusion_models" / f"{published}.safetensors")
-    generator, tensors = torch.Generator().manual_seed(5), {}
-    for layer in LAYERS[name]:
-        rows, columns = weights[f"{layer}.weight"].shape
-        tensors[f"diffusion_model.{layer}.lora_B.weight"] = torch.randn(rows, 4, generator=generator) / 2
-        tensors[f"diffusion_model.{layer}.lora_A.weight"] = torch.randn(4, columns, generator=generator) / columns**0.5
-    save_file(tensors, models / "models/loras" / f"{name}.safetensors")
-    return f"{name}.safetensors"
+    """A LoRA of about a third of the size of the case's matrices."""
+    published = "hunyuanvideo-i2v" if "saved by ComfyUI" in name else name
+    generator, tensors = torch.Generator().manual_seed(4), {}
+    for key, whole in load_file(models / f"models/diffusion_models/{name}.safetensors").items():
+        if not key.endswith(".weight") or whole.ndim != 2:
+            continue
+        for layer, weight in LORAS[name](key.removesuffix(".weight"), whole):
+            size = (float(weight.std()) / 3 / RANK**0.5) ** 0.5
+            tensors[f"{layer}.lora_B.weight"] = size * torch.randn(len(weight), RANK, generator=generator)
+            tensors[f"{layer}.lora_A.weight"] = size * torch.randn(RANK, weight.shape[1], generator=generator)
+    save_file(tensors, models / "models" / "loras" / f"{published}.safetensors")
+    return f"{published}.safetensors"
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_lora_by_original_names_draws_what_it_draws_with_the_stock_loader(
-    name: str, host: ComfyHost, stock, files: None, models: Path
+@pytest.mark.parametrize("name", LORAS)
+def test_a_lora_draws_what_it_draws_with_the_stock_loader(
+    name: str, host: ComfyHost, stock: Callable, models: Path
 ) -> None:
+    before = stock(name)
     lora = write_lora(name, models)
 
-    def adapted(graph: Graph, model: Link) -> torch.Tensor:
-        model = graph.add("LoraLoaderModelOnly", model=model, lora_name=lora, strength_model=0.8)
-        return latents(host, prompt(name, model, graph))
+    def adapted(graph: Graph, model: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=model, lora_name=lora, strength_model=0.8)
 
-    graph = Graph()
-    right = adapted(graph, graph.add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default"))
-    assert relative_error(right, stock(name)) > 0.01, "the LoRA changes nothing"
-    graph = Graph()
-    assert relative_error(adapted(graph, parallel(name, graph, ulysses=2)), right) <= TOLERANCE
+    right = latents(host, prompt(name, patch=adapted))
+    assert relative_error(right, before) > 0.01, "the LoRA changes nothing"
+    assert relative_error(latents(host, prompt(name, {"ulysses": 2}, patch=adapted)), right) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("name", "tensors", "words"), REFUSED, ids=[f"{name}, {words}" for name, _, words in REFUSED])
 def test_conditioning_that_the_workers_cannot_honour_is_refused_by_name(
-    name: str, tensors: dict[str, torch.Tensor], words: str, host: ComfyHost, files: None, models: Path
+    name: str, tensors: dict[str, torch.Tensor], words: str, host: ComfyHost, files: Path, models: Path
 ) -> None:
     text = load_file(models / "input" / f"{name} positive.safetensors")
     save_file({**text, **tensors}, models / "input" / f"{name} {words}.safetensors")
-    graph = Graph()
     with pytest.raises(PromptError, match=words):
-        host.run(prompt(name, parallel(name, graph, cfg=1), graph, words))
+        host.run(prompt(name, {"ulysses": 2}, positive=words))
 
 
-def test_a_cogvideox_with_a_table_of_positions_is_left_to_the_stock_loader(
-    host: ComfyHost, files: None, models: Path
-) -> None:
-    folder, name = models / "models/diffusion_models", "cogvideox-1.0"
+def test_a_cogvideox_with_a_table_of_positions_is_left_to_the_stock_loader(host: ComfyHost, files: Path) -> None:
+    name = "cogvideox-1.0"
     table = {"patch_embed.pos_embedding": torch.zeros(1, 230, 128)}
-    save_file({**load_file(folder / f"{name}.safetensors"), **table}, folder / "positions.safetensors")
-    graph = Graph()
+    save_file({**load_file(files / f"{name}.safetensors"), **table}, files / "positions.safetensors")
     with pytest.raises(PromptError, match="table of positions"):
-        host.run(prompt(name, parallel("positions", graph, cfg=1), graph))
+        host.run(prompt(name, {"ulysses": 2}, model="positions.safetensors"))

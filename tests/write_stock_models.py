@@ -32,13 +32,17 @@ def main(comfyui: str, folder: str, *names: str) -> None:
             for own, published in case.renamed.items():
                 key = key.replace(own, published)
             weights[key] = seeded(key, tensor, generator)
-        metadata = {"config": json.dumps({"transformer": case.metadata})} if case.metadata else None
-        save_file(weights, Path(folder) / f"{name}.safetensors", metadata)
+        metadata = {"config": json.dumps({"transformer": case.metadata})} if case.metadata else {}
+        if case.detected_as:
+            metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)})
+        save_file(weights, Path(folder) / f"{name}.safetensors", metadata or None)
 
 
 def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Weights that keep the size of what goes through them; those of norms are about one."""
+    """Weights that keep the size of what goes through them; those of norms are about one, as are learned tokens."""
     values = torch.randn(tensor.shape, generator=generator)
+    if "." not in name:
+        return values
     if tensor.ndim < 2:
         return 0.1 * values + (1.0 if name.endswith(("norm.weight", "scale")) or "norm" in name.split(".")[-2] else 0.0)
     return values / tensor[0].numel() ** 0.5

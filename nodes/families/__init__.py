@@ -1,22 +1,44 @@
 """The model families of the editor: one file each, beside the engine's spec in `parallel_backend/models`."""
 
-from . import cogvideox, dit, flux, hunyuandit, hunyuanvideo, ltx, pixart, sd3, wan
+from . import (
+    auraflow,
+    chroma,
+    cogvideox,
+    dit,
+    flux,
+    flux2,
+    hunyuandit,
+    hunyuanvideo,
+    ltx,
+    lumina2,
+    pixart,
+    qwenimage,
+    sd3,
+    wan,
+    zimage,
+)
 from .base import HostFamily, Layout, Table, detected_as, families, family_for
 
 __all__ = [
     "HostFamily",
     "Layout",
     "Table",
+    "auraflow",
+    "chroma",
     "cogvideox",
     "detected_as",
     "dit",
     "families",
     "family_for",
     "flux",
+    "flux2",
     "hunyuandit",
     "hunyuanvideo",
     "ltx",
+    "lumina2",
     "pixart",
+    "qwenimage",
     "sd3",
     "wan",
+    "zimage",
 ]

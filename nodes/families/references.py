@@ -15,12 +15,11 @@ METHODS = ("offset", "index", "uxo")
 Place = tuple[int, int, int]
 
 
-def reference_conditions(references: list[torch.Tensor]) -> Tensors:
-    """The engine's conditions of reference latents, filled up to patches of 2×2. Raises ValueError for too many."""
+def reference_conditions(references: list[torch.Tensor], patch: tuple[int, int] = (2, 2)) -> Tensors:
+    """The engine's conditions of reference latents, filled up to patches. Raises ValueError for too many."""
     if len(references) > MOST:
         raise ValueError(f"The parallel model takes up to {MOST} reference images, and was given {len(references)}.")
-    patch = (2, 2) if references[0].ndim == 4 else (1, 2, 2)
-    filled = (pad_to_patch_size(reference, patch) for reference in references)
+    filled = (pad_to_patch_size(reference, (1,) * (reference.ndim - 4) + patch) for reference in references)
     return {f"reference_latents_{number}": reference for number, reference in enumerate(filled, 1)}
 
 

@@ -1,8 +1,44 @@
 """AuraFlow (https://huggingface.co/fal/AuraFlow-v0.3)."""
 
 import math
+from typing import Any
 
-from .spec import ModelSpec, Sizes, register
+import torch
+
+from .spec import Config, ModelSpec, Sizes, Tensors, register
+
+START = "position_start"
+
+
+def inputs(_config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
+    """T5's embeddings (B, tokens, width). position_start (B, 2): the row and the column of the table of positions at
+    which the image's begin, where they are not diffusers' choice. sigma: 0 to 1."""
+    return {"hidden_states": latents_BCHW, "timestep": sigma_B, **conditions}
+
+
+def place_by_start(model: torch.nn.Module) -> None:
+    """Lets AuraFlow's forward take `position_start`."""
+    table = model.pos_embed
+    choose = table.pe_selection_index_based_on_dim
+    start: list[int] | None = None
+
+    def take_start(_model: torch.nn.Module, args: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        nonlocal start
+        start = keywords[START][0].tolist() if START in keywords else None
+        return args, {name: value for name, value in keywords.items() if name != START}
+
+    def positions(height: int, width: int) -> torch.Tensor:
+        if start is None:
+            return choose(height, width)
+        side = math.isqrt(table.pos_embed_max_size)
+        whole = torch.arange(side**2, device=table.pos_embed.device).view(side, side)
+        sizes = zip(start, (height, width), strict=True)
+        rows, columns = (slice(first, first + size // table.patch_size) for first, size in sizes)
+        return whole[rows, columns].flatten()
+
+    model.register_forward_pre_hook(take_start, with_kwargs=True)
+    table.pe_selection_index_based_on_dim = positions
+
 
 register(
     ModelSpec(
@@ -12,7 +48,8 @@ register(
         returned=("encoder_hidden_states", "hidden_states"),
         joined={"single_transformer_blocks": ("encoder_hidden_states", "hidden_states")},
         self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
-        conditions=("encoder_hidden_states",),
+        conditions=("encoder_hidden_states", START),
+        optional=(START,),
         head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim"},
         sizes=lambda config: Sizes(
@@ -22,11 +59,8 @@ register(
         ),
         largest=lambda config: (math.isqrt(config["pos_embed_max_size"]),) * 2,
         timestep_scale=1e-3,
-        inputs=lambda config, latents, sigma, conditions: {
-            "hidden_states": latents,
-            "timestep": sigma,
-            **conditions,
-        },
+        prepare=place_by_start,
+        inputs=inputs,
         output=lambda config, sample, latents: sample,
     )
 )

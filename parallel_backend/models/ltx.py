@@ -30,6 +30,7 @@ register(
         side_inputs=(SideInput("image_rotary_emb", 1, ("hidden_states",)),),
         conditions=("encoder_hidden_states", "encoder_attention_mask", "frame_rate", "video_coords"),
         optional=("encoder_attention_mask", "video_coords"),
+        exact=("frame_rate",),
         head="proj_out",
         memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
         widths={"encoder_hidden_states": "caption_channels"},

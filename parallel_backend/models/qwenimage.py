@@ -10,17 +10,33 @@ STREAMS = ("hidden_states", "encoder_hidden_states")
 ROTARY = SideInput("image_rotary_emb", 0, STREAMS, per_stream=True)
 TEXT_MASK = SideInput("encoder_hidden_states_mask", 1, STREAMS[1:], text_mask=True)
 IDS = ("image_ids", "text_ids")
+CLEAN = "clean_references"
 
 
 def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
     """Qwen2.5-VL's embeddings (B, tokens, width), their mask (B, tokens), images to edit as latents. sigma: 0 to 1.
 
     image_ids, text_ids (B, tokens, 3): frame, row and column of every token, where they are not diffusers' choice.
+    clean_references (B): whether these images count as free of noise, where it is not the config's `zero_cond_t`.
     """
     tokens_BSD, grids = pack(latents_BCFHW, conditions)
     shapes = Placed([grids] * len(tokens_BSD), *(conditions[name][0] for name in IDS if name in conditions))
-    text = pad_text(without(conditions, *REFERENCES, *IDS), TEXT_MASK.name, least=16)
+    if CLEAN in conditions:
+        shapes.clean = bool(conditions[CLEAN][0])
+    text = pad_text(without(conditions, *REFERENCES, *IDS, CLEAN), TEXT_MASK.name, least=16)
     return {"hidden_states": tokens_BSD, "img_shapes": shapes, "timestep": sigma_B, **text}
+
+
+def prepare(model: torch.nn.Module) -> None:
+    """Lets a request say where tokens are, and whether its references are free of noise."""
+    place_by_ids(model)
+    trained = model.zero_cond_t
+
+    def choose_modulation(_model: torch.nn.Module, _args: tuple, keywords: dict) -> None:
+        for module in (model, *model.transformer_blocks):
+            module.zero_cond_t = getattr(keywords.get("img_shapes"), "clean", trained)
+
+    model.register_forward_pre_hook(choose_modulation, with_kwargs=True)
 
 
 register(
@@ -31,8 +47,8 @@ register(
         returned=STREAMS[::-1],
         self_attention={"attn": STREAMS[::-1]},
         side_inputs=(ROTARY, TEXT_MASK, SideInput("modulate_index", 1, STREAMS[:1])),
-        conditions=("encoder_hidden_states", TEXT_MASK.name, *REFERENCES, *IDS),
-        optional=(TEXT_MASK.name, *REFERENCES, *IDS),
+        conditions=("encoder_hidden_states", TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
+        optional=(TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
         appended=REFERENCES,
         head="proj_out",
         memoised=("txt_norm", "txt_in"),
@@ -41,7 +57,7 @@ register(
         tensor_parallel=True,
         pipefusion=False,
         timestep_scale=1e-3,
-        prepare=place_by_ids,
+        prepare=prepare,
         inputs=inputs,
         output=lambda config, tokens, latents: unpack(tokens, latents),
     )

@@ -69,6 +69,7 @@ class ModelSpec:
     side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
     optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
+    exact: those that are not cast to the model's dtype.
     appended: those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
     sizes: config to heads, head dim and number of blocks.
     geometry: config to latent channels and patch.
@@ -102,6 +103,7 @@ class ModelSpec:
     side_inputs: tuple[SideInput, ...] = ()
     optional: tuple[str, ...] = ()
     appended: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
     widths: Mapping[str, str] = field(default_factory=dict)
     sizes: Callable[[Config], Sizes] = usual_sizes
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry

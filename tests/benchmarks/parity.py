@@ -16,7 +16,8 @@ from pathlib import Path
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from parallel_backend.models import spec_for
 from tests.graphs import NODE_PACK, NODE_PACK_SOURCE, latents, relative_error, status
-from tests.stock_cases import CASES, prompt, write_cases
+from tests.stock_cases import CASES
+from tests.stock_prompts import prompt, write_cases
 
 PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
 START, END = "<!-- parity: start -->\n", "<!-- parity: end -->\n"
@@ -25,14 +26,13 @@ README = REPOSITORY / "README.md"
 
 def measure(host: ComfyHost) -> dict[str, dict[str, dict[str, float]]]:
     """By diffusers class, case and plan, the relative error."""
+    stock = {name: latents(host, prompt(name)) for name in CASES}
     errors: dict[str, dict[str, dict[str, float]]] = {}
-    for name in CASES:
-        stock = latents(host, prompt(name))
-        found = {}
-        for words, plan in PLANS.items():
-            found[words] = relative_error(latents(host, prompt(name, plan)), stock)
-        errors.setdefault(status(host)["model"], {})[name] = found
-        print(name, found, flush=True)
+    for words, plan in PLANS.items():
+        for name in CASES:
+            error = relative_error(latents(host, prompt(name, plan)), stock[name])
+            errors.setdefault(status(host)["model"], {}).setdefault(name, {})[words] = error
+            print(f"{name}, {words}: {error:.1e}", flush=True)
     return errors
 
 
