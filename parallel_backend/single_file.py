@@ -21,7 +21,6 @@ from .loading import SCALES, ModelSource, TensorSlice
 BESIDE_WEIGHTS = (*SCALES, ".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")
 # The width for which a converter is written, where it takes one for granted.
 WIDTHS = {
-    "ChromaTransformer2DModel": 3072,
     "HunyuanVideoTransformer3DModel": 3072,
     "Lumina2Transformer2DModel": 2304,
 }

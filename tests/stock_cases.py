@@ -99,7 +99,7 @@ def qwen(latent: tuple[int, int] = (10, 12), method: str = "index", **others: An
 
 
 def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
-    """Z-Image's embedding of time is as wide as 1024 at least."""
+    """Z-Image's embedding of time is as wide as 1024 at least; its text is Qwen3-4B's."""
     config = {
         "dim": 1024,
         "in_channels": 16,
@@ -110,7 +110,7 @@ def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
         "multiple_of": 2,
         "ffn_dim_multiplier": 8 / 3,
         "qk_norm": True,
-        "cap_feat_dim": 32,
+        "cap_feat_dim": 2560,
         "axes_dims": [32, 48, 48],
         "axes_lens": [1536, 512, 512],
         "rope_theta": 256.0,
@@ -118,7 +118,7 @@ def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
         "time_scale": 1000.0,
         "pad_tokens_multiple": 32,
     }
-    texts = text(tokens, 32, attention_mask=mask(tokens, tokens - 3))
+    texts = text(tokens, 2560, attention_mask=mask(tokens, tokens - 3))
     return StockCase("lumina.model.NextDiT", config, (1, 16, *latent), texts, detected_as="ZImage")
 
 
@@ -395,7 +395,7 @@ CASES = {
         text(7, 32, pooled=normal(1, 768), guidance=lambda _: torch.tensor(4.0)),
         renamed=HUNYUANVIDEO_NAMES,
     ),
-    "hunyuanvideo-i2v, saved by ComfyUI": StockCase(
+    "hunyuanvideo-i2v-resaved": StockCase(
         "hunyuan_video.model.HunyuanVideo",
         hunyuanvideo(in_channels=33, guidance_embed=False),
         VIDEO,

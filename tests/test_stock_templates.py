@@ -8,6 +8,7 @@ template's own, unless its line in TEMPLATES says otherwise.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from demo.host import REPOSITORY, ComfyHost
 from tests.editor import Editor
 from tests.single_file_cases import PREFIX, PUBLISHED
 from tests.stock_files import ENCODERS, VAES, Weights
+from tests.stock_prompts import write_cases
 
 WORKFLOWS = pytest.importorskip("comfyui_workflow_templates_json", reason="needs ComfyUI's templates package")
 FOLDER = Path(WORKFLOWS.__file__).parent / "templates"
@@ -47,8 +49,13 @@ class Template:
 
 TEMPLATES = {
     "flux_dev_full_text_to_image": Template(1024, 1024),
-    "flux_schnell_full_text_to_image": Template(1024, 1024),
     "sd3.5_simple_example": Template(1024, 1024),
+    "image_z_image_turbo": Template(1024, 1024),
+    "image_flux2_text_to_image_9b": Template(1024, 1024),
+    # The VAE's decoding of the template's own 33 frames of 832×480 takes more memory than the machine of the gate has.
+    "text_to_video_wan": Template(
+        416, 240, frames=5, smaller={"EmptyHunyuanLatentVideo": {"width": 416, "height": 240, "length": 5}}
+    ),
 }
 
 
@@ -79,10 +86,17 @@ def sd35_checkpoint(vaes: Vaes) -> Weights:
     return checkpoint(sd3("sd3.5"), ("clip_l", "clip_g", "t5xxl"), "first_stage_model.", vaes["flux"])
 
 
-# By path in the models folder, what a template wants there.
-FILES: dict[str, Callable[[Vaes], Weights]] = {
+# By path in the models folder, what a template wants there: weights, or a case of `stock_cases`.
+FILES: dict[str, Callable[[Vaes], Weights] | str] = {
+    "diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors": "wan-2.1-t2v",
+    "diffusion_models/z_image_turbo_bf16.safetensors": "z-image",
+    "diffusion_models/flux-2-klein-base-9b-fp8.safetensors": "flux-2-klein",
+    "text_encoders/umt5_xxl_fp8_e4m3fn_scaled.safetensors": lambda _: ENCODERS["umt5xxl"](),
+    "text_encoders/qwen_3_4b.safetensors": lambda _: ENCODERS["qwen3_4b"](),
+    "text_encoders/qwen_3_8b_fp8mixed.safetensors": lambda _: ENCODERS["qwen3_8b"](),
+    "vae/wan_2.1_vae.safetensors": lambda vaes: vaes["wan"],
+    "vae/full_encoder_small_decoder.safetensors": lambda vaes: vaes["flux2"],
     "diffusion_models/flux1-dev.safetensors": lambda _: flux("flux-dev"),
-    "diffusion_models/flux1-schnell.safetensors": lambda _: flux("flux-schnell"),
     "checkpoints/sd3.5_large_fp8_scaled.safetensors": sd35_checkpoint,
     "text_encoders/clip_l.safetensors": lambda _: ENCODERS["clip_l"](),
     "text_encoders/t5xxl_fp16.safetensors": lambda _: ENCODERS["t5xxl"](),
@@ -100,13 +114,17 @@ def vaes(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Vaes:
 
 
 @pytest.fixture(scope="module")
-def files(models: Path, vaes: Vaes) -> Iterator[None]:
+def files(comfyui: Path, models: Path, vaes: Vaes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The files that the templates name, in the host's model folders."""
-    written = []
+    written, base = [], tmp_path_factory.mktemp("cases")
+    write_cases(comfyui, base, [make for make in FILES.values() if isinstance(make, str)])
     for name, make in FILES.items():
         path = models / "models" / name
         path.parent.mkdir(exist_ok=True)
-        save_file({key: tensor.contiguous() for key, tensor in make(vaes).items()}, path)
+        if isinstance(make, str):
+            shutil.move(base / "models" / "diffusion_models" / f"{make}.safetensors", path)
+        else:
+            save_file({key: tensor.contiguous() for key, tensor in make(vaes).items()}, path)
         written.append(path)
     yield
     for path in written:
