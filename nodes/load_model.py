@@ -82,6 +82,10 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         description = describe_folder(path) if path.is_dir() else describe_file(path)
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
+        if family is None:
+            raise ValueError(
+                f"{description.model_class} runs in scripts only (see the README); the editor has none yet."
+            )
         plan = resolve_plan(plan, description.config, spec)
         model = family.build(description)
         supported = model.model_config.supported_inference_dtypes

@@ -13,7 +13,7 @@ from typing import Any
 import comfy.k_diffusion.sampling
 import comfy.samplers
 import torch
-from comfy.model_base import ModelType
+from comfy.model_base import BaseModel, ModelType
 from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
@@ -73,6 +73,9 @@ class LoopSampler(comfy.samplers.Sampler):
     ) -> torch.Tensor:
         """The denoised latents, in the model's own scale. Raises ValueError for what the loop cannot honour."""
         asked = beyond_the_loop(guider, extra_args["model_options"])
+        kind = type(guider.inner_model)
+        if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
+            asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
         if asked:
             raise ValueError(
                 f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes. "

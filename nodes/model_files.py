@@ -67,7 +67,9 @@ def list_models() -> dict[str, Path]:
     for kind in ("diffusion_models", "checkpoints"):
         for name in folder_paths.get_filename_list(kind):
             if name.endswith(".safetensors"):
-                models.setdefault(name, Path(folder_paths.get_full_path_or_raise(kind, name)))
+                path = folder_paths.get_full_path(kind, name)  # None for a link to nowhere
+                if path:
+                    models.setdefault(name, Path(path))
     for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
             models.setdefault(index.parent.name, index.parent)

@@ -175,14 +175,14 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
         )
 
 
-def refuse_nested(executor: Any, *args: Any, latent_shapes: list, **options: Any) -> torch.Tensor:
+def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
-    if len(latent_shapes) > 1:
+    if len(options.get("latent_shapes") or ()) > 1:
         raise ValueError(
             "The parallel model takes no latent of several parts, such as video with audio (a nested latent); "
             "use the stock loader, or a latent of one part."
         )
-    return executor(*args, latent_shapes=latent_shapes, **options)
+    return executor(*args, **options)
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):

@@ -116,7 +116,7 @@ class _Run:
         self.to_first = to_first and self.link is not None
         self.patches = list(range(self.plan.patch_count))
         self.branches = 1 if negative is None else 2
-        self.passes = forwards_of(conditions, negative)
+        self.passes = forwards_of(conditions, negative, transformer.spec.uniform)
         cfg = transformer.mesh["cfg"]
         self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch of its own shape
         self.own_passes = [cfg.index] if self.splits_passes else list(range(len(self.passes)))
@@ -269,11 +269,15 @@ class _Run:
         self.layout.running = self.patches
 
 
-def forwards_of(conditions: Conditions, negative: Conditions | None) -> list[Conditions]:
-    """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other."""
+def forwards_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Conditions]:
+    """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other.
+
+    uniform: conditions that must be the same for a whole batch.
+    """
     if negative is None:
         return [conditions]
     alike = conditions.keys() == negative.keys()
+    alike = alike and all(negative[name].equal(conditions[name]) for name in uniform if name in conditions)
     if alike and all(negative[name].shape == value.shape for name, value in conditions.items()):
         return [{name: torch.cat([value, negative[name]]) for name, value in conditions.items()}]
     return [conditions, negative]

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.nn.functional as F
 
+from .memo import Memo
+
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT8_DEVICES = ("cpu", "cuda")  # whose torch casts from fp8
 
@@ -25,7 +27,11 @@ def install_float8(model: torch.nn.Module, scales: Mapping[str, float]) -> None:
     """Lets the layers with these weights, in fp8, compute in the dtype of their input. scales: the weights' factors."""
     for name, scale in scales.items():
         layer = model.get_submodule(name.removesuffix(".weight"))
-        layer.forward = Float8Linear(layer, scale)
+        linear = Float8Linear(layer, scale)
+        if isinstance(layer.forward, Memo):
+            layer.forward.compute = linear
+        else:
+            layer.forward = linear
 
 
 class Float8Linear:

@@ -23,7 +23,7 @@ from .stages import StageExit, StageLink, keep_stage
 from .tensor_parallel import shard_weights
 
 BATCH_DIM = 0
-MAX_CONDITIONS = 16  # of which a rank keeps its own rows
+MAX_CONDITIONS = 64  # of which a rank keeps its own rows
 
 Conditions = dict[str, torch.Tensor]
 
@@ -165,6 +165,11 @@ class ParallelTransformer:
             raise RequestError(
                 f"The latent measures {shape} ({names}), and the model works on patches of {sides}; "
                 "use sizes that are multiples of these, in latent pixels."
+            )
+        if timestep_B.ndim != 1 and not (self.spec.timestep_by_frame and timestep_B.shape[1:] == latents.shape[2:3]):
+            raise RequestError(
+                f"The timesteps have the shape {tuple(timestep_B.shape)}: parts of the latent are at levels of noise of "
+                f"their own, which {self.spec.model_class} cannot honour here; remove the noise mask."
             )
         self.check_appended(channels, patch, conditions)
         bound = self.spec.largest(config) if self.spec.largest else latents.shape[2:]

@@ -88,6 +88,21 @@ class EmptyLatent:
         return ({"samples": parts[0] if len(parts) == 1 else NestedTensor(parts)},)
 
 
+class FirstFrameMask:
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "mask"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",)}}
+
+    def mask(self, samples):
+        mask = torch.ones_like(samples["samples"][:, :1])
+        mask[:, :, 0] = 0
+        return ({**samples, "noise_mask": mask},)
+
+
 class Zeros(torch.nn.Module):
     dtype = torch.float32
 
@@ -126,6 +141,7 @@ comfy.model_detection.model_config_from_unet = detect_tiny
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,
     "Test_EmptyLatent": EmptyLatent,
+    "Test_FirstFrameMask": FirstFrameMask,
     "Test_ForeignModel": ForeignModel,
 }
 '''

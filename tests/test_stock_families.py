@@ -94,6 +94,21 @@ def test_a_family_draws_what_the_stock_loader_draws(
     assert relative_error(latents(host, prompt(name, plan, loop_mode)), stock(name)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("plan", [{"ulysses": 2}], ids=str)
+def test_a_video_whose_first_frame_is_kept(plan: dict[str, int], host: ComfyHost, files: Path) -> None:
+    """As Wan 2.2 5B makes a video of an image: each frame has a timestep of its own."""
+
+    def masked(made: dict) -> dict:
+        (latent,) = [node for node, inputs in made.items() if inputs["class_type"] == "Test_EmptyLatent"]
+        made["mask"] = {"class_type": "Test_FirstFrameMask", "inputs": {"samples": [latent, 0]}}
+        (sampler,) = [inputs for inputs in made.values() if inputs["class_type"] == "KSampler"]
+        sampler["inputs"]["latent_image"] = ["mask", 0]
+        return made
+
+    right = latents(host, masked(prompt("wan-2.2-5b")))
+    assert relative_error(latents(host, masked(prompt("wan-2.2-5b", plan))), right) <= TOLERANCE
+
+
 @pytest.fixture(scope="module")
 def sources(comfyui: Path, files: Path) -> dict[str, ModelSource]:
     """What the loader finds in each file."""

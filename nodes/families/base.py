@@ -114,6 +114,13 @@ def text_of(context: torch.Tensor | None, family: str, encoder: str) -> torch.Te
     return context
 
 
+def wanted_guidance(guidance: torch.Tensor | None, family: str) -> torch.Tensor:
+    """The guidance scale of a model that is conditioned on it. Raises ValueError where a node has taken it away."""
+    if guidance is None:
+        raise ValueError(f"The parallel {family} always takes a guidance scale; remove the node that disables it.")
+    return guidance
+
+
 def moved(extra: dict[str, Any], **names: str) -> Tensors:
     """Those of ComfyUI's arguments that are there, taken out, by the engine's names: engine's=ComfyUI's."""
     return {name: extra.pop(own) for name, own in names.items() if own in extra}

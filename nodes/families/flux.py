@@ -11,7 +11,20 @@ import comfy.utils
 import torch
 
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shapes, Tensors, flow_euler, moved, register, text_of, weightless, width
+from .base import (
+    Detected,
+    HostFamily,
+    Layout,
+    Shapes,
+    Tensors,
+    flow_euler,
+    moved,
+    register,
+    text_of,
+    wanted_guidance,
+    weightless,
+    width,
+)
 from .references import image_ids, reference_conditions
 
 
@@ -37,7 +50,7 @@ def flux_conditions(
         pooled = text.new_zeros(len(text), model.pooled_width)
     conditions = {"encoder_hidden_states": text, "pooled_projections": pooled[:, : model.pooled_width]}
     if model.takes_guidance:
-        conditions["guidance"] = guidance.to(text)
+        conditions["guidance"] = wanted_guidance(guidance, "Flux").to(text)
     references = extra.pop("ref_latents", None)
     if references:
         method = extra.pop("ref_latents_method", "offset")

@@ -10,7 +10,20 @@ import comfy.utils
 import torch
 
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shapes, Table, Tensors, flow_euler, register, text_of, weightless, width
+from .base import (
+    Detected,
+    HostFamily,
+    Layout,
+    Shapes,
+    Table,
+    Tensors,
+    flow_euler,
+    register,
+    text_of,
+    wanted_guidance,
+    weightless,
+    width,
+)
 from .flux import flux_naming
 from .references import reference_conditions
 
@@ -31,7 +44,7 @@ def build_flux2(model: ModelDescription) -> comfy.model_base.Flux2:
     channels = model.config["in_channels"]
     sizes = {"in_channels": channels, "out_channels": channels, "hidden_size": width(model.config)}
     made = comfy.supported_models.Flux2(weightless(image_model="flux2", **sizes)).get_model({})
-    made.takes_guidance = model.config["guidance_embeds"]
+    made.takes_guidance = model.config.get("guidance_embeds", True)
     return made
 
 
@@ -48,7 +61,7 @@ def flux2_conditions(
         raise ValueError(f"The parallel Flux.2 cannot honour the reference method {method!r}; use index.")
     conditions = {"encoder_hidden_states": text}
     if model.takes_guidance:
-        conditions["guidance"] = guidance.to(text)
+        conditions["guidance"] = wanted_guidance(guidance, "Flux.2").to(text)
     return conditions | reference_conditions(references, (PATCH, PATCH))
 
 

@@ -63,7 +63,7 @@ BLOCK = {
 
 def build_hunyuandit(model: ModelDescription) -> comfy.model_base.HunyuanDiT:
     """Up to 1.1 it takes the image's size as a condition; 1.2 has another noise schedule too."""
-    is_sized = model.config["use_style_cond_and_image_meta_size"]
+    is_sized = model.config.get("use_style_cond_and_image_meta_size", True)
     config_class = comfy.supported_models.HunyuanDiT1 if is_sized else comfy.supported_models.HunyuanDiT
     made = config_class(weightless(in_channels=model.config["in_channels"])).get_model({})
     made.is_sized = is_sized
@@ -97,7 +97,7 @@ def hunyuandit_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "_class_name": "DDPMScheduler",
         "beta_start": 0.00085,
-        "beta_end": 0.03 if config["use_style_cond_and_image_meta_size"] else 0.018,
+        "beta_end": 0.03 if config.get("use_style_cond_and_image_meta_size", True) else 0.018,
         "beta_schedule": "scaled_linear",
         "clip_sample": False,
         "prediction_type": "v_prediction",

@@ -9,7 +9,19 @@ import comfy.supported_models
 import torch
 
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shapes, Tensors, flow_euler, moved, register, text_of, weightless
+from .base import (
+    Detected,
+    HostFamily,
+    Layout,
+    Shapes,
+    Tensors,
+    flow_euler,
+    moved,
+    register,
+    text_of,
+    wanted_guidance,
+    weightless,
+)
 
 HEAD_DIM = 128
 # By the channels that the model sees: the latents', an image's and its mask's, an image's alone.
@@ -57,7 +69,7 @@ def hunyuanvideo_conditions(
     guidance = extra.pop("guidance", None)
     given = {"encoder_hidden_states": text, "pooled_projections": pooled[:, : model.pooled_width]}
     if model.takes_guidance:
-        given["guidance"] = guidance
+        given["guidance"] = wanted_guidance(guidance, "HunyuanVideo")
     return given | moved(extra, image_latents="image_latents")
 
 

@@ -32,7 +32,10 @@ register(
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
         widths={"encoder_hidden_states": "text_embed_dim"},
-        geometry=lambda config: (config["out_channels"], (config["patch_size_t"] or 1, *[config["patch_size"]] * 2)),
+        geometry=lambda config: (
+            config["out_channels"],
+            (config.get("patch_size_t") or 1, *[config["patch_size"]] * 2),
+        ),
         check=needs(image_latents=lambda config: config["in_channels"] - config["out_channels"]),
         inputs=inputs,
         output=lambda config, sample_BFCHW, latents_BCFHW: sample_BFCHW.transpose(1, 2),

@@ -44,6 +44,7 @@ register(
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,
         appended=REFERENCES,
+        uniform=("image_ids",),
         head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),

@@ -13,7 +13,7 @@ def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditi
     keywords = {"timestep": 1000 * sigma_B, "encoder_attention_mask": None, **conditions}
     seconds_B = 1 / keywords.pop("frame_rate").float()
     if "video_coords" in keywords:
-        keywords["video_coords"] = coords_B3S = keywords["video_coords"].float()
+        keywords["video_coords"] = coords_B3S = keywords["video_coords"].to(torch.float32, copy=True)
         coords_B3S[:, 0] *= seconds_B[:, None]
     else:
         keywords.update(zip(("num_frames", "height", "width"), latents.shape[2:], strict=True))

@@ -23,11 +23,13 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor,
 def scale_positions(model: torch.nn.Module) -> None:
     """Gives the model's positions the scale that comes with a request."""
 
+    trained = model.pos_embed.base_size, model.pos_embed.interpolation_scale, model.pos_embed.height
+
     def change(_model: torch.nn.Module, _args: tuple, keywords: dict[str, Any]) -> None:
         scale_B2 = keywords["added_cond_kwargs"].pop("position_scale", None)
-        if scale_B2 is not None:
-            model.pos_embed.base_size, model.pos_embed.interpolation_scale = scale_B2[0].tolist()
-            model.pos_embed.height = None  # so that it computes them anew
+        # Without a height, it computes them anew.
+        base, scale, height = trained if scale_B2 is None else (*scale_B2[0].tolist(), None)
+        model.pos_embed.base_size, model.pos_embed.interpolation_scale, model.pos_embed.height = base, scale, height
 
     model.register_forward_pre_hook(change, with_kwargs=True)
 

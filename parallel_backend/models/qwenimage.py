@@ -50,6 +50,7 @@ register(
         conditions=("encoder_hidden_states", TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
         optional=(TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
         appended=REFERENCES,
+        uniform=(*IDS, CLEAN),
         head="proj_out",
         memoised=("txt_norm", "txt_in"),
         widths={"encoder_hidden_states": "joint_attention_dim"},

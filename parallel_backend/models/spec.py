@@ -69,6 +69,7 @@ class ModelSpec:
     side_inputs: per-token arguments of the blocks.
     conditions: the tensors, batch first, that a request brings beside latents and timestep.
     optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
+    uniform: those of which `inputs` reads the first row for all.
     exact: those that are not cast to the model's dtype.
     appended: those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
     sizes: config to heads, head dim and number of blocks.
@@ -88,6 +89,7 @@ class ModelSpec:
     pipefusion: whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others,
     and run without the text.
     timestep_scale: a diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
+    timestep_by_frame: whether `inputs` takes a timestep for each frame too, (B, F).
     prepare: installs what the family needs beyond this, once, on the loaded model.
     """
 
@@ -103,6 +105,7 @@ class ModelSpec:
     side_inputs: tuple[SideInput, ...] = ()
     optional: tuple[str, ...] = ()
     appended: tuple[str, ...] = ()
+    uniform: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
     widths: Mapping[str, str] = field(default_factory=dict)
     sizes: Callable[[Config], Sizes] = usual_sizes
@@ -116,6 +119,7 @@ class ModelSpec:
     tensor_parallel: bool = False
     pipefusion: bool = True
     timestep_scale: float = 1.0
+    timestep_by_frame: bool = False
     prepare: Callable[[torch.nn.Module], None] | None = None
 
     def __post_init__(self) -> None:
