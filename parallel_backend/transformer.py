@@ -168,7 +168,7 @@ class ParallelTransformer:
             )
         if timestep_B.ndim != 1 and not (self.spec.timestep_by_frame and timestep_B.shape[1:] == latents.shape[2:3]):
             raise RequestError(
-                f"The timesteps have the shape {tuple(timestep_B.shape)}: parts of the latent are at levels of noise of "
+                f"The timesteps have the shape {tuple(timestep_B.shape)}: parts of the latent have levels of noise of "
                 f"their own, which {self.spec.model_class} cannot honour here; remove the noise mask."
             )
         self.check_appended(channels, patch, conditions)
