@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from .loading import LocalPart, ModelSource, loaded_dtype, placed_like, read_tensors
+from .loading import LocalPart, ModelSource, loaded_dtype, local_part, placed_like, read_tensors
 
 AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
 
@@ -77,7 +76,7 @@ def write_weights(
 def write(model: torch.nn.Module, name: str, held: torch.Tensor, weight: torch.Tensor) -> None:
     """Gives a parameter these values: in place, or where it changes its dtype, in place of it."""
     if held.dtype == weight.dtype:
-        (held.to_local() if isinstance(held, DTensor) else held).copy_(weight)
+        local_part(held).copy_(weight)
         return
     owner, _, own_name = name.rpartition(".")
     parameter = torch.nn.Parameter(placed_like(held, weight.clone()), requires_grad=False)

@@ -120,6 +120,13 @@ def placed_like(held: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(local, held.device_mesh, held.placements) if isinstance(held, DTensor) else local
 
 
+def local_part(held: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a parameter; ComfyUI's process has this module too, and no torch.distributed."""
+    from torch.distributed.tensor import DTensor
+
+    return held.to_local() if isinstance(held, DTensor) else held
+
+
 def read_tensors(
     source: ModelSource,
     wanted: dict[str, torch.Size],

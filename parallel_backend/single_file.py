@@ -122,8 +122,17 @@ def place_of(parameter: str, rows: torch.Tensor, name: str, whole: int) -> Tenso
 
 
 def by_parameter(additions: Iterable[Addition], names: Mapping[str, TensorSlice]) -> Iterator[Addition]:
-    """Additions to tensors of the files, as additions to the parameters that lie in them."""
+    """Additions to tensors of the files, as additions to the parameters that lie in them.
+
+    Raises ModelFileError for one to a tensor that is no parameter of diffusers' class.
+    """
+    held = {place.name for place in names.values()}
     for addition in additions:
+        if addition.parameter not in held:
+            raise ModelFileError(
+                f"{addition.parameter} is in the file and no weight of the parallel model, so the LoRA cannot be "
+                "applied whole; remove it, or use the stock loader."
+            )
         for parameter, place in names.items():
             if place.name == addition.parameter:
                 for row, tensor_row, count in runs(place, addition.row + addition.count):
