@@ -109,6 +109,33 @@ def test_a_video_whose_first_frame_is_kept(plan: dict[str, int], host: ComfyHost
     assert relative_error(latents(host, masked(prompt("wan-2.2-5b", plan))), right) <= TOLERANCE
 
 
+def test_two_experts_are_two_loaders(host: ComfyHost, files: Path) -> None:
+    """As Wan 2.2 14B has them: one for the steps of high noise, one for the rest."""
+    name, other = "wan-2.1-t2v", "low-noise.safetensors"
+    weights = load_file(files / f"{name}.safetensors")
+    save_file({key: 0.9 * tensor for key, tensor in weights.items()}, files / other)
+
+    def experts(plan: dict[str, int] | None) -> dict:
+        made = prompt(name, plan)
+        (high,) = [node for node, inputs in made.items() if inputs["class_type"] == "KSampler"]
+        inputs = made[high]["inputs"]
+        loader = made[inputs["model"][0]]
+        file = "unet_name" if plan is None else "model_name"
+        made["low"] = {**loader, "inputs": {**loader["inputs"], file: other}}
+        common = {key: value for key, value in inputs.items() if key not in ("seed", "denoise")}
+        common |= {"noise_seed": 7, "steps": 4}
+        first = {"add_noise": "enable", "start_at_step": 0, "end_at_step": 2, "return_with_leftover_noise": "enable"}
+        rest = {"add_noise": "disable", "start_at_step": 2, "end_at_step": 9, "return_with_leftover_noise": "disable"}
+        made["first"] = {"class_type": "KSamplerAdvanced", "inputs": common | first}
+        made[high] = {"class_type": "KSamplerAdvanced", "inputs": common | rest}
+        made[high]["inputs"] |= {"model": ["low", 0], "latent_image": ["first", 0]}
+        return made
+
+    right = latents(host, experts(None))
+    assert relative_error(right, latents(host, prompt(name))) > 0.01, "the second expert changes nothing"
+    assert relative_error(latents(host, experts({"ulysses": 2})), right) <= TOLERANCE
+
+
 @pytest.fixture(scope="module")
 def sources(comfyui: Path, files: Path) -> dict[str, ModelSource]:
     """What the loader finds in each file."""

@@ -49,6 +49,7 @@ class Template:
 
 TEMPLATES = {
     "flux_dev_full_text_to_image": Template(1024, 1024),
+    "flux_schnell_full_text_to_image": Template(1024, 1024),
     "sd3.5_simple_example": Template(1024, 1024),
     "image_z_image_turbo": Template(1024, 1024),
     "image_flux2_text_to_image_9b": Template(1024, 1024),
@@ -97,6 +98,7 @@ FILES: dict[str, Callable[[Vaes], Weights] | str] = {
     "vae/wan_2.1_vae.safetensors": lambda vaes: vaes["wan"],
     "vae/full_encoder_small_decoder.safetensors": lambda vaes: vaes["flux2"],
     "diffusion_models/flux1-dev.safetensors": lambda _: flux("flux-dev"),
+    "diffusion_models/flux1-schnell.safetensors": lambda _: flux("flux-schnell"),
     "checkpoints/sd3.5_large_fp8_scaled.safetensors": sd35_checkpoint,
     "text_encoders/clip_l.safetensors": lambda _: ENCODERS["clip_l"](),
     "text_encoders/t5xxl_fp16.safetensors": lambda _: ENCODERS["t5xxl"](),
