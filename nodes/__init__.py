@@ -7,16 +7,18 @@ weights lie in files. Never what runs one: no torch.distributed, no diffusers.
 from comfy_api.latest import ComfyExtension, io
 
 from .class_label import DiTClassLabel
+from .control_routes import add_control_routes
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
 from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
-from .status_route import add_status_route
+from .status_route import add_status_routes
 
 
 class ParallelDiTExtension(ComfyExtension):
     async def on_load(self) -> None:
-        add_status_route()
+        add_status_routes()
+        add_control_routes()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [

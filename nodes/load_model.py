@@ -14,12 +14,13 @@ from ..parallel_backend.loading import DTYPES
 from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
 from .families import family_for
-from .group import worker_group
+from .group import GROUPS, worker_group
 from .host_names import host_names
 from .loop_mode import serve_stock_samplers
 from .model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
-from .remote_model import Handover, RemoteDiT, Schedule, remote_model
+from .remote_model import Handover, RemoteDiT, Schedule
+from .remote_patcher import remote_model
 from .single_file import describe_file
 
 AUTO = "auto"
@@ -58,6 +59,15 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                     "samplers.",
                 ),
                 PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
+                io.Int.Input(
+                    "group",
+                    default=1,
+                    min=1,
+                    max=GROUPS,
+                    optional=True,
+                    tooltip="Which worker group holds this model. Models of one group take turns in memory, and are "
+                    "read anew; models of different groups stay loaded side by side, on the same devices.",
+                ),
             ],
             outputs=[io.Model.Output()],
         )
@@ -68,7 +78,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model_name: str, dtype: str, loop_mode: bool = True, plan: ParallelPlan | None = None
+        cls, model_name: str, dtype: str, loop_mode: bool = True, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
         if importlib.util.find_spec("diffusers") is None:
             raise RuntimeError(
@@ -102,7 +112,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
             visible=family.visible(source.config),
         )
         schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
-        dit = RemoteDiT(worker_group(), source, plan, handover, torch_dtype, schedule, host_names(description))
+        dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, host_names(description))
         patcher = remote_model(model, dit)
         if loop_mode:
             serve_stock_samplers(patcher)

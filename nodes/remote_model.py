@@ -1,9 +1,11 @@
-"""The MODEL that the loader returns: a stock ModelPatcher whose diffusion model runs in the worker group."""
+"""What stands where ComfyUI has its diffusion model: its forwards and sampler calls go to the worker group."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import comfy.model_base
@@ -15,11 +17,12 @@ from comfy.patcher_extension import WrappersMP
 
 from ..parallel_backend.loading import ModelSource
 from ..parallel_backend.plan import ParallelPlan
-from ..worker.client import OnStep, WorkerGroup
+from ..worker.client import WorkerGroup
 from ..worker.sampler_call import SamplerCall
+from ..worker.session import OnStep
 from ..worker.tensors import Tensors
 from .host_names import HostNames
-from .lora import Patches, accept, additions
+from .lora import Patches, additions
 
 KEY = "ParallelDiT"
 Conditions = Callable[[torch.Tensor, torch.Tensor | None, dict[str, Any]], dict[str, torch.Tensor]]
@@ -78,6 +81,7 @@ class RemoteDiT(torch.nn.Module):
         self.group = group
         self.source = source.to_json()
         self.plan = plan
+        self.weight_bytes = weight_bytes(group, source, plan, dtype, names)
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
@@ -110,8 +114,9 @@ class RemoteDiT(torch.nn.Module):
         if self.recorded is not None:
             self.recorded.append(RecordedForward(latents, conditions, transformer_options["cond_or_uncond"]))
             return torch.zeros_like(latents[(..., *(slice(size) for size in x.shape[2:]))])
-        self.load()
-        prediction = self.group.forward(latents, timesteps, conditions, check_interrupt).to(x)
+        with self.group.turn(check_interrupt):
+            self.load()
+            prediction = self.group.forward(latents, timesteps, conditions, check_interrupt).to(x)
         return prediction[(..., *(slice(size) for size in x.shape[2:]))]
 
     def takes(self, latents: torch.Tensor) -> bool:
@@ -122,14 +127,35 @@ class RemoteDiT(torch.nn.Module):
         self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, on_step: OnStep
     ) -> torch.Tensor:
         """The whole sampler call, see WorkerGroup.sample; the latents, on the CPU."""
-        self.load()
-        return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
+        with self.group.turn(check_interrupt):
+            self.load()
+            return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
 
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
         self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt)
         key, patches = self.patched
         self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the worker group holds this model under this plan; parked counts."""
+        return self.group.loaded == (self.source, self.plan.to_json())
+
+    def held_bytes(self) -> int:
+        """What the worker group keeps of ComfyUI's device, if it is for this model."""
+        return self.group.device_bytes() if self.is_held else 0
+
+    def wanted_bytes(self) -> int:
+        """What the worker group will keep of ComfyUI's device for this model; of that, if another is there, which goes
+        then, what will be more than now. At least 1."""
+        kept = self.group.device_bytes()
+        return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
+
+    def free(self) -> None:
+        """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
+        if self.is_held and self.group.settings.on_free != "keep":
+            self.group.park(unload=self.group.settings.on_free == "unload")
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[RecordedForward]]:
@@ -157,6 +183,20 @@ class RemoteDiT(torch.nn.Module):
         return super().__getattr__(name)
 
 
+def weight_bytes(
+    group: WorkerGroup, source: ModelSource, plan: ParallelPlan, dtype: torch.dtype, names: HostNames
+) -> int:
+    """About what rank 0 will keep of the weights on its accelerator; 1 where it has none.
+
+    Files in fp8 stay so: they are smaller than what their weights would be cast to.
+    """
+    if group.device == "cpu":
+        return 1  # 0 would have ComfyUI count the weights
+    cast = sum(math.prod(shape) for shape in names.shapes.values()) * dtype.itemsize
+    stored = sum(Path(file).stat().st_size for file in source.files)
+    return min(cast, stored) // (plan.pipefusion * plan.tp)
+
+
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
     """Raises ValueError, naming the feature, for anything that would change the inside of the diffusion model."""
     asked = []
@@ -175,75 +215,8 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
         )
 
 
-def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
-    """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
-    if len(options.get("latent_shapes") or ()) > 1:
-        raise ValueError(
-            "The parallel model takes no latent of several parts, such as video with audio (a nested latent); "
-            "use the stock loader, or a latent of one part."
-        )
-    return executor(*args, **options)
-
-
-class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
-    weights, of which it has none."""
-
-    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        """Keeps what is for this model; see `accept` for what it raises."""
-        if strength_model != 1.0:
-            raise no_weights("a model merge, or another node that scales weights")
-        own = accept(self.model.diffusion_model.names, patches, strength_patch)
-        return super().add_patches(own, strength_patch)
-
-    def pre_run(self) -> None:
-        """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
-        super().pre_run()
-        if isinstance(self.model.diffusion_model, RemoteDiT):
-            key = str(self.patches_uuid) if self.patches else None
-            self.model.diffusion_model.patched = (key, dict(self.patches))
-
-    def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        raise no_weights("a node that reads weights")
-
-    def add_hook_patches(self, *_args: Any, **_kwargs: Any) -> list:
-        raise no_weights("a hook LoRA")
-
-    def set_injections(self, key: str, injections: list) -> None:
-        raise no_weights(f"the injection {key!r}")
-
-    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
-        raise no_weights("a model merge")
-
-    def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> dict:
-        raise no_weights("a node that saves the model")
-
-    def add_object_patch(self, name: str, obj: Any) -> None:
-        if name.startswith("diffusion_model"):
-            raise no_weights(f"a replacement of {name}")
-        super().add_object_patch(name, obj)
-
-
 def no_weights(asked: str) -> ValueError:
     return ValueError(
         f"The parallel model cannot take {asked}: its weights are in worker processes. "
         "Remove that node, or use the stock loader."
     )
-
-
-def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) -> RemoteModelPatcher:
-    """A MODEL of a weight-less BaseModel and the RemoteDiT that does its work."""
-    model.model_config.set_inference_dtype(diffusion_model.dtype, None)
-    model.manual_cast_dtype = None
-    model.diffusion_model = diffusion_model
-    model.model_config.unet_config.update(diffusion_model.names.detected)
-    # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
-    model.memory_required = lambda *_args, **_kwargs: 0
-    patcher = RemoteModelPatcher(
-        model.eval(),
-        load_device=comfy.model_management.get_torch_device(),
-        offload_device=comfy.model_management.unet_offload_device(),
-        size=1,  # bytes; 0 would have ComfyUI count the weights
-    )
-    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, refuse_nested)
-    return patcher

@@ -1,20 +1,67 @@
-"""GET /paralleldit/status: what the worker group is doing, as JSON. Read-only."""
+"""GET /paralleldit/status, /paralleldit/trace and /paralleldit/logs: what the worker group does and did. Read-only."""
+
+from __future__ import annotations
 
 import asyncio
 
 from aiohttp import web
 from server import PromptServer
 
-from ..worker.client import WorkerGroupError
-from .group import worker_group
+from ..worker.client import WorkerGroup
+from ..worker.errors import RequestRefused, WorkerGroupError
+from ..worker.logs import log_path, tail
+from ..worker.settings import SettingsError
+from .group import GROUPS, worker_group
+
+DEFAULT_LINES = 200
+MAX_LINES = 5000
+TRACE_HEADERS = {"Content-Disposition": 'attachment; filename="paralleldit-trace.json"'}
 
 
-def add_status_route() -> None:
-    """Registers the route with ComfyUI's server."""
+def add_status_routes() -> None:
+    """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default."""
+    routes = PromptServer.instance.routes
+    routes.get("/paralleldit/status")(status)
+    routes.get("/paralleldit/trace")(trace)
+    routes.get("/paralleldit/logs")(logs)
 
-    @PromptServer.instance.routes.get("/paralleldit/status")
-    async def status(_request: web.Request) -> web.Response:
-        try:
-            return web.json_response(await asyncio.to_thread(worker_group().status))
-        except WorkerGroupError as error:
-            return web.json_response({"state": "failed", "reason": str(error)})
+
+def group_of(request: web.Request) -> WorkerGroup:
+    """The group that the query names. Raises HTTPException for one that cannot be, or wrong settings."""
+    number = request.query.get("group", "1")
+    if number not in map(str, range(1, GROUPS + 1)):
+        raise web.HTTPBadRequest(text=f"There is no worker group {number!r}; they are numbered from 1 to {GROUPS}.")
+    try:
+        return worker_group(int(number))
+    except SettingsError as error:
+        raise web.HTTPInternalServerError(text=str(error)) from error
+
+
+async def status(request: web.Request) -> web.Response:
+    """State, process ids, what is loaded, the last run's time a step."""
+    return web.json_response(await asyncio.to_thread(group_of(request).status))
+
+
+async def trace(request: web.Request) -> web.Response:
+    """Every rank's last requests, steps and communication, as a file for Perfetto; 409 while a job runs."""
+    try:
+        body = await asyncio.to_thread(group_of(request).trace)
+    except RequestRefused as error:
+        return web.Response(status=409, text=str(error))
+    except WorkerGroupError as error:
+        return web.Response(status=503, text=str(error))
+    return web.Response(body=body, content_type="application/json", headers=TRACE_HEADERS)
+
+
+async def logs(request: web.Request) -> web.Response:
+    """The last `lines` lines of the log of `rank`, as text."""
+    try:
+        rank, lines = int(request.query.get("rank", 0)), int(request.query.get("lines", DEFAULT_LINES))
+    except ValueError:
+        rank, lines = -1, 0
+    if rank < 0 or not 0 < lines <= MAX_LINES:
+        return web.Response(status=400, text=f"Ask for ?rank=0 or higher, and for ?lines=1 to {MAX_LINES}.")
+    text = await asyncio.to_thread(tail, log_path(group_of(request).folder, rank), lines)
+    if not text:
+        return web.Response(status=404, text=f"There is no log of rank {rank}; the ranks start with the first prompt.")
+    return web.Response(text=text)

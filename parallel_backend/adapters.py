@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .loading import LocalPart, ModelSource, loaded_dtype, local_part, placed_like, read_tensors
+from .loading import Check, LocalPart, ModelSource, go_on, loaded_dtype, local_part, placed_like, read_tensors
 
 AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
 
@@ -49,18 +49,20 @@ def write_weights(
     additions: list[Addition],
     tensors: Mapping[str, torch.Tensor],
     float8: Collection[str] = (),
+    check: Check = go_on,
 ) -> None:
     """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
 
     parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given; one
-    of `float8` is in the model's dtype as long as it has additions. Raises ModelFileError.
+    of `float8` is in the model's dtype as long as it has additions. Raises ModelFileError, or what `check` does.
     """
     held = model.state_dict()
     wanted = [name for name in held if name in names]
     for first in range(0, len(wanted), AT_ONCE):
         shapes = {name: held[name].shape for name in wanted[first : first + AT_ONCE]}
-        stored, scales = read_tensors(source, shapes, parts, float8)
+        stored, scales = read_tensors(source, shapes, parts, float8, check)
         for name in list(stored):
+            check()
             device = held[name].device
             weight, dtype = stored.pop(name), loaded_dtype(model, name, source)
             added = [addition for addition in additions if addition.parameter == name]

@@ -165,7 +165,8 @@ class ParallelAttention:
         work = dist.all_to_all_single(received, send, of, to, group=self.ulysses.group, async_op=True)
 
         def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
-            work.wait()
+            with self.ulysses.timeline.communication("all_to_all"):
+                work.wait()
             return received
 
         return arrive

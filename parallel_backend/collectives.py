@@ -32,7 +32,8 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
     if len(local) < longest:
         send[: len(local)] = local
     received = send.new_empty((axis.degree * longest, *send.shape[1:]))
-    dist.all_gather(list(received.split(longest)), send, group=axis.group)
+    with axis.timeline.communication("all_gather"):
+        dist.all_gather(list(received.split(longest)), send, group=axis.group)
     if sizes[-1] < longest:
         shares = received.split(longest)
         received = torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)])
@@ -46,7 +47,9 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tenso
     sizes = shard_sizes(size, axis.degree)
     if axis.index:
         if local.shape[dim]:
-            dist.send(local.contiguous(), axis.global_rank(0), group=axis.group)
+            local = local.contiguous()
+            with axis.timeline.communication("send"):
+                dist.send(local, axis.global_rank(0), group=axis.group)
         return None
     shares = [local]
     for index in range(1, axis.degree):
@@ -54,6 +57,7 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tenso
         shape[dim] = sizes[index]
         share = local.new_empty(shape)
         if sizes[index]:
-            dist.recv(share, axis.global_rank(index), group=axis.group)
+            with axis.timeline.communication("receive"):
+                dist.recv(share, axis.global_rank(index), group=axis.group)
         shares.append(share)
     return torch.cat(shares, dim)

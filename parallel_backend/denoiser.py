@@ -83,11 +83,13 @@ class Denoiser:
         """
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
         run = _Run(self.transformer, latents, stepper, conditions, negative, guidance, inpainting, watch, to_first)
+        timeline = self.transformer.mesh.timeline
         try:
             for step in range(run.steps):
-                if not run.watch.proceed(step):
-                    run.stop(step)
-                run.step(step)
+                with timeline.step(f"step {step + 1}"):
+                    if not run.watch.proceed(step):
+                        run.stop(step)
+                    run.step(step)
             return run.finish()
         finally:
             run.release()

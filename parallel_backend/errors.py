@@ -1,4 +1,19 @@
-"""What the engine refuses, and says so in words for the person in the editor."""
+"""What the engine refuses, and says so in words for the person in the editor; and what is lack of memory."""
+
+from __future__ import annotations
+
+import errno
+
+# In the texts of errors for which torch and safetensors have no class of their own.
+NO_MEMORY = (
+    "can't allocate memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 class RequestError(ValueError):
@@ -15,3 +30,12 @@ class UnknownModelError(RequestError):
 
 class ModelFileError(RequestError):
     """Model files that are missing, broken, or do not belong to the model they are loaded as."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on whichever device."""
+    import torch  # what only describes requests needs none
+
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return not isinstance(error, RequestError) and any(text in str(error) for text in NO_MEMORY)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .errors import ModelFileError
+from .errors import ModelFileError, is_out_of_memory
 from .float8 import FLOAT8, install_float8
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALES = (".scale_weight", ".weight_scale")  # of fp8 weights, beside them: the name of old, and ComfyUI's
+
+Check = Callable[[], None]  # called before each tensor is read; may raise, to give up
+
+
+def go_on() -> None:
+    """The check of who never gives up."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +103,18 @@ def load_weights(
     device: torch.device,
     parts: Mapping[str, LocalPart],
     float8: Collection[str] = (),
+    check: Check = go_on,
 ) -> None:
-    """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError.
+    """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError, or what `check` does.
 
     parts: what to read of those parameters that this rank does not hold whole; they are DTensors in the model.
     float8: the parameters that stay in fp8 if the files have them so.
     """
     held = model.state_dict()
-    tensors, scales = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, parts, float8)
+    shapes = {name: tensor.shape for name, tensor in held.items()}
+    tensors, scales = read_tensors(source, shapes, parts, float8, check)
     for name, tensor in tensors.items():
+        check()  # the file's pages may be read only now
         dtype = tensor.dtype if name in scales else loaded_dtype(model, name, source)
         tensors[name] = placed_like(held[name], tensor.to(device, dtype))
     model.load_state_dict(tensors, assign=True)
@@ -132,12 +141,13 @@ def read_tensors(
     wanted: dict[str, torch.Size],
     parts: Mapping[str, LocalPart],
     float8: Collection[str] = (),
+    check: Check = go_on,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Reads the wanted tensors by parameter name, or the parts of them that are named in `parts`.
 
     wanted: the shapes of whole parameters. Weights with a scale beside them come multiplied by it, but for those of
     `float8` that are stored in fp8: they come as they are, and their scales as well, 1 where they have none. Raises
-    ModelFileError for what is missing or of another shape.
+    ModelFileError for what is missing or of another shape, or what `check` does.
     """
     tensors: dict[str, torch.Tensor] = {}
     scales: dict[str, float] = {}
@@ -148,6 +158,7 @@ def read_tensors(
             with safe_open(path, framework="pt") as file, safe_open(path, framework="pt") as passing:
                 held = set(file.keys())
                 for name in wanted:
+                    check()
                     place = source.names.get(name) if source.names else TensorSlice(name)
                     if place and place.name in held:
                         shapes[name] = stored_shape(file, place)
@@ -162,6 +173,8 @@ def read_tensors(
                                 tensor = (tensor.float() * scale).to(DTYPES[source.dtype])
                             tensors[name] = tensor
         except (SafetensorError, OSError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
     missing = [name for name in wanted if name not in shapes]
     if missing:

@@ -47,8 +47,10 @@ def ring_attention(
             block_mask = masks[(axis.index - hop) % axis.degree]
             block_out, block_lse = attend_with_lse(q_BhRD, block[0], block[1], scale, block_mask)
             out, lse = merge(out, lse, block_out.float(), block_lse)
-        for work in works:
-            work.wait()
+        if works:
+            with axis.timeline.communication("ring receive"):
+                for work in works:
+                    work.wait()
         if arriving is not None:
             block = arriving
     return q_BhRD if out is None else out.to(q_BhRD.dtype)
@@ -69,7 +71,10 @@ def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[di
         transfers.append(dist.P2POp(dist.isend, block, axis.global_rank(following), axis.group))
     if arriving.numel():
         transfers.append(dist.P2POp(dist.irecv, arriving, axis.global_rank(preceding), axis.group))
-    return dist.batch_isend_irecv(transfers) if transfers else []
+    if not transfers:
+        return []
+    with axis.timeline.communication("ring send"):
+        return dist.batch_isend_irecv(transfers)
 
 
 def merge(

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .adapters import Addition
-from .errors import ModelFileError
+from .errors import ModelFileError, is_out_of_memory
 from .loading import SCALES, ModelSource, TensorSlice
 
 BESIDE_WEIGHTS = (*SCALES, ".input_scale", ".scale_input", ".comfy_quant", "scaled_fp8")
@@ -58,6 +58,8 @@ def locate(source: ModelSource) -> ModelSource:
                 own = (name for name in file.keys() if name.startswith(source.prefix))  # noqa: SIM118 (not a dict)
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in own}
         except (SafetensorError, OSError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
     weights = {
         name: shape for name, shape in shapes.items() if shape and all(shape) and not name.endswith(BESIDE_WEIGHTS)

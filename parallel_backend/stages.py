@@ -18,6 +18,7 @@ from .collectives import shard_sizes
 from .layout import TOKEN_DIM, TokenLayout
 from .mesh import Axis, Mesh
 from .models.spec import ModelSpec
+from .timeline import Timeline
 
 
 class Message(NamedTuple):
@@ -108,9 +109,10 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
 class Inbox:
     """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used."""
 
-    def __init__(self, source: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, source: int, group: dist.ProcessGroup, timeline: Timeline) -> None:
         self.source = source
         self.group = group
+        self.timeline = timeline
         self.coming: list[Message] = []
         self.proceeds: Callable[[int], bool] | None = None
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
@@ -125,7 +127,8 @@ class Inbox:
             raise RuntimeError(f"{message} is wanted where {announced} was announced.")
         self.posted = None
         if work is not None:
-            work.wait()
+            with self.timeline.communication("stage receive"):
+                work.wait()
         following = self.coming[0] if self.coming else None
         if following and (following.step == message.step or not self.proceeds or self.proceeds(following.step)):
             self._post(allocate)
@@ -155,10 +158,11 @@ class StageLink:
         self.is_last = axis.index == axis.degree - 1
         self.next = axis.global_rank((axis.index + 1) % axis.degree)
         self.outgoing = mesh.link_out
+        self.timeline = mesh.timeline
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
         self.step = self.forward = 0
         self.known: dict[int, dict[str, list[int]]] = {}  # by forward of a step, the lengths of its streams' segments
-        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in)
+        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline)
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
         """Announces what comes from the stage before: tokens, or on the first stage latents from the last.
@@ -208,8 +212,9 @@ class StageLink:
 
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
-        for work, _ in self.in_flight:
-            work.wait()
+        with self.timeline.communication("stage sends, delivery"):
+            for work, _ in self.in_flight:
+                work.wait()
         self.in_flight.clear()
 
     def _lengths(self, layout: TokenLayout, segments: dict[str, list[int]], running: list[int]) -> list[int]:
@@ -220,4 +225,5 @@ class StageLink:
     def _send(self, tensor: torch.Tensor) -> None:
         self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
         tensor = tensor.contiguous()
-        self.in_flight.append((dist.isend(tensor, self.next, group=self.outgoing), tensor))
+        with self.timeline.communication("stage send"):
+            self.in_flight.append((dist.isend(tensor, self.next, group=self.outgoing), tensor))

@@ -6,8 +6,11 @@ all-reduce behind the second layer of each pair.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from .errors import PlanError
@@ -15,6 +18,7 @@ from .layout import TOKEN_DIM
 from .loading import LocalPart
 from .mesh import Mesh
 from .stages import StandIn
+from .timeline import Timeline
 
 
 def shard_weights(model: torch.nn.Module, mesh: Mesh) -> dict[str, LocalPart]:
@@ -35,12 +39,22 @@ def shard_weights(model: torch.nn.Module, mesh: Mesh) -> dict[str, LocalPart]:
         model.get_submodule(name).register_forward_pre_hook(filler.fill)
     parallelize_module(model, mesh.device_mesh["tp"], _styles(plan), src_data_rank=None)
     for name, filler in fillers.items():
-        model.get_submodule(name).register_forward_hook(filler.take_out)
+        layer = model.get_submodule(name)
+        layer.register_forward_hook(functools.partial(wait_for_sum, mesh.timeline))
+        layer.register_forward_hook(filler.take_out)
     return {
         name: LocalPart(shard.dim, local_ranges(shard.block_sizes, axis.index, axis.degree))
         for name, shard in shards.items()
         if shard.dim is not None
     }
+
+
+def wait_for_sum(timeline: Timeline, _layer: torch.nn.Module, _args: tuple, out_BLD: torch.Tensor) -> torch.Tensor:
+    """Waits for the all-reduce behind a layer here, where it can be recorded, and not at the sum's first use."""
+    if not isinstance(out_BLD, AsyncCollectiveTensor):
+        return out_BLD
+    with timeline.communication("all_reduce"):
+        return out_BLD.trigger_wait()
 
 
 class EmptyFiller:

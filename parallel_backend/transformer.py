@@ -14,10 +14,11 @@ from .collectives import collect, gather, shard
 from .errors import RequestError
 from .float8 import FLOAT8_DEVICES, linear_weights
 from .layout import TokenLayout
-from .loading import ModelSource, build_transformer, load_weights
+from .loading import Check, ModelSource, build_transformer, go_on, load_weights
 from .memo import memoise
 from .mesh import Axis, Mesh
 from .models import ModelSpec, spec_for
+from .parking import Parking
 from .single_file import by_parameter, locate
 from .stages import StageExit, StageLink, keep_stage
 from .tensor_parallel import shard_weights
@@ -58,6 +59,7 @@ class ParallelTransformer:
                     if getattr(block, name, None) is not None:
                         install_attention(block.get_submodule(name), self.attention, streams)
         self.memos = memoise(model, self.spec.memoised) if remembers else []
+        self.parking = Parking(model, mesh.device)
         self.source: ModelSource | None = None
         self.named_by_file = False
         self.float8: set[str] = set()
@@ -67,30 +69,39 @@ class ParallelTransformer:
             self.spec.prepare(model)  # last, so that its hooks see whole streams
 
     @classmethod
-    def load(cls, source: ModelSource, mesh: Mesh) -> ParallelTransformer:
-        """Builds the model, cuts it to this rank's part, and reads that part's weights. Raises ModelFileError too."""
+    def load(cls, source: ModelSource, mesh: Mesh, check: Check = go_on) -> ParallelTransformer:
+        """Builds the model, cuts it to this rank's part, and reads that part's weights. Runs no collectives.
+
+        Raises ModelFileError too, and what `check` does.
+        """
         located = locate(source)
         transformer = cls(build_transformer(located), mesh)
         if mesh.device.type in FLOAT8_DEVICES:
             transformer.float8 = linear_weights(transformer.model, transformer.spec.blocks)
-        load_weights(transformer.model, located, mesh.device, transformer.parts, transformer.float8)
+        load_weights(transformer.model, located, mesh.device, transformer.parts, transformer.float8, check)
         transformer.source = located
         transformer.named_by_file = source.prefix is not None
         return transformer
 
-    def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor]) -> None:
+    def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor], check: Check = go_on) -> None:
         """Gives the weights these additions in place of those that they had; without any, they are as in the files.
 
         They name parameters, or the tensors of the files where the source left it to the ranks to find the parameters.
-        Only for a model that was loaded. Runs no collectives. Raises ModelFileError, and then some have been changed.
+        Only for a model that was loaded. Runs no collectives. Raises ModelFileError, or what `check` does, and then
+        some have been changed.
         """
         self.forget()
         if self.named_by_file:
             additions = list(by_parameter(additions, self.source.names))
         wanted = {addition.parameter for addition in additions}
         names = self.adapted | wanted
-        write_weights(self.model, self.source, self.parts, names, additions, tensors, self.float8)
+        write_weights(self.model, self.source, self.parts, names, additions, tensors, self.float8, check)
         self.adapted = wanted
+
+    def park(self) -> None:
+        """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
+        self.forget()
+        self.parking.take()
 
     @torch.inference_mode()
     def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
@@ -102,10 +113,11 @@ class ParallelTransformer:
         """
         self.mesh.plan.check_step_mode()
         self.check(latents, timestep_B, conditions)
-        local = self.forward(latents, timestep_B, conditions, self.mesh["batch"])
-        if self.mesh["sequence"].index or self.mesh["tp"].index:
-            return None
-        return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
+        with self.mesh.timeline.step("forward"):
+            local = self.forward(latents, timestep_B, conditions, self.mesh["batch"])
+            if self.mesh["sequence"].index or self.mesh["tp"].index:
+                return None
+            return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
 
     def predict(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis

@@ -23,6 +23,7 @@ from .attention import install_attention
 from .collectives import collect, gather, shard, shard_sizes
 from .errors import RequestError
 from .mesh import Axis
+from .parking import Parking
 
 ROWS_DIM = 2
 # The statistics of a norm are taken of this share of the groups at a time, to bound their fp32 copies.
@@ -76,12 +77,15 @@ class BorderRows:
             if both:
                 transfers.append(dist.P2POp(dist.isend, last, following, axis.group))
             transfers.append(dist.P2POp(dist.irecv, self.below, following, axis.group))
-        self.works = dist.batch_isend_irecv(transfers)
+        self.timeline = axis.timeline
+        with self.timeline.communication("border rows, send"):
+            self.works = dist.batch_isend_irecv(transfers)
 
     def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows above and below the band, (B, C, 1, W) each."""
-        for work in self.works:
-            work.wait()
+        with self.timeline.communication("border rows, receive"):
+            for work in self.works:
+                work.wait()
         return self.above, self.below
 
 
@@ -218,6 +222,7 @@ class ParallelVAE:
             raise RequestError("A tiled VAE differs from a whole one; call disable_tiling() before it is split.")
         self.vae = vae
         self.bands = RowBands(axis)
+        self.parking = Parking(vae, vae.device)
         self.scale = 2 ** (len(vae.config.block_out_channels) - 1)
         if axis.degree > 1:
             install_bands(vae, self.bands)
@@ -233,9 +238,10 @@ class ParallelVAE:
         rows, axis = latents_BCHW.shape[ROWS_DIM], self.bands.axis
         if rows < axis.degree or axis.degree == 1:
             return None if axis.index else self.vae.decode(self.placed(latents_BCHW)).sample
-        with self.bands.of(rows):
-            band = self.vae.decode(self.placed(shard(latents_BCHW, ROWS_DIM, axis))).sample
-        image = collect(band.unflatten(ROWS_DIM, (-1, self.scale)), ROWS_DIM, rows, axis)
+        with axis.timeline.step("decode"):
+            with self.bands.of(rows):
+                band = self.vae.decode(self.placed(shard(latents_BCHW, ROWS_DIM, axis))).sample
+            image = collect(band.unflatten(ROWS_DIM, (-1, self.scale)), ROWS_DIM, rows, axis)
         return None if image is None else image.flatten(ROWS_DIM, ROWS_DIM + 1)
 
     @torch.inference_mode()
@@ -250,9 +256,10 @@ class ParallelVAE:
             return None if axis.index else self.vae.encode(self.placed(image_BCHW)).latent_dist.mode()
         sizes = [size * self.scale for size in shard_sizes(rows, axis.degree)]
         sizes[-1] += image_BCHW.shape[ROWS_DIM] % self.scale
-        with self.bands.of(rows):
-            band = self.vae.encode(self.placed(image_BCHW.split(sizes, ROWS_DIM)[axis.index])).latent_dist.mode()
-        return collect(band, ROWS_DIM, rows, axis)
+        with axis.timeline.step("encode"):
+            with self.bands.of(rows):
+                band = self.vae.encode(self.placed(image_BCHW.split(sizes, ROWS_DIM)[axis.index])).latent_dist.mode()
+            return collect(band, ROWS_DIM, rows, axis)
 
     def placed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.vae.device, self.vae.dtype)

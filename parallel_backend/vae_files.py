@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .errors import ModelFileError
-from .loading import ModelSource, build_transformer, loaded_dtype
+from .errors import ModelFileError, is_out_of_memory
+from .loading import Check, ModelSource, build_transformer, go_on, loaded_dtype
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -162,12 +162,15 @@ def config_of(shapes: Shapes, layout: Layout, file: str) -> dict[str, Any]:
     }
 
 
-def load_vae(path: str, dtype: str) -> AutoencoderKL:
-    """The model at `path` on the CPU, its weights cast to `dtype`, a key of DTYPES. Raises ModelFileError."""
+def load_vae(path: str, dtype: str, check: Check = go_on) -> AutoencoderKL:
+    """The model at `path` on the CPU, its weights cast to `dtype`, a key of DTYPES.
+
+    Raises ModelFileError, or what `check` does.
+    """
     described = describe_vae(path)
     source = ModelSource("AutoencoderKL", described.config, described.files, dtype)
     vae = build_transformer(source)
-    tensors, wanted = read_weights(described), vae.state_dict()
+    tensors, wanted = read_weights(described, check), vae.state_dict()
     for name in {**wanted, **tensors}:
         fits, found = ("none" if name not in held else str(tuple(held[name].shape)) for held in (wanted, tensors))
         if fits != found:
@@ -176,22 +179,31 @@ def load_vae(path: str, dtype: str) -> AutoencoderKL:
                 "weights call for; the file is incomplete or of another kind of VAE."
             )
     # A copy even in the same dtype: what is read lies in the mapped file, which may be replaced.
-    cast = {name: tensors[name].to(loaded_dtype(vae, name, source), copy=True) for name in wanted}
+    cast = {}
+    for name in wanted:
+        check()
+        cast[name] = tensors[name].to(loaded_dtype(vae, name, source), copy=True)
     vae.load_state_dict(cast, assign=True)
     return vae.requires_grad_(False)
 
 
-def read_weights(described: VAEDescription) -> dict[str, torch.Tensor]:
-    """The VAE's tensors under diffusers' names, in the shapes of its class. Raises ModelFileError."""
+def read_weights(described: VAEDescription, check: Check = go_on) -> dict[str, torch.Tensor]:
+    """The VAE's tensors under diffusers' names, in the shapes of its class.
+
+    Raises ModelFileError, or what `check` does.
+    """
     tensors = {}
     for path in described.files:
         try:
             with safe_open(path, framework="pt") as file:
                 for stored in file.keys():  # noqa: SIM118 (not a dict)
                     name = current_name(stored.removeprefix(described.prefix))
+                    check()
                     if stored.startswith(described.prefix) and name.startswith(PARTS):
                         tensors[name] = file.get_tensor(stored)
         except (SafetensorError, OSError) as error:
+            if is_out_of_memory(error):
+                raise
             raise ModelFileError(broken(Path(path).name, error)) from error
     if described.original:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint

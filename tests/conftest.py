@@ -121,8 +121,8 @@ def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
 
 @pytest.fixture(scope="session")
 def host(comfyui: Path, models: Path) -> Iterator[ComfyHost]:
-    """One ComfyUI for every test that leaves it whole."""
-    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS) as host:
+    """One ComfyUI for every test that leaves it whole. More of them kill ranks than a group forgives by default."""
+    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS, env={"PARALLELDIT_RESTARTS": "1000"}) as host:
         yield host
 
 

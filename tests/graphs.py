@@ -172,7 +172,7 @@ class Job:
     latent: a .latent file in the input folder instead of an empty one.
     plan: degrees by axis; None is auto. seed: None takes one that was never used.
     loop_mode: whether the loader lets the workers run the loop. scheduler: that of a Parallel Sampler in place of the
-    KSampler. mask: the left half of the latent is kept.
+    KSampler. mask: the left half of the latent is kept. group: the worker group.
     """
 
     model: str
@@ -191,6 +191,7 @@ class Job:
     mask: bool = False
     loop_mode: bool = False
     scheduler: str | None = None
+    group: int = 1
 
     def under(self, plan: Mapping[str, int]) -> Job:
         return replace(self, plan=plan)
@@ -198,7 +199,7 @@ class Job:
     def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
         """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
         graph = Graph()
-        loader = {"model_name": self.model, "dtype": "fp32", "loop_mode": self.loop_mode}
+        loader = {"model_name": self.model, "dtype": "fp32", "loop_mode": self.loop_mode, "group": self.group}
         if self.plan is not None:
             loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
@@ -243,9 +244,27 @@ def conditioning(graph: Graph, model: Link, what: str) -> Link:
 
 def latents(host: ComfyHost, prompt: dict, **wait: Any) -> torch.Tensor:
     """Runs a prompt; returns the latents (B, C, H, W) that its Save Latent node wrote."""
-    outputs = host.run(prompt, **wait)["outputs"]
-    (saved,) = [file for output in outputs.values() for file in output.get("latents", [])]
+    return saved_latents(host, host.run(prompt, **wait))
+
+
+def saved_latents(host: ComfyHost, entry: dict) -> torch.Tensor:
+    """What the Save Latent node wrote, by the prompt's entry in the history."""
+    (saved,) = [file for output in entry["outputs"].values() for file in output.get("latents", [])]
     return load_file(host.output_file(saved))["latent_tensor"]
+
+
+def queue_as_another_client(host: ComfyHost, prompt: dict) -> str:
+    """Queues a prompt beside those of the host's own client; its id."""
+    body = json.dumps({"prompt": prompt, "client_id": "another"}).encode()
+    request = urllib.request.Request(f"{host.url}/prompt", body, {"Content-Type": "application/json"})
+    with _open(request, timeout=30) as response:
+        return json.loads(response.read())["prompt_id"]
+
+
+def history(host: ComfyHost, prompt_id: str) -> dict | None:
+    """The prompt's entry in the history; None until it has ended."""
+    with _open(f"{host.url}/history/{prompt_id}", timeout=30) as response:
+        return json.loads(response.read()).get(prompt_id)
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -256,10 +275,15 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float((result - reference).abs().max() / reference.abs().max())
 
 
-def status(host: ComfyHost) -> dict[str, Any]:
+def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
     """What GET /paralleldit/status answers."""
-    with _open(f"{host.url}/paralleldit/status", timeout=30) as response:
+    with _open(f"{host.url}/paralleldit/status?group={group}", timeout=30) as response:
         return json.loads(response.read())
+
+
+def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
+    """An empty POST. Raises HTTPError for a refusal."""
+    _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=30).close()
 
 
 def ranks(host: ComfyHost) -> list[int]:

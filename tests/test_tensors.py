@@ -63,6 +63,13 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         blob({"x": {**GOOD, "shape": [-2]}}),
         blob({"x": {**GOOD, "shape": [1 << 62, 1 << 62]}}),
         blob({"x": {**GOOD, "shape": ["2"]}}),
+        blob({"x": {**GOOD, "shape": [True, 2]}}),
+        blob({"x": {**GOOD, "shape": [2.0]}}),
+        blob({"x": {**GOOD, "shape": [1] * 40 + [2]}}),
+        blob({"x": {**GOOD, "data_offsets": [False, 8]}}),
+        blob({"x": {**GOOD, "shape": [0, 1 << 63], "data_offsets": [0, 0]}}, b""),
+        blob({"x": {**GOOD, "shape": [0, 1 << 40, 1 << 40], "data_offsets": [0, 0]}}, b""),
+        struct.pack("<Q", 9 << 20) + b" " * (9 << 20),
         blob({"x": {**GOOD, "data_offsets": [0, 4]}}),
         blob({"x": {**GOOD, "data_offsets": [4, 12]}}),
         blob({"x": {**GOOD, "data_offsets": [-8, 0]}}),
@@ -74,3 +81,8 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 def test_a_broken_blob_is_refused(broken):
     with pytest.raises(ValueError):
         from_buffer(broken)
+
+
+def test_what_the_format_does_not_have_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"The tensor x is of torch.complex64, which cannot be sent"):
+        to_buffers({"x": torch.ones(1, dtype=torch.complex64)})

@@ -4,61 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import select
-import shutil
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .conditions import SentConditions
-from .endpoint import Endpoint
-from .lifetime import PARENT
-from .process import WorkerProcess
-from .protocol import ConnectionClosed, Header, decode, receive_frame, send_frame
+from .errors import OutOfMemory, RequestRefused, WorkerGroupError
+from .protocol import Header
+from .restarts import Restarts
 from .sampler_call import SamplerCall
-from .tensors import Tensors
+from .session import POLL_SECONDS, STOPPED, Check, OnStep, Session
+from .settings import Settings, SettingsError
+from .tensors import Tensors, UnsendableError
+from .torchrun import ranks_a_machine
 
-START_SECONDS = 300
-POLL_SECONDS = 0.05
-
-Check = Callable[[], None]
-OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the estimate of the clean latents if it has one
-
-
-class WorkerGroupError(RuntimeError):
-    """The worker group did not start, or died; it is started again by the next request."""
-
-
-class RequestRefused(ValueError):
-    """The worker group cannot serve this request, and says why; it lives on."""
+WATCH_SECONDS = 1.0
+STATUS_SECONDS = 2.0
+SETTLE_SECONDS = 10.0  # for a request that was given up to end, before it is parked
 
 
 class WorkerGroup:
-    """One persistent torchrun group on this machine.
+    """One persistent torchrun group: started by its first request, and again when it dies.
 
-    device: "cuda" or "cpu". log_folder: where the ranks' logs go; emptied at each start.
+    device: "cuda" or "cpu". folder: for the ranks' logs.
     Every method that waits takes `check`, called about twenty times a second, which may raise to give up waiting; the
-    group then finishes what it was doing, and its late answer is dropped.
+    ranks end what they were doing at the next step. All methods may be called by any thread; requests take turns.
     """
 
-    def __init__(self, device: str, log_folder: Path) -> None:
+    def __init__(self, device: str, folder: Path, settings: Settings | None = None) -> None:
         self.device = device
-        self.log_folder = log_folder
+        self.folder = folder
+        self.settings = settings or Settings()
         self.lock = threading.RLock()
-        self.control_lock = threading.Lock()
-        self.process: WorkerProcess | None = None
-        self.channels: dict[str, socket.socket] = {}
-        self.ranks = 0
+        self.restarts = Restarts(self.settings.restarts)
+        self.session: Session | None = None
+        self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
+        self.last_death: str | None = None
+        self.resident: object | None = None  # what answers for the model's memory in ComfyUI, and lives as long
+        self.stops = 0
+        self.loads = 0
         self.loaded: tuple[Header, Mapping[str, int]] | None = None
         self.adapted: str | None = None  # the key of the additions to the weights; empty while it is not known
         self.sent = SentConditions()
-        self.last_id = 0
 
     def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check) -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
@@ -66,15 +57,12 @@ class WorkerGroup:
         source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects.
         Raises RequestRefused, WorkerGroupError.
         """
-        with self.lock:
-            if self.loaded == (source, plan) and not self.process.exited.is_set():
+        with self.turn(check):
+            self._ensure(ranks, check)
+            if self.loaded == (source, plan):
                 return
-            if self.process and (self.ranks != ranks or self.process.exited.is_set()):
-                self.stop()
-            if not self.process:
-                self._start(ranks, check)
-            self.loaded = None
-            self.sent = SentConditions()
+            self.loaded, self.sent = None, SentConditions()
+            self.loads += 1
             self._request({"op": "load", "source": source, "plan": plan}, {}, check)
             self.loaded, self.adapted = (source, plan), None
 
@@ -85,14 +73,14 @@ class WorkerGroup:
         of, as JSON objects, and the tensors that these name.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
-        with self.lock:
+        with self.turn(check):
             if self.adapted == key:
                 return
             additions, tensors = build()
             self.adapted = ""
             try:
                 self._request({"op": "adapt", "additions": additions}, tensors, check)
-            except RequestRefused:
+            except BaseException:  # given up, the group drops its model as it does when it refuses
                 self.loaded = None
                 raise
             self.adapted = key
@@ -104,10 +92,11 @@ class WorkerGroup:
 
         Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
         """
-        with self.lock:
+        with self.turn(check):
             keys, new, dropped = self.sent.exchange(conditions)
             header = {"op": "forward", "conditions": keys, "drop": dropped}
-            return self._request(header, {"latents": latents, "timestep": timestep_B, **new}, check)["prediction"]
+            tensors = {"latents": latents, "timestep": timestep_B, **new}
+            return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, check: Check, on_step: OnStep
@@ -118,14 +107,15 @@ class WorkerGroup:
         on_step: called after every step. What it or `check` raises cancels the call at its next step.
         Raises RequestRefused, WorkerGroupError.
         """
-        with self.lock:
+        with self.turn(check):
             named = {("conditions", name): tensor for name, tensor in conditions.items()}
             named |= {("negative", name): tensor for name, tensor in negative.items()}
             keys, new, dropped = self.sent.exchange(named)
             header = {"op": "sample", "call": call.to_json(), "drop": dropped, "conditions": {}, "negative": {}}
             for (kind, name), key in keys.items():
                 header[kind][name] = key
-            return self._request(header, {**tensors, **new}, check, on_step)["latents"]
+            size = tuple(tensors["noise"].shape)
+            return self._request(header, {**tensors, **new}, check, on_step, size)["latents"]
 
     def run_vae(
         self, direction: str, path: str, dtype: str, tensor: torch.Tensor, ranks: int, check: Check
@@ -134,104 +124,225 @@ class WorkerGroup:
 
         direction: decode or encode. ranks: how many to start, if none run.
         """
-        with self.lock:
-            if self.process and self.process.exited.is_set():
-                self.stop()
-            if not self.process:
-                self._start(ranks, check)
+        with self.turn(check):
+            session = self.session
+            self._ensure(session.ranks if session else ranks, check)
             header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
             return self._request(header, {"input": tensor}, check)["result"]
 
-    def status(self) -> dict[str, Any]:
-        """State, process ids and what is loaded, answered while a job runs. Raises WorkerGroupError if it died."""
-        with self.control_lock:
-            control = self.channels.get("control")
-            if control is None:
-                return {"state": "starting" if self.process else "stopped"}
-            return self._ask(control, {"op": "status"})
+    def park(self, unload: bool = False) -> None:
+        """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.
 
-    def _cancel(self, job: int) -> None:
-        """Has a job end at its next step; its answer is not waited for."""
-        with self.control_lock, contextlib.suppress(WorkerGroupError):
-            self._ask(self.channels["control"], {"op": "cancel", "job": job})
-
-    def _ask(self, control: socket.socket, request: Header) -> dict[str, Any]:
+        CPU ranks have no accelerator to free, and always unload. Raises nothing, since ComfyUI calls it outside of any
+        node: does nothing where no group runs or a request is under way, and only logs it when the group dies.
+        """
+        if not self.lock.acquire(blocking=False):
+            return
         try:
-            send_frame(control, request)
-            return decode(receive_frame(control))[0]
-        except (ConnectionClosed, ConnectionError) as error:
-            raise WorkerGroupError("The worker group has died.") from error
+            session = self.session
+            if session is None or session.is_over:
+                return
+            session.settle(lambda: None, SETTLE_SECONDS)
+            if session.operation:  # it still runs, or this is called from within its callback
+                return
+            if not unload and self.device != "cpu":
+                try:
+                    self._request({"op": "park"}, {}, lambda: None)
+                    return
+                except RequestRefused as refusal:
+                    logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
+            self._forget()
+            self._request({"op": "unload"}, {}, lambda: None)
+        except (WorkerGroupError, RequestRefused) as error:
+            logging.error("[ParallelDiT] %s", error)
+        finally:
+            self.lock.release()
+
+    def device_bytes(self) -> int:
+        """What rank 0 keeps of its accelerator, which is the first of those visible, as ComfyUI's own is; else 0."""
+        ranks = self.status().get("memory", []) if self.device != "cpu" else []
+        return ranks[0]["accelerator"] if ranks else 0
+
+    def trace(self) -> bytes:
+        """What the ranks did of late, as a Chrome trace in JSON.
+
+        Raises RequestRefused, also while a job runs, and WorkerGroupError.
+        """
+        if not self.lock.acquire(blocking=False):
+            raise RequestRefused("The worker group is busy with a job; ask for the trace again when it has ended.")
+        try:
+            return self._request({"op": "trace"}, {}, lambda: None)["trace"].numpy().tobytes()
+        finally:
+            self.lock.release()
+
+    def status(self) -> dict[str, Any]:
+        """State, process ids, what is loaded, and how often the group died lately; answered while a job runs.
+
+        state: stopped, starting, ready, busy, parked, restarting or failed.
+        """
+        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death}
+        session = self.session
+        if session is None:
+            return own
+        try:
+            return {**own, **session.questions.ask({"op": "status"}, STATUS_SECONDS)}
+        except (ConnectionError, TimeoutError):
+            return {**own, "state": "restarting" if session.is_over else "busy"}
 
     def stop(self) -> None:
-        """Ends the group; the next request starts it again."""
-        for channel in self.channels.values():
-            channel.close()
-        if self.process:
-            self.process.stop()
-        self.process, self.channels, self.loaded, self.ranks = None, {}, None, 0
+        """Ends the group, and the job that it runs; the next request starts it again."""
+        self.stops += 1
+        session, self.session, self.phase = self.session, None, "stopped"
+        if session:
+            session.end(STOPPED)
+        self._forget()
+
+    def restart(self) -> None:
+        """Ends the group, and forgets how often it died: the next request starts it again."""
+        self.stop()
+        self.restarts.forgive()
+
+    @contextlib.contextmanager
+    def turn(self, check: Check) -> Iterator[None]:
+        """One request, or one restart, at a time.
+
+        For requests that belong together: nothing comes between them while this is entered, not a restart either, after
+        which the model is there without its additions.
+        """
+        while not self.lock.acquire(timeout=POLL_SECONDS):
+            check()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def _forget(self) -> None:
+        """What a new session does not have."""
+        self.loaded, self.adapted, self.sent = None, None, SentConditions()
+
+    def _request(
+        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
+    ) -> Tensors:
+        session = self.session
+        if session is None:
+            raise WorkerGroupError("The worker group does not run; the next prompt starts it.")
+        kind = (header["op"], self.loads, size) if size else None
+        try:
+            reply, results = session.request(header, tensors, check, on_step, kind)
+        except WorkerGroupError as error:
+            raise WorkerGroupError(f"{error}\n{self._what_now(session)}") from error
+        except UnsendableError as error:
+            self.sent = SentConditions()  # which believes that they have gone
+            raise RequestRefused(str(error)) from error
+        if "error" not in reply:
+            return results
+        self.sent = SentConditions()  # of a request that was refused, the ranks may not have taken them
+        if reply.get("kind") == "memory":
+            self._forget()
+            raise OutOfMemory(reply["error"])
+        raise RequestRefused(reply["error"])
+
+    def _what_now(self, session: Session) -> str:
+        """For the person whose prompt failed with the session."""
+        if session.verdict == STOPPED:
+            return "Queue the prompt again to start it."
+        if self.restarts.count() >= self.restarts.most:
+            return "It has died too often to be started again by itself."
+        return "It is started again: queue the prompt again."
+
+    def _ensure(self, ranks: int, check: Check) -> None:
+        """Has a session of that many ranks run, after a pause if the last one died.
+
+        Raises WorkerGroupError, and RequestRefused for ranks that the machines can't share.
+        """
+        try:
+            ranks_a_machine(ranks, self.settings)
+        except SettingsError as error:
+            raise RequestRefused(str(error)) from error
+        session = self.session
+        if session and not session.is_over:
+            self._settle(session, check)
+        if session and session.is_over:
+            self._bury(session)
+        elif session and session.ranks != ranks:
+            self.session = None
+            session.close()
+            self._forget()
+        if self.session:
+            return
+        left = self.restarts.seconds_left()
+        if left:
+            self.phase = "failed"
+            raise WorkerGroupError(
+                f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
+                f"{left:.0f} s, or until ComfyUI or the group is restarted. The last time: {self.last_death}"
+            )
+        self._start(ranks, check)
+
+    def _settle(self, session: Session, check: Check) -> None:
+        """Has a request that was given up end: its outcome can concern the next."""
+        with contextlib.suppress(WorkerGroupError):  # if it has died of it, it is buried as any other
+            reply = session.settle(check)
+            if reply and reply.get("kind") == "memory":
+                self._forget()
+
+    def _bury(self, session: Session) -> None:
+        """Lets go of a session that has died, and counts it."""
+        self.session = None
+        self.last_death = session.end()
+        session.close()
+        self._forget()
+        self.restarts.note_death()
+        self.phase = "restarting"
+        logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
     def _start(self, ranks: int, check: Check) -> None:
-        logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
-        started = time.monotonic()
-        shutil.rmtree(self.log_folder, ignore_errors=True)
-        endpoint = Endpoint()
+        stops = self.stops
+
+        def check_both() -> None:
+            check()
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped while it started; queue the prompt again.")
+
         try:
-            self.process = WorkerProcess(ranks, self._environment(ranks, endpoint), self.log_folder)
-            while not endpoint.accept(POLL_SECONDS):
-                check()
-                if self.process.exited.is_set():
-                    raise WorkerGroupError(f"The worker group did not start. {self.process.reason()}")
-                if time.monotonic() - started > START_SECONDS:
-                    raise WorkerGroupError(f"The worker group did not start in time. {self.process.log_tail()}")
-        except BaseException:
-            self.stop()
+            if self.phase == "restarting":
+                resume = time.monotonic() + self.restarts.pause()
+                while time.monotonic() < resume:
+                    check_both()
+                    time.sleep(POLL_SECONDS)
+            else:
+                self.phase = "starting"
+            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
+            session = Session(ranks, self.device, self.settings, self.folder, check_both)
+        except WorkerGroupError as error:
+            if self.stops == stops:
+                self.phase, self.last_death = "failed", str(error)
             raise
-        finally:
-            endpoint.close()
-        self.channels, self.ranks = endpoint.channels, ranks
-        logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
-
-    def _environment(self, ranks: int, endpoint: Endpoint) -> dict[str, str]:
-        return {
-            **os.environ,
-            **endpoint.environment(),
-            PARENT: str(os.getpid()),
-            "PARALLELDIT_DEVICE": self.device,
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
-            "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
-            "HF_HUB_OFFLINE": "1",
-        }
-
-    def _request(self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None) -> Tensors:
-        if not self.channels:
-            raise WorkerGroupError("The worker group is not running.")
-        self.last_id += 1
-        job = self.channels["job"]
-        try:
-            send_frame(job, {**header, "id": self.last_id}, tensors)
-            reply, results = self._next_reply(job, check)
-            while "event" in reply:
-                on_step(reply, results.get("denoised"))
-                reply, results = self._next_reply(job, check)
-        except (ConnectionClosed, ConnectionError) as error:
-            self.process.exited.wait(10)
-            reason = self.process.reason()
-            self.stop()
-            raise WorkerGroupError(
-                f"The worker group died during '{header['op']}'; queue the prompt again to restart it.\n{reason}"
-            ) from error
         except BaseException:  # an interrupt is no Exception in ComfyUI
-            self._cancel(self.last_id)
+            self.phase = self.phase if self.phase == "restarting" else "stopped"
             raise
-        if "error" in reply:
-            raise RequestRefused(reply["error"])
-        return results
+        self._forget()
+        self.session, self.phase = session, "ready"
+        if self.stops != stops:  # just now
+            self.stop()
+            check_both()
+        threading.Thread(target=self._follow, args=(session,), name="paralleldit-watch", daemon=True).start()
 
-    def _next_reply(self, job: socket.socket, check: Check) -> tuple[Header, Tensors]:
-        """The next frame that answers the last request; late answers to those given up are dropped."""
-        while True:
-            while not select.select([job], [], [], POLL_SECONDS)[0]:
-                check()
-            reply, results = decode(receive_frame(job))
-            if reply.get("id") == self.last_id:
-                return reply, results
+    def _follow(self, session: Session) -> None:
+        """Watches one session to its end; if it died, starts the next one and loads the model again."""
+        while not session.process.exited.wait(WATCH_SECONDS):
+            session.check_life()
+        stops, loaded = self.stops, self.loaded
+
+        def check() -> None:
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped.")
+
+        try:
+            with self.turn(check):
+                if self.session is session:  # else it was stopped, or a prompt was quicker
+                    self._ensure(session.ranks, check)
+                    if loaded:
+                        self.load(*loaded, session.ranks, check)
+        except (WorkerGroupError, RequestRefused) as error:
+            logging.error("[ParallelDiT] %s", error)

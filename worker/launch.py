@@ -1,51 +1,159 @@
-"""`python -m worker.launch REPORT ARGUMENTS`: torchrun that dies with its parent, and says why a rank failed.
+"""`python -m worker.launch`: this machine's part of a worker group: torchrun, which dies with its parent.
 
-When a rank fails, the root cause is written to the file REPORT for the node's error.
+When a rank fails, the root cause is written to the folder for the node's error.
+
+The rendezvous is torchrun's static one at a c10d store. Its other one, which torchrun calls c10d, keeps its state in
+the same store as a pickle that anyone who reaches the port can replace, and orders machines by their addresses; here
+nothing is unpickled, and the first machine has rank 0, which talks to ComfyUI. The store is opened here, because
+torchrun's own would listen on every network; this one does on the loopback, or on the network that the machines share.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import signal
-import sys
+import socket
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from .interface import keep_to
 from .lifetime import die_with_parent
+from .meeting import Meeting, MeetingError
+from .report import Report
+from .torchrun import DEVICE, Machines
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
 TRACEBACK_LINES = 12
+FIRST_WORD_SECONDS = 2.0  # that this machine has to find its own failure, where another one failed for the lack of it
 
 
 def main() -> None:
     die_with_parent()
+    options = parse()
+    report = Report(options.folder)
+    try:
+        place, listener = open_group(options, report)
+    except MeetingError as error:
+        report.write(str(error))
+        raise SystemExit(str(error)) from error
+    run_torchrun(options, place, listener, report)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="worker.launch")
+    parser.add_argument("--folder", type=Path, required=True, help="for the logs, and the reason of a failure")
+    parser.add_argument("--ranks", type=int, required=True, help="on this machine")
+    parser.add_argument("--machines", help="the setting, on the first of several machines")
+    parser.add_argument("--silence", type=float, help="seconds after which a silent machine is lost")
+    parser.add_argument("--node", type=int, default=0, help="this machine's place, the first's being 0")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--address", help="of this machine, on the others")
+    parser.add_argument("--store", help="host:port of the first machine's store, on the others")
+    return parser.parse_args()
+
+
+def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], socket.socket | None]:
+    """torchrun's arguments on how this machine takes part, and the socket of the store where that is the first.
+
+    On the first of several machines, waits for the others. Raises MeetingError.
+    """
+    if options.store:
+        keep_to(options.address)
+        return rendezvous(options.store, options.node, options.nodes), None
+    if not options.machines:
+        keep_to(LOOPBACK)
+        listener = socket.create_server((LOOPBACK, 0))
+        return rendezvous(endpoint_of(listener), 0, 1), listener
+    meeting = Meeting(Machines.parse(options.machines.split(",")))
+    keep_to(meeting.address)
+    listener = socket.create_server((meeting.address, 0))
+    start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": endpoint_of(listener)}
+    meeting.gather(start, options.silence)
+
+    def lost(reason: str, of_another: bool) -> None:
+        if of_another:
+            time.sleep(FIRST_WORD_SECONDS)
+        try:
+            report.write(reason)
+        finally:
+            os._exit(1)  # the kernel ends the ranks with this process
+
+    meeting.watch(lost)
+    return rendezvous(endpoint_of(listener), 0, len(meeting.machines)), listener
+
+
+def endpoint_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()
+    return f"{host}:{port}"
+
+
+def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
+    return [f"--nnodes={nodes}", f"--node-rank={node}", "--rdzv-backend=static", f"--rdzv-endpoint={endpoint}"]
+
+
+def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket.socket | None, report: Report) -> None:
+    """Runs the ranks of this machine to their end; their failure is this process's."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    report, *arguments = sys.argv[1:]
+    store = open_store(listener) if listener else None
     try:
-        torchrun(arguments)
+        torchrun([
+            f"--nproc-per-node={options.ranks}", "--max-restarts=0", *place,
+            f"--log-dir={options.folder / 'torchrun'}", "-m", "worker.rank",
+        ])  # fmt: skip
     except ChildFailedError as error:
-        Path(report).write_text(root_cause(error.failures))
+        rank, reason, lost_peer = root_cause(error.failures)
+        if lost_peer and options.machines:
+            time.sleep(FIRST_WORD_SECONDS)  # another machine may have the cause, and then ends this process
+        report.write(reason, rank, lost_peer)
         raise
+    finally:
+        del store
 
 
-def root_cause(failures: dict) -> str:
-    """The failure that brought the others down: a signal, else an exception that is no lost connection.
+def open_store(listener: socket.socket) -> TCPStore:
+    """The store at that address alone. There is one a port and process: torchrun, which asks for the same, gets it."""
+    from torch.distributed import TCPStore
+
+    host, port = listener.getsockname()
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+    )
+
+
+def root_cause(failures: dict) -> tuple[int, str, bool]:
+    """The failure that brought the others down, a signal, else an exception that is no lost connection: the rank, the
+    reason, and whether it is a lost connection for all that.
 
     failures: rank to torch's ProcessFailure. A rank that torchrun ended itself (SIGTERM) is never the cause.
     """
 
+    def lost_peer(failure: Any) -> bool:
+        return failure.exitcode > 0 and "onnection" in str(failure.message)
+
     def order(item: tuple) -> tuple:
         _, failure = item
-        lost_peer = "onnection" in str(failure.message)
-        return (failure.exitcode == -signal.SIGTERM, failure.exitcode > 0 and lost_peer, failure.timestamp)
+        return (failure.exitcode == -signal.SIGTERM, lost_peer(failure), failure.timestamp)
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-        return f"Rank {rank} (process {failure.pid}) was killed by {signal.Signals(-failure.exitcode).name}."
+        return (
+            rank,
+            f"Rank {rank} (process {failure.pid}) was killed by {signal.Signals(-failure.exitcode).name}.",
+            False,
+        )
     details = failure.error_file_data.get("message", {}) if isinstance(failure.error_file_data, dict) else {}
     details = details if isinstance(details, dict) else {}
     trace = details.get("extraInfo", {}).get("py_callstack", "").strip().splitlines()[-TRACEBACK_LINES:]
     message = details.get("message") or f"exit code {failure.exitcode}"
-    return "\n".join([f"Rank {rank} (process {failure.pid}) failed: {message}", *trace])
+    reason = "\n".join([f"Rank {rank} (process {failure.pid}) failed: {message}", *trace])
+    return rank, reason, lost_peer(failure)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What a rank can be asked: load a model, add to its weights, run a forward or a whole sampler call, run a VAE.
+"""What a rank can be asked: load a model, add to its weights, run a forward or a whole sampler call, run a VAE, park or
+unload what it holds, tell what it did.
 
 Every rank executes all.
 """
@@ -9,6 +10,7 @@ import gc
 import logging
 import os
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,41 +19,65 @@ import torch.distributed as dist
 
 from parallel_backend.adapters import Addition
 from parallel_backend.denoiser import Denoiser, Stopped
-from parallel_backend.errors import RequestError
+from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.loading import ModelSource
-from parallel_backend.mesh import Mesh, build_mesh, world_axis
+from parallel_backend.parking import Parking
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.timeline import Timeline
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae import ParallelVAE
 from parallel_backend.vae_files import load_vae
 
+from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
+from .job_groups import GroupsError, JobGroups
+from .memory import Room, asked
 from .protocol import Header
+from .pulse import SETTLE_SECONDS, Pulse
+from .release import release_memory
+from .request_checks import check_request
 from .sampler_call import SAMPLER_TENSORS, SamplerCall
 from .sampling import first_latents, inpainting_of, stepper_of
+from .shortage import Shortage, latents_of, plan_of
 from .tensors import Tensors
+from .torchrun import machine_prefix
+from .trace import gather_trace
 from .watch import Emit, JobWatch
 
 Result = TypeVar("Result")
 
 
 class Cancelled(Exception):
-    """The request was given up by ComfyUI, and ended early on every rank alike."""
+    """The request was given up by ComfyUI, and ended early."""
 
 
 class Operations:
-    """The state of one rank between requests: the mesh, the model, and the conditioning sent so far."""
+    """The state of one rank between requests: the model, the VAE, and the conditioning sent so far."""
 
-    def __init__(self, device: torch.device, control_group: dist.ProcessGroup, emit: Emit) -> None:
-        """emit: sends an event of the running request to ComfyUI; called on rank 0 alone."""
+    def __init__(
+        self,
+        device: torch.device,
+        control_group: dist.ProcessGroup,
+        groups: JobGroups,
+        pulse: Pulse,
+        timeline: Timeline,
+        emit: Emit,
+    ) -> None:
+        """control_group: over which nothing goes but what holds the ranks together. groups: for all else.
+
+        emit: sends an event of the running request to ComfyUI; called on rank 0 alone.
+        """
         self.device = device
         self.control_group = control_group
-        self.mesh: Mesh | None = None
+        self.groups = groups
+        self.pulse = pulse
+        self.timeline = timeline
         self.transformer: ParallelTransformer | None = None
         self.conditions: Tensors = {}
         self.emit = emit
+        self.request: Header = {}
+        self.latents: torch.Size | None = None  # the shape of the request's, which has given them away by its end
         self.running: str | None = None
-        self.job: int | None = None
-        self.cancelled_job: int | None = None
+        self.job = 0
         self.step: tuple[int, int] | None = None  # of how many, in a sampler call
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None
         self.operations = {
@@ -60,6 +86,9 @@ class Operations:
             "forward": self.forward,
             "sample": self.sample,
             "vae": self.run_vae,
+            "park": self.park,
+            "unload": self.unload,
+            "trace": self.trace,
         }
         self.counts = dict.fromkeys(self.operations, 0)
         self.seconds = dict.fromkeys(self.operations, 0.0)
@@ -68,67 +97,138 @@ class Operations:
         dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
         self.pids = [int(pid) for pid in pids]
 
-    def execute(self, header: Header, tensors: Tensors) -> Tensors | None:
-        """Runs one request; the reply's tensors are rank 0's.
+    def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
+        """Runs one request: the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
 
-        Raises RequestError, on every rank alike, if it cannot be served as asked.
+        Raises what the group cannot survive.
         """
-        operation = header.get("op")
-        if operation not in self.operations:
-            raise RequestError(f"The worker group knows no operation {operation!r}; restart ComfyUI.")
-        self.running, self.job = operation, header.get("id")
+        self.request, self.latents = header, latents_of(tensors)
+        self.running = str(header.get("op"))
+        self.job = self.groups.job = header["id"] if type(header.get("id")) is int else 0
         started = time.perf_counter()
+        with self.timeline.request(self.running):
+            results, outcome = self.attempt(lambda: self.operation(header, tensors)(header, tensors))
+        if outcome.kind == DONE:
+            self.counts[self.running] += 1
+            self.seconds[self.running] += time.perf_counter() - started
+        else:
+            self.undo(outcome)
+        self.running = self.step = None
+        self.pulse.ended = self.job
+        return outcome.reply(), results if outcome.kind == DONE else None
+
+    def operation(self, header: Header, tensors: Tensors) -> Callable[[Header, Tensors], Tensors | None]:
+        """What was asked for. Raises RequestError for what cannot be."""
+        check_request(header, tensors)
+        if header["op"] not in self.operations:
+            raise RequestError(f"The worker group knows no operation {header['op']!r}; restart ComfyUI.")
+        return self.operations[header["op"]]
+
+    def attempt(self, action: Callable[[], Result]) -> tuple[Result | None, Outcome]:
+        """Runs what may fail on one rank alone: this rank's result, and how it ended for all ranks."""
+        result, own = None, Outcome()
         try:
-            results = self.operations[operation](header, tensors)
-        finally:
-            self.running = self.step = None
-        self.counts[operation] += 1
-        self.seconds[operation] += time.perf_counter() - started
-        return results
+            result = action()
+        except Ended as ended:
+            return None, ended.outcome
+        except Exception as error:
+            own = self.judge(error)
+        return result, agree(own, self.control_group)
+
+    def together(self, action: Callable[[], Result]) -> Result:
+        """Runs what may fail on one rank alone, before collectives follow. Raises Ended on all if it fails on any."""
+        result, outcome = self.attempt(action)
+        if outcome.kind != DONE:
+            raise Ended(outcome)
+        return result
+
+    def alone(self, action: Callable[[], Result]) -> Result:
+        """Runs what has no collectives, in which nobody waits for this rank: whatever fails there can be refused."""
+        try:
+            return action()
+        except (RequestError, Cancelled):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            logging.exception("%s failed", self.running)
+            raise RequestError(f"{type(error).__name__}: {error}") from error
+
+    def judge(self, error: Exception) -> Outcome:
+        """How the request ended on this rank. Raises the error again if it is none that the group survives."""
+        if isinstance(error, Cancelled):
+            return Outcome(CANCELLED)
+        if isinstance(error, RequestError):
+            return Outcome(REFUSED, f"{machine_prefix()}{error}")
+        if isinstance(error, GroupsError) or not self.groups.can_be_cut:
+            raise error
+        if not is_out_of_memory(error):
+            if not self.pulse.is_broken(self.job):
+                raise error
+            self.cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
+            return Outcome(BROKEN)
+        full = Room.now(self.device)
+        self.pulse.break_off(self.job)
+        self.cut()
+        logging.error("out of memory", exc_info=error)
+        traceback.clear_frames(error.__traceback__)  # they hold what the request had got so far
+        gc.collect()
+        model = plan_of(self.request, self.latents, self.transformer)
+        empty = Room.now(self.device)
+        short = Shortage(dist.get_rank(), self.running, asked(error), full, empty, **model)
+        return Outcome(MEMORY, str(short))
+
+    def cut(self) -> None:
+        """Ends the job's communication, once what was on its way has arrived."""
+        time.sleep(SETTLE_SECONDS)
+        self.groups.cut(self.job)
 
     def status(self) -> dict[str, Any]:
         """What the control channel reports; read from another thread while a job runs."""
+        transformer = self.transformer
+        parked = transformer is not None and transformer.parking.is_parked
         return {
-            "state": "busy" if self.running else "ready",
+            "state": "busy" if self.running else "parked" if parked else "ready",
             "operation": self.running,
             "step": self.step,
             "device": self.device.type,
             "pids": self.pids,
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
+            "last_run": self.timeline.last_run,
+            **self.pulse.status(),
             **self.loaded,
         }
 
     def cancel(self, job: int) -> None:
-        """Ends that job at its next step, if it still runs then; called from another thread, on rank 0."""
-        self.cancelled_job = job
+        """Ends that job at its next step or tensor, if it still runs then; called from another thread, on rank 0."""
+        self.pulse.cancel(job)
+
+    def check(self) -> None:
+        """Raises Cancelled if ComfyUI has given up the running job; not at the same moment on all ranks."""
+        if self.pulse.cancelled == self.job:
+            raise Cancelled
 
     def load(self, header: Header, _tensors: Tensors) -> None:
-        """Replaces the model and the plan. After a refusal, no model is loaded."""
+        """Replaces the model and the plan. If that fails, no model is loaded."""
         source = ModelSource.from_json(header["source"])
         plan = ParallelPlan.from_json(header["plan"])
-        self.transformer, self.loaded = None, {}
-        self.conditions.clear()
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        if self.mesh is None or self.mesh.plan != plan:
-            if self.mesh:
-                self.mesh.close()
-            self.mesh = build_mesh(plan, self.device)
-        self.transformer = self.agree(lambda: ParallelTransformer.load(source, self.mesh))
+        if plan.world_size != dist.get_world_size():
+            raise RequestError(
+                f"The plan {plan} is not for the group's {dist.get_world_size()} ranks; restart ComfyUI."
+            )
+        self.drop_model()
+        # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
+        mesh, _ = self.groups.mesh_of(plan), self.groups.whole()
+        self.transformer = self.alone(lambda: ParallelTransformer.load(source, mesh, self.check))
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def adapt(self, header: Header, tensors: Tensors) -> None:
-        """Gives the weights these additions in place of those that they had. After a refusal, no model is loaded."""
+        """Gives the weights these additions in place of those that they had. If that fails, no model is loaded."""
         transformer = self.loaded_transformer()
         additions = [Addition.from_json(fields) for fields in header["additions"]]
-        try:
-            self.agree(lambda: transformer.adapt(additions, tensors))
-        except RequestError:
-            self.transformer, self.loaded = None, {}
-            raise
+        self.alone(lambda: transformer.adapt(additions, tensors, self.check))
         logging.info("the weights have %d additions", len(additions))
 
     def forward(self, header: Header, tensors: Tensors) -> Tensors | None:
@@ -147,7 +247,12 @@ class Operations:
         call = SamplerCall.from_json(header["call"])
         stepper = stepper_of(call, own["noise"], transformer)
         watch = JobWatch(
-            self.control_group, len(stepper), call.previews, lambda: self.cancelled_job == self.job, self.tell
+            self.groups.whole().group,
+            self.timeline,
+            len(stepper),
+            call.previews,
+            lambda: self.pulse.cancelled == self.job,
+            self.tell,
         )
         try:
             latents = Denoiser(transformer).sample(
@@ -161,9 +266,9 @@ class Operations:
                 to_first=True,
             )
         except Stopped as stopped:
-            raise Cancelled from stopped
-        finally:
             watch.close()
+            raise Cancelled from stopped
+        watch.close()
         return {"latents": latents.cpu()} if dist.get_rank() == 0 else None
 
     def run_vae(self, header: Header, tensors: Tensors) -> Tensors | None:
@@ -171,11 +276,53 @@ class Operations:
         wanted = (header["path"], header["dtype"])
         if self.vae is None or self.vae[0] != wanted:
             self.vae = None
-            model = self.agree(lambda: load_vae(*wanted).to(self.device))
-            self.vae = (wanted, ParallelVAE(model, world_axis()))
+            model = self.together(lambda: self.alone(lambda: load_vae(*wanted, self.check).to(self.device)))
+            self.vae = (wanted, ParallelVAE(model, self.groups.whole()))
+        self.unpark(self.vae[1].parking)
         run = {"decode": self.vae[1].decode, "encode": self.vae[1].encode}[header["direction"]]
         result = run(tensors["input"])
         return None if result is None else {"result": result.cpu()}
+
+    def park(self, _header: Header, _tensors: Tensors) -> None:
+        """Has the weights of model and VAE wait in host memory for their next use. Raises RequestError."""
+        if self.transformer:
+            self.together(self.transformer.park)
+        if self.vae:
+            self.together(self.vae[1].parking.take)
+        release_memory(self.device)
+
+    def unpark(self, parking: Parking) -> None:
+        """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked then."""
+        if not parking.is_parked:
+            return
+
+        def restore() -> None:
+            try:
+                parking.restore()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise RequestError(
+                    f"Rank {dist.get_rank()} has no room for the weights that wait in RAM: {error}"
+                ) from error
+
+        try:
+            self.together(restore)
+        except Ended:
+            self.together(parking.take)  # on the ranks that had room for them
+            raise
+        finally:
+            release_memory(self.device)
+
+    def unload(self, _header: Header, _tensors: Tensors) -> None:
+        """Lets go of model, VAE and conditions, and gives their memory back."""
+        self.vae = None
+        self.drop_model()
+
+    def trace(self, _header: Header, _tensors: Tensors) -> Tensors | None:
+        """What every rank's timeline holds, as a Chrome trace in JSON, byte by byte."""
+        trace = gather_trace(self.timeline, self.control_group)
+        return None if trace is None else {"trace": trace}
 
     def tell(self, event: Header, tensors: Tensors) -> None:
         self.step = (event["step"] + 1, event["steps"])
@@ -184,6 +331,7 @@ class Operations:
     def loaded_transformer(self) -> ParallelTransformer:
         if self.transformer is None:
             raise RequestError("No model is loaded in the worker group; queue the prompt again.")
+        self.unpark(self.transformer.parking)
         return self.transformer
 
     def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
@@ -191,29 +339,23 @@ class Operations:
         for key in header["drop"]:
             self.conditions.pop(key, None)
         self.conditions.update({key: tensor.clone() for key, tensor in tensors.items()})  # they outlive the frame
+        unknown = [key for kind in names for key in header[kind].values() if key not in self.conditions]
+        if unknown:
+            raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}; load the model again.")
         return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
 
-    def agree(self, action: Callable[[], Result]) -> Result:
-        """Runs what may fail on one rank alone (disk, memory); if any rank fails, every rank raises RequestError.
+    def undo(self, outcome: Outcome) -> None:
+        """Drops what a request that ended early may have left half done; after a lack of memory, all that there is."""
+        if outcome.kind == MEMORY:
+            self.vae = None
+            self.drop_model()
+            self.groups.cut(self.job)
+            self.groups.close()
+        elif self.running in ("load", "adapt"):
+            self.drop_model()
 
-        The action must run no collectives.
-        """
-        world, rank = dist.get_world_size(), dist.get_rank()
-        result, failure = None, b""
-        try:
-            result = action()
-        except Exception as error:  # whatever it is, the other ranks must hear of it before this one goes on
-            if not isinstance(error, RequestError):
-                logging.exception("rank %d failed", rank)
-            failure = (str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}").encode()
-        first = torch.tensor([rank if failure else world])
-        dist.all_reduce(first, dist.ReduceOp.MIN, group=self.control_group)
-        if int(first) == world:
-            return result
-        length = torch.tensor([len(failure)])
-        dist.broadcast(length, int(first), group=self.control_group)
-        text = torch.zeros(int(length), dtype=torch.uint8)
-        if rank == int(first):
-            text = torch.frombuffer(bytearray(failure), dtype=torch.uint8)
-        dist.broadcast(text, int(first), group=self.control_group)
-        raise RequestError(bytes(text.tolist()).decode())
+    def drop_model(self) -> None:
+        """Gives the model's memory back."""
+        self.transformer, self.loaded = None, {}
+        self.conditions.clear()
+        release_memory(self.device)

@@ -1,28 +1,38 @@
-"""The torchrun process of a worker group, kept by a thread that lives as long as it does."""
+"""The torchrun process of a worker group, kept by a thread that lives as long as it does, and why it ended."""
 
 from __future__ import annotations
 
+import shutil
+import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACK = Path(__file__).resolve().parents[1]
+import psutil
+
+from .logs import log_path, tail
+from .report import Report
+from .torchrun import PACK
+
 LOG_TAIL_LINES = 15
+GONE_SECONDS = 10.0
 
 
 class WorkerProcess:
-    """Starts `worker.launch` and watches it.
+    """Starts a command and watches it. Raises OSError if it can't be started.
 
     Linux ends a child with the *thread* that started it (PDEATHSIG); so a thread of our own starts it and stays.
     """
 
-    def __init__(self, ranks: int, environment: Mapping[str, str], log_folder: Path) -> None:
-        self.log_folder = log_folder
-        log_folder.mkdir(parents=True, exist_ok=True)
-        self.report = log_folder / "failure.txt"
-        self.command = torchrun_command(ranks, log_folder, self.report)
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """command: of `worker.launch`. folder: for the logs, and for why a rank failed, as the command says it, too."""
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(folder / "torchrun", ignore_errors=True)  # of the life before
+        self.report = Report(folder)
+        self.report.file.unlink(missing_ok=True)
+        self.command = command
         self.environment = dict(environment)
         self.popen: subprocess.Popen | None = None
         self.failure: OSError | None = None
@@ -35,7 +45,7 @@ class WorkerProcess:
 
     def _keep(self, started: threading.Event) -> None:
         try:
-            with (self.log_folder / "torchrun.log").open("wb") as log:
+            with (self.folder / "torchrun.log").open("wb") as log:
                 self.popen = subprocess.Popen(
                     self.command,
                     cwd=PACK,
@@ -53,31 +63,29 @@ class WorkerProcess:
         self.popen.wait()
         self.exited.set()
 
-    def stop(self, patience: float = 0.5) -> None:
-        """Ends the group and returns when it is gone. It keeps nothing that would need saving."""
-        if not self.exited.wait(patience):
-            self.popen.kill()
+    def stop(self) -> None:
+        """Ends the group and returns when its processes are gone. They keep nothing that would need saving."""
+        try:
+            ranks = psutil.Process(self.popen.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            ranks = []
+        self.popen.kill()  # the kernel ends the ranks with it
         self.exited.wait()
+        psutil.wait_procs(ranks, GONE_SECONDS)
 
     def reason(self) -> str:
-        """Why the group ended: the rank that failed first with its signal or traceback, else the end of the log."""
-        return self.report.read_text() if self.report.exists() else self.log_tail()
-
-    def log_tail(self) -> str:
-        """The last lines of torchrun's own log."""
+        """Why the group ended: the rank that failed first with its signal or traceback, else torchrun's end."""
         try:
-            lines = (self.log_folder / "torchrun.log").read_text(errors="replace").splitlines()
-        except OSError as error:
-            return f"(no log: {error})"
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+            failed = self.report.read()
+        except (OSError, ValueError):  # it could not be written: killed itself, or the disk is full
+            code = self.popen.returncode
+            how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+            return f"torchrun (process {self.popen.pid}) {how}.\n{self.log_tail()}".rstrip()
+        tail = "" if failed["rank"] is None else self.log_tail(failed["rank"])
+        return f"{failed['reason']}\n{tail}".rstrip()
 
-
-def torchrun_command(ranks: int, log_folder: Path, report: Path) -> Sequence[str]:
-    """torchrun on this machine alone: rendezvous on loopback, on a port of the kernel's choice, no restarts."""
-    return [
-        sys.executable, "-m", "worker.launch", str(report),
-        "--nnodes=1", f"--nproc-per-node={ranks}", "--max-restarts=0",
-        "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1",
-        f"--log-dir={log_folder}", "--redirects=3",
-        "-m", "worker.rank",
-    ]  # fmt: skip
+    def log_tail(self, rank: int | None = None) -> str:
+        """The last lines of a rank's log, or of torchrun's own; empty if there is none."""
+        path = self.folder / "torchrun.log" if rank is None else log_path(self.folder, rank)
+        lines = tail(path, LOG_TAIL_LINES)
+        return f"The last lines of {path.name}:\n{lines}" if lines else ""

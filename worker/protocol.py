@@ -2,7 +2,8 @@
 
     magic 4s | version u16 | header length u32 | payload length u64 | header | payload     (big-endian)
 
-No pickle anywhere. Both lengths are checked against their caps before a byte is allocated for them.
+No pickle anywhere. Both lengths are checked against their caps before a byte is allocated for them. The prefix, and the
+JSON of a channel's first frames (see `endpoint`), are the same in every version, so that two can tell each other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from .tensors import ALIGNMENT, Buffer, Tensors, from_buffer, to_buffers
+from .json_object import parse_object
+from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, from_buffer, to_buffers
 
 MAGIC = b"PDiT"
 VERSION = 1
@@ -33,31 +35,56 @@ class ConnectionClosed(ConnectionError):
 
 
 def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
-    """One frame, in pieces. Tensors may lie on any device; they arrive on the CPU, contiguous."""
+    """One frame, in pieces. Tensors may lie on any device; they arrive on the CPU, contiguous.
+
+    Raises UnsendableError for what no frame can carry, before anything of it is sent.
+    """
     payload = to_buffers(tensors) if tensors else []
     text = json.dumps(header).encode()
     text += b" " * (-(PREFIX.size + len(text)) % ALIGNMENT)
-    return [PREFIX.pack(MAGIC, VERSION, len(text), sum(map(len, payload))) + text, *payload]
+    length = sum(map(len, payload))
+    if len(text) > MAX_HEADER or length > MAX_PAYLOAD:
+        raise UnsendableError(
+            f"What would go between ComfyUI and the ranks at once is {len(text)} + {length} bytes, and {MAX_HEADER} + "
+            f"{MAX_PAYLOAD} is the most; use a smaller batch, size or LoRA."
+        )
+    return [PREFIX.pack(MAGIC, VERSION, len(text), length) + text, *payload]
 
 
 def send_frame(connection: socket.socket, header: Header, tensors: Tensors | None = None) -> None:
-    """Sends one frame, blocking. Raises ConnectionError when the other side has gone."""
+    """Sends one frame, blocking. Raises ConnectionError when the other side has gone, and as `encode` does."""
     for piece in encode(header, tensors):
         connection.sendall(piece)
 
 
 def read_prefix(prefix: Buffer) -> tuple[int, int]:
     """Header and payload length. Raises ProtocolError for a foreign, newer, or oversized frame."""
+    version, header_length, payload_length = read_any_prefix(prefix)
+    check_version(version)
+    return header_length, payload_length
+
+
+def read_any_prefix(prefix: Buffer) -> tuple[int, int, int]:
+    """Version, header and payload length of a frame of any version. Raises ProtocolError."""
+    if len(prefix) < PREFIX.size:
+        raise ProtocolError(f"A frame of {len(prefix)} bytes is cut off.")
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise ProtocolError(f"Not a frame of this protocol: it starts with {magic!r}.")
-    if version != VERSION:
-        raise ProtocolError(f"The other side speaks protocol version {version}, this one {VERSION}; restart ComfyUI.")
     if header_length > MAX_HEADER or payload_length > MAX_PAYLOAD:
         raise ProtocolError(
             f"A frame of {header_length} + {payload_length} bytes is over the caps of {MAX_HEADER} + {MAX_PAYLOAD}."
         )
-    return header_length, payload_length
+    return version, header_length, payload_length
+
+
+def check_version(version: int) -> None:
+    """Raises ProtocolError for a version other than this one."""
+    if version != VERSION:
+        raise ProtocolError(
+            f"The other side speaks version {version} of ParallelDiT's protocol and this one {VERSION}, so the pack "
+            "has changed under a running ComfyUI; restart ComfyUI."
+        )
 
 
 def decode(frame: Buffer) -> tuple[Header, Tensors]:
@@ -68,12 +95,10 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
     if len(body) != header_length + payload_length:
         raise ProtocolError(f"A frame of {len(body)} bytes announces {header_length + payload_length}.")
     try:
-        header = json.loads(bytes(body[:header_length]))
+        header = parse_object(body[:header_length])
         tensors = from_buffer(body[header_length:]) if payload_length else {}
     except ValueError as error:
-        raise ProtocolError(f"A malformed frame: {error}") from error
-    if not isinstance(header, dict):
-        raise ProtocolError("A malformed frame: its header is no JSON object.")
+        raise ProtocolError(f"A malformed frame: {error}.") from error
     return header, tensors
 
 

@@ -9,14 +9,20 @@ from __future__ import annotations
 import json
 import math
 import struct
+from typing import Any
 
 import torch
+
+from .json_object import parse_object
 
 Buffer = bytes | bytearray | memoryview
 Tensors = dict[str, torch.Tensor]
 
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = 8  # of the tensors in the blob
+MAX_HEADER = 8 << 20
+MAX_DIMS = 16
+MAX_ELEMENTS = 8 << 30  # also what an empty tensor's sizes other than 0 multiply to: torch computes strides of them
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -25,11 +31,20 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+class UnsendableError(ValueError):
+    """What no frame can carry."""
+
+
 def to_buffers(tensors: Tensors) -> list[Buffer]:
-    """The blob in pieces: its header, then each tensor's own memory. Tensors on a device are copied to the CPU."""
+    """The blob in pieces: its header, then each tensor's own memory. Tensors on a device are copied to the CPU.
+
+    Raises UnsendableError for a dtype that the format, as it is read here, does not have.
+    """
     header, pieces, end = {}, [], 0
     # The widest first, as the format wants it: then each begins at a multiple of its own width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        if tensor.dtype not in NAMES:
+            raise UnsendableError(f"The tensor {name} is of {tensor.dtype}, which cannot be sent to the ranks.")
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -45,15 +60,17 @@ def from_buffer(blob: Buffer) -> Tensors:
     if len(view) < LENGTH.size or LENGTH.unpack_from(view)[0] > len(view) - LENGTH.size:
         raise ValueError("the tensors' header is cut off")
     (length,) = LENGTH.unpack_from(view)
+    if length > MAX_HEADER:
+        raise ValueError(f"the tensors' header of {length} bytes is over the cap of {MAX_HEADER}")
     data = view[LENGTH.size + length :]
     tensors, end = {}, 0
     try:
-        header = json.loads(bytes(view[LENGTH.size :][:length]))
+        header = parse_object(view[LENGTH.size :][:length])
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape, (start, stop) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-            count = math.prod(shape)
-            if any(size < 0 for size in shape) or start != end or stop - start != count * dtype.itemsize:
-                raise ValueError(f"tensor {name} of shape {shape} does not fit bytes {start} to {stop}")
+            count = element_count(shape)
+            if not are_sizes([start, stop]) or start != end or stop - start != count * dtype.itemsize:
+                raise ValueError(f"tensor {name} does not fit bytes {start} to {stop}")
             end = stop
             if end > len(data):
                 raise ValueError(f"tensor {name} is cut off")
@@ -64,3 +81,17 @@ def from_buffer(blob: Buffer) -> Tensors:
     if end != len(data):
         raise ValueError(f"{len(data) - end} bytes belong to no tensor")
     return tensors
+
+
+def element_count(shape: Any) -> int:
+    """How many elements a tensor of this shape has. Raises ValueError for what is no shape, or over the caps."""
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not are_sizes(shape):
+        raise ValueError("a tensor's shape is no list of sizes")
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise ValueError(f"a tensor's shape is over the cap of {MAX_ELEMENTS} elements")
+    return math.prod(shape)
+
+
+def are_sizes(numbers: list[Any]) -> bool:
+    """Whether all are whole and not negative; True and 1.0 are no sizes."""
+    return all(type(number) is int and number >= 0 for number in numbers)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.denoiser import Watch
+from parallel_backend.timeline import Timeline
 
 from .protocol import Header
 from .tensors import Tensors
@@ -21,13 +22,21 @@ Emit = Callable[[Header, Tensors], None]
 class JobWatch(Watch):
     """Of one sampler call, on every rank. Rank 0 decides at each step whether it runs, and tells the others.
 
+    group: one that is given up when the job breaks off, so that what is on its way then reaches no later job.
     cancelled, emit: asked and called on rank 0 alone. steps: how many the call has.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, steps: int, previews: bool, cancelled: Callable[[], bool], emit: Emit
+        self,
+        group: dist.ProcessGroup,
+        timeline: Timeline,
+        steps: int,
+        previews: bool,
+        cancelled: Callable[[], bool],
+        emit: Emit,
     ) -> None:
         self.group = group
+        self.timeline = timeline
         self.steps = steps
         self.previews = previews
         self.cancelled = cancelled
@@ -35,6 +44,7 @@ class JobWatch(Watch):
         self.asked, self.answer = -1, True
         self.told: list[dist.Work] = []
         self.last_step = self.last_preview = time.perf_counter()
+        self.communicated = timeline.communicated()
 
     def proceed(self, step: int) -> bool:
         """Whether the step runs. A message from rank 0 to each other rank: none of them waits for any but rank 0."""
@@ -43,7 +53,8 @@ class JobWatch(Watch):
         self.asked = step
         if dist.get_rank():
             answer = torch.zeros(1, dtype=torch.uint8)
-            dist.recv(answer, 0, group=self.group)
+            with self.timeline.communication("next step's go"):
+                dist.recv(answer, 0, group=self.group)
             self.answer = bool(answer)
             return self.answer
         self.answer = not self.cancelled()
@@ -55,12 +66,17 @@ class JobWatch(Watch):
         return self.answer
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        """Rank 0 sends the event, with a preview where the last one is old enough, and with the last step."""
+        """Rank 0 sends the event, with a preview where the last one is old enough, and with the last step.
+
+        seconds: since the last event, and how many of them went into communication; on a GPU as far as it has got.
+        """
         if dist.get_rank():
             return
         now = time.perf_counter()
         event = {"event": "step", "step": step, "steps": self.steps, "timestep": timestep}
         event["seconds"], self.last_step = now - self.last_step, now
+        communicated = self.timeline.communicated()
+        event["communication"], self.communicated = communicated - self.communicated, communicated
         tensors = {}
         is_last = step + 1 == self.steps
         if denoised is not None and (is_last or now - self.last_preview >= PREVIEW_SECONDS):
@@ -68,6 +84,6 @@ class JobWatch(Watch):
         self.emit(event, tensors)
 
     def close(self) -> None:
-        """Waits until the others have heard of every step."""
+        """Waits until the others have heard of every step; not after an error, which may keep them from hearing it."""
         for work in self.told:
             work.wait()

@@ -1,0 +1,140 @@
+"""The MODEL that the loader returns, as ComfyUI sees it: a ModelPatcher of weights that it does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from comfy.patcher_extension import WrappersMP
+
+from .lora import accept
+from .remote_model import KEY, RemoteDiT, no_weights
+
+WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
+
+
+def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
+    """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
+    if len(options.get("latent_shapes") or ()) > 1:
+        raise ValueError(
+            "The parallel model takes no latent of several parts, such as video with audio (a nested latent); "
+            "use the stock loader, or a latent of one part."
+        )
+    return executor(*args, **options)
+
+
+class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
+    """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
+    weights, of which it has none.
+
+    It answers for the group's memory on ComfyUI's device, where rank 0 computes too. What ComfyUI finds free there
+    (cudaMemGetInfo) is without what the ranks hold, as without that of any process, so nothing is to be taken off it
+    again. From the sizes that are given here ComfyUI knows two things more: what it would win by unloading, which it
+    does when others need the room, in its own order; and for how much to make room before the ranks load or unpark.
+    Ranks on other devices are freed along with rank 0. What CUDA itself takes in a process, some hundred MB, stays.
+    """
+
+    @property
+    def remote(self) -> RemoteDiT | None:
+        """None where a node has put another module in its place."""
+        module = self.model.diffusion_model
+        return module if isinstance(module, RemoteDiT) else None
+
+    def loaded_size(self) -> int:
+        return self.remote.held_bytes() if self.remote else super().loaded_size()
+
+    def model_size(self) -> int:
+        """What is loaded, or what the next use will take; once it is loaded, `loaded_size`: there is no part of it."""
+        return self.remote.wanted_bytes() if self.remote else super().model_size()
+
+    def current_loaded_device(self) -> torch.device:
+        """By which ComfyUI tells whether it has to make room for all of the model."""
+        if self.remote is None:
+            return super().current_loaded_device()
+        return self.load_device if self.remote.held_bytes() else self.offload_device
+
+    def partially_load(
+        self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
+    ) -> int:
+        """The ranks load with the first forward. Before that, ComfyUI gives back what its own allocator keeps ready:
+        it is of no use to other processes."""
+        if self.remote:
+            comfy.model_management.soft_empty_cache()
+            extra_memory = WHOLE
+        return super().partially_load(device_to, extra_memory, force_patch_weights)
+
+    def partially_unload(
+        self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
+    ) -> int:
+        """Frees nothing, upon which ComfyUI unloads the whole."""
+        return 0 if self.remote else super().partially_unload(device_to, memory_to_free, force_patch_weights)
+
+    def detach(self, unpatch_all: bool = True) -> comfy.model_base.BaseModel:
+        """Called with unpatch_all to free memory, and without it where another clone takes over, or this one dies."""
+        if self.remote and unpatch_all:
+            self.remote.free()
+        return super().detach(unpatch_all)
+
+    def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
+        """Keeps what is for this model; see `accept` for what it raises."""
+        if strength_model != 1.0:
+            raise no_weights("a model merge, or another node that scales weights")
+        own = accept(self.model.diffusion_model.names, patches, strength_patch)
+        return super().add_patches(own, strength_patch)
+
+    def pre_run(self) -> None:
+        """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
+        super().pre_run()
+        if self.remote:
+            key = str(self.patches_uuid) if self.patches else None
+            self.remote.patched = (key, dict(self.patches))
+            self.remote.group.resident = self.origin()
+
+    def origin(self) -> RemoteModelPatcher:
+        """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded:
+        the group holds it still when the nodes are gone, and someone has to answer for it."""
+        patcher = self
+        while patcher.parent is not None:
+            patcher = patcher.parent
+        return patcher
+
+    def model_state_dict(self, filter_prefix: str | None = None) -> dict:
+        raise no_weights("a node that reads weights")
+
+    def add_hook_patches(self, *_args: Any, **_kwargs: Any) -> list:
+        raise no_weights("a hook LoRA")
+
+    def set_injections(self, key: str, injections: list) -> None:
+        raise no_weights(f"the injection {key!r}")
+
+    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
+        raise no_weights("a model merge")
+
+    def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> dict:
+        raise no_weights("a node that saves the model")
+
+    def add_object_patch(self, name: str, obj: Any) -> None:
+        if name.startswith("diffusion_model"):
+            raise no_weights(f"a replacement of {name}")
+        super().add_object_patch(name, obj)
+
+
+def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) -> RemoteModelPatcher:
+    """A MODEL of a weight-less BaseModel and the RemoteDiT that does its work."""
+    model.model_config.set_inference_dtype(diffusion_model.dtype, None)
+    model.manual_cast_dtype = None
+    model.diffusion_model = diffusion_model
+    model.model_config.unet_config.update(diffusion_model.names.detected)
+    # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
+    model.memory_required = lambda *_args, **_kwargs: 0
+    patcher = RemoteModelPatcher(
+        model.eval(),
+        load_device=comfy.model_management.get_torch_device(),
+        offload_device=comfy.model_management.unet_offload_device(),
+        size=diffusion_model.weight_bytes,
+    )
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, refuse_nested)
+    return patcher

@@ -1,0 +1,45 @@
+"""Settings come from the environment before the file, from the file before the defaults; a wrong one is an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from worker.settings import Settings, SettingsError
+
+
+def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "paralleldit.json"
+    assert Settings.read({}, file) == Settings()
+    file.write_text(json.dumps({"restarts": 5, "silence_seconds": 20, "machines": ["10.0.0.1:29400", "10.0.0.2"]}))
+    settings = Settings.read({"PARALLELDIT_RESTARTS": "7", "PARALLELDIT_ON_FREE": "unload", "OTHER": "1"}, file)
+    machines = ("10.0.0.1:29400", "10.0.0.2")
+    assert settings == Settings(restarts=7, silence_seconds=20.0, machines=machines, on_free="unload")
+    assert Settings.read({"PARALLELDIT_MACHINES": "10.0.0.1:29400, 10.0.0.2"}, file).machines == machines
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"restart": 5}', "'restart', which is none of device, ranks"),
+        ('{"restarts": "many"}', "restarts to 'many'; it takes a number"),
+        ('{"on_free": "burn"}', "one of park, unload, keep"),
+        ('{"silence_seconds": 0}', "more than 0"),
+        ('{"restarts": -1}', "more than 0"),
+        ("[1]", "no JSON object"),
+        ("{", "cannot be read as JSON"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_source(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "paralleldit.json"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match=says) as error:
+        Settings.read({}, file)
+    assert str(file) in str(error.value)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(SettingsError, match="PARALLELDIT_DEVICE sets device to 'tpu'; it is one of cpu, cuda"):
+        Settings.read({"PARALLELDIT_DEVICE": "tpu"}, Path("nowhere.json"))

@@ -1,0 +1,141 @@
+"""`python -m worker.join ADDRESS:PORT`: lends this machine to the worker group of another one, until Ctrl-C.
+
+Run it in the pack's folder; ADDRESS:PORT is the first of that machine's setting `machines`, which also names this one.
+Each time a group is started there, it says how many ranks on which device this machine adds; when the group ends, or
+the other machine is not heard of any more, the ranks here end too, and this waits for the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from .line import Line, LineLost, Message
+from .meeting import MeetingError, ask
+from .process import WorkerProcess
+from .settings import Settings
+from .torchrun import launch_command, rank_environment
+
+WAIT_SECONDS = 1.0
+POLL_SECONDS = 0.1
+MAX_REASON = 8000  # characters
+
+
+class Stopped(BaseException):
+    """The operator ends this program; no Exception, as nothing on the way shall take it for a failure."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m worker.join", description=__doc__.splitlines()[0])
+    parser.add_argument("where", metavar="ADDRESS:PORT", help="of the first machine, as its setting `machines` has it")
+    where = parser.parse_args().where
+    address, _, port = where.rpartition(":")
+    if not address or not port.isdecimal():
+        parser.error(f"{where!r} is no address and port, like 10.0.0.1:29400")
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise Stopped
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        with tempfile.TemporaryDirectory(prefix="paralleldit-join-") as folder:
+            serve(address, int(port), Path(folder))
+    except Stopped:
+        say("ended")
+
+
+def serve(address: str, port: int, folder: Path) -> None:
+    """Joins one group after the other."""
+    said = ""
+    while True:
+        try:
+            line, start = ask(address, port)
+        except (OSError, MeetingError) as error:
+            why = f"it {error}" if isinstance(error, LineLost) else error
+            waiting = f"waiting for a worker group at {address}:{port} ({why})"
+            if waiting != said:
+                say(waiting)
+                said = waiting
+            time.sleep(WAIT_SECONDS)
+            continue
+        said = ""
+        try:
+            with Membership(line, start, folder) as membership:
+                membership.last()
+        finally:
+            line.close()
+
+
+class Membership:
+    """This machine's part in one group: its ranks, and the line to the first machine."""
+
+    def __init__(self, line: Line, start: Message, folder: Path) -> None:
+        """start: what the first machine says; every part of it is made the number or the word that it must be."""
+        self.line = line
+        self.lost = ""
+        ranks, node, nodes = (int(start[name]) for name in ("ranks", "machine", "machines"))
+        self.device = "cuda" if start["device"] == "cuda" else "cpu"
+        self.folder = Path(tempfile.mkdtemp(dir=folder))
+        own_address = line.connection.getsockname()[0]
+        self.command = [
+            *launch_command(sys.executable, ranks, self.folder),
+            f"--node={node}", f"--nodes={nodes}", f"--store={start['store']}", f"--address={own_address}",
+        ]  # fmt: skip
+        self.environment = {**os.environ, **rank_environment(self.device, ranks, self.folder, Settings())}
+        say(f"joining as machine {node + 1} of {nodes} with {ranks} rank{'s'[: ranks - 1]} on {self.device}")
+        line.keep(float(start["silence"]))
+
+    def __enter__(self) -> Membership:
+        self.process = WorkerProcess(self.command, self.environment, self.folder)
+        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def last(self) -> None:
+        """Returns once the ranks have ended, or the first machine is lost; the first machine hears why."""
+        while not self.process.exited.wait(POLL_SECONDS) and not self.lost:
+            pass
+        if self.lost:
+            say(f"the first machine {self.lost}; its group has ended")
+        elif self.process.popen.returncode == 0:
+            say("the group has ended")
+        else:
+            self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        reason = self.process.reason()
+        try:
+            of_another = self.process.report.read()["of_another"]
+        except (OSError, ValueError):  # it could not be written
+            of_another = False
+        say(f"the ranks here failed: {reason}")
+        try:
+            self.line.send({"failed": reason[-MAX_REASON:], "of_another": of_another})
+        except LineLost:
+            say("the first machine has gone, too")
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self.line.receive()
+        except LineLost as error:
+            self.lost = str(error)
+
+
+def say(text: str) -> None:
+    print(f"[ParallelDiT] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

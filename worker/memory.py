@@ -1,0 +1,76 @@
+"""What memory a rank has and holds, and how much an allocation was to have that failed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ASKED = re.compile(r"[Tt]r(?:ied|y) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Room:
+    """Of the memory that a rank computes in, in bytes. used: by this rank. free: what it could still have.
+
+    total: with what other processes have; or a limit of this process's own.
+    """
+
+    total: int
+    used: int
+    free: int
+
+    @classmethod
+    def now(cls, device: torch.device) -> Room:
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+            return cls(total, allocated, free + reserved - allocated)
+        machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")
+        rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), machine.get("MemAvailable", 0))]
+        for limit, counted in limits():
+            used = process.get(counted, 0)
+            rooms.append(cls(limit, used, max(0, limit - used)))
+        return min(rooms, key=lambda room: room.free)
+
+
+def limits() -> Iterator[tuple[int, str]]:
+    """The limits of this process's memory, in bytes, each with what counts towards it in /proc/self/status."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    for limit, counted in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            yield soft, counted
+
+
+def kibibytes(path: str) -> dict[str, int]:
+    """The sizes in a file of /proc, in bytes; none on other systems."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {parts[0].rstrip(":"): int(parts[1]) << 10 for parts in fields if len(parts) == 3 and parts[2] == "kB"}
+
+
+def held(device: torch.device) -> dict[str, int]:
+    """What this process holds, in bytes: resident in RAM (0 where the system doesn't tell), and of the accelerator."""
+    try:
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        resident = 0
+    return {"resident": resident, "accelerator": torch.cuda.memory_reserved(device) if device.type == "cuda" else 0}
+
+
+def asked(error: BaseException) -> int | None:
+    """How many bytes the allocation that failed was to have, if the error tells."""
+    found = ASKED.search(str(error))
+    return int(float(found[1]) * UNITS[found[2]]) if found else None

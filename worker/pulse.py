@@ -1,0 +1,142 @@
+"""A rank's sign of life, and the word that reaches every rank while their main threads are busy.
+
+Both go through the store of torchrun's agent, from a thread of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from parallel_backend.errors import is_out_of_memory
+
+INTERVAL = 0.25
+# From a job's breaking off to the cutting of its groups: gloo can lose sight of a transfer that is cut in its midst.
+SETTLE_SECONDS = 0.5
+STUCK_SECONDS = 30.0  # from there to the end of the request on every rank
+PATIENCE = timedelta(seconds=10)
+BEAT, CANCELLED, BROKEN = "paralleldit/beat/{}", "paralleldit/cancelled", "paralleldit/broken"
+
+Answer = TypeVar("Answer")
+
+
+def agent_store() -> dist.TCPStore:
+    """A connection of its own to the store of torchrun's agent."""
+    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=PATIENCE)
+
+
+class Pulse(threading.Thread):
+    """Tells of this rank's life and memory four times a second, and learns which job is given up or broken off.
+
+    Jobs are request ids, which count up; 0 is none. To be made on every rank before any of them is started. Ends when
+    the store is gone, which goes with torchrun's agent.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], dist.Store],
+        rank: int,
+        world: int,
+        measure: Callable[[], Mapping[str, int]],
+        on_broken: Callable[[int], None],
+        on_beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """measure: this rank's memory, see `memory.held`. on_broken: called with each job broken off.
+
+        on_beat: called at each beat; raises nothing.
+        """
+        super().__init__(name="pulse", daemon=True)
+        self.connect = connect
+        self.rank = rank
+        self.measure = measure
+        self.on_broken = on_broken
+        self.on_beat = on_beat
+        self.cancelled = self.broken = self.told = 0
+        self.broken_at = 0.0
+        self.ended = 0  # the last job that has ended on this rank
+        self.count = 0
+        self.due = threading.Event()
+        self.heard = [(time.monotonic(), {"count": 0}) for _ in range(world)]  # rank 0 alone collects them
+        self.store = connect()
+        for key in (CANCELLED, BROKEN):
+            self.store.compare_set(key, "", "0")
+        self._beat()
+
+    def run(self) -> None:
+        while True:
+            try:
+                self._ask(lambda _store: self._beat())
+                self._listen()
+                self._watch_broken()
+                self.on_beat()
+            except dist.DistError:
+                return
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                logging.warning("no memory for a sign of life")  # the job lacks it; the next may find some
+            self.due.wait(INTERVAL)
+            self.due.clear()
+
+    def cancel(self, job: int) -> None:
+        """Gives a job up, on all ranks within two beats; returns at once. Called on rank 0, from any thread."""
+        self.cancelled = job
+        self.due.set()
+
+    def break_off(self, job: int) -> None:
+        """Lets every rank know that a job goes on no further; called before its communication is cut."""
+        self._ask(lambda store: store.set(BROKEN, str(job)))
+
+    def is_broken(self, job: int) -> bool:
+        """Whether any rank has broken the job off by now."""
+        return int(self._ask(lambda store: store.get(BROKEN))) == job
+
+    def status(self) -> dict[str, Any]:
+        """Of all ranks, on rank 0: seconds since the last sign of life, and the memory that they hold, in bytes."""
+        now, heard = time.monotonic(), list(self.heard)
+        memory = [{name: value for name, value in beat.items() if name != "count"} for _, beat in heard]
+        return {"beats": [now - at for at, _ in heard], "memory": memory}
+
+    def _beat(self) -> None:
+        self.count += 1
+        self.store.set(BEAT.format(self.rank), json.dumps({"count": self.count, **self.measure()}))
+
+    def _listen(self) -> None:
+        if self.rank == 0:
+            self._ask(lambda store: store.set(CANCELLED, str(self.cancelled)))
+            keys = [BROKEN, *(BEAT.format(rank) for rank in range(len(self.heard)))]
+            broken, *beats = self._ask(lambda store: store.multi_get(keys))
+            for rank, beat in enumerate(map(json.loads, beats)):
+                if beat["count"] != self.heard[rank][1]["count"]:
+                    self.heard[rank] = (time.monotonic(), beat)
+        else:
+            broken, cancelled = self._ask(lambda store: store.multi_get([BROKEN, CANCELLED]))
+            self.cancelled = int(cancelled)
+        if int(broken) != self.broken:
+            self.broken, self.broken_at = int(broken), time.monotonic()
+
+    def _watch_broken(self) -> None:
+        """Has a broken job cut off; ends this process, and with it the group, where even that does not end the job."""
+        since = time.monotonic() - self.broken_at
+        if self.broken != self.told and since > SETTLE_SECONDS:
+            self.told = self.broken
+            self.on_broken(self.broken)
+        if self.ended < self.broken and since > STUCK_SECONDS:
+            logging.error("job %d was broken off and does not end", self.broken)
+            os._exit(1)
+
+    def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
+        """What the store says; a connection that broke is made anew once. Raises DistError if the store is gone."""
+        try:
+            return question(self.store)
+        except dist.DistError:
+            self.store = self.connect()
+            return question(self.store)

@@ -1,0 +1,232 @@
+"""One life of the worker group, from the start of its processes to their end, and why it ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+
+import psutil
+import torch
+
+from .endpoint import Endpoint
+from .errors import WorkerGroupError
+from .pace import Pace
+from .process import WorkerProcess
+from .protocol import Header, ProtocolError, decode, receive_frame, send_frame
+from .questions import Questions
+from .settings import Settings
+from .tensors import Tensors, UnsendableError
+from .torchrun import rank_environment, ranks_a_machine, torchrun_command
+
+POLL_SECONDS = 0.05
+LAST_WORDS_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
+MACHINE_SECONDS = 3.0
+LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
+STOPPED = "It was stopped."
+LOADING = ("load", "adapt", "vae", "park", "unload")
+
+Check = Callable[[], None]
+OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the estimate of the clean latents if it has one
+
+
+class Session:
+    """The processes of a group and its two channels."""
+
+    def __init__(self, ranks: int, device: str, settings: Settings, folder: Path, check: Check) -> None:
+        """Starts the processes, and returns when rank 0 has connected. Raises WorkerGroupError, and what `check` does.
+
+        folder: for the logs.
+        """
+        self.ranks = ranks
+        self.settings = settings
+        self.pace = Pace()
+        self.operation: str | None = None
+        self.last_id = 0
+        self.given_up = False  # the last request, whose answer is still to come
+        self.verdict: str | None = None
+        self.pids: list[int] = []
+        self.burial = threading.Lock()
+        started = time.monotonic()
+        try:
+            endpoint = Endpoint()
+            try:
+                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
+                environment = {**os.environ, **endpoint.environment(), **here}
+                self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
+                self._await_ranks(endpoint, check)
+            finally:
+                endpoint.close()
+        except (OSError, ProtocolError) as error:
+            raise WorkerGroupError(f"The worker group cannot be started: {error}") from error
+        self.job = endpoint.channels["job"]
+        self.incoming = selectors.DefaultSelector()
+        self.incoming.register(self.job, selectors.EVENT_READ)
+        self.questions = Questions(endpoint.channels["control"])
+        logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
+
+    def _await_ranks(self, endpoint: Endpoint, check: Check) -> None:
+        deadline = time.monotonic() + self.settings.start_seconds
+        try:
+            while not endpoint.accept(POLL_SECONDS):
+                check()
+                if self.process.exited.is_set():
+                    raise WorkerGroupError(f"The worker group did not start. {self.process.reason()}")
+                if time.monotonic() > deadline:
+                    seconds = f"{self.settings.start_seconds:g} s"
+                    raise WorkerGroupError(f"The worker group did not start in {seconds}. {self.process.log_tail()}")
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            self.process.stop()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        return self.verdict is not None or self.process.exited.is_set()
+
+    def end(self, verdict: str = "") -> str:
+        """Ends what is left of the processes, and says why they ended, which is the first verdict given if any was.
+
+        Without one, torchrun gets the time to say it.
+        """
+        with self.burial:
+            if self.verdict is None:
+                if not verdict and not self.process.exited.wait(LAST_WORDS_SECONDS):
+                    verdict = self._who_has_gone()
+                self.process.stop()
+                self.verdict = verdict or self.process.reason()
+        return self.verdict
+
+    def _who_has_gone(self) -> str:
+        """What there is to say where torchrun cannot: it waits for a rank that does not end."""
+        gone = [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
+        names = " and ".join(f"Rank {rank} (process {self.pids[rank]})" for rank in gone) or "A rank"
+        tail = self.process.log_tail(gone[0]) if gone else ""
+        return f"{names} has ended, and another does not end; torchrun did not say why.\n{tail}".rstrip()
+
+    def close(self) -> None:
+        """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
+        self.end(STOPPED)
+        self.incoming.close()
+        self.job.close()
+        self.questions.close()
+
+    def request(
+        self,
+        header: Header,
+        tensors: Tensors,
+        check: Check,
+        on_step: OnStep | None = None,
+        kind: Hashable | None = None,
+    ) -> tuple[Header, Tensors]:
+        """Sends a request, and returns its reply. kind: what has requests like this one take steps of the same length.
+
+        Raises WorkerGroupError if the group dies, and what `check` and `on_step` do, which cancels the request.
+        """
+        if self.given_up:
+            self.settle(check)
+        self.last_id += 1
+        self.operation = header["op"]
+        try:
+            send_frame(self.job, {**header, "id": self.last_id}, tensors)
+            reply, results = self._next_reply(check, kind)
+            while "event" in reply:
+                on_step(reply, results.get("denoised"))
+                reply, results = self._next_reply(check, kind)
+        except (ConnectionError, ProtocolError) as error:
+            raise self._ended(error) from error
+        except UnsendableError:  # nothing has been sent
+            self.operation = None
+            raise
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            self.given_up = True
+            self.cancel(self.last_id)
+            raise
+        self.operation = None
+        return reply, results
+
+    def settle(self, check: Check, patience: float = math.inf) -> Header | None:
+        """Waits for the end of a request that was given up: its reply; None if there is none, or it takes longer.
+
+        Until it is read, the ranks may wait for that, and would not read another request. Raises as `request` does.
+        """
+        if not self.given_up:
+            return None
+        deadline = time.monotonic() + patience
+        try:
+            while True:
+                while not self.incoming.select(POLL_SECONDS):
+                    check()
+                    if time.monotonic() > deadline:
+                        return None
+                reply, _ = decode(receive_frame(self.job))
+                if "event" not in reply:
+                    self.given_up, self.operation = False, None
+                    return reply
+        except (ConnectionError, ProtocolError) as error:
+            raise self._ended(error) from error
+
+    def _ended(self, error: Exception) -> WorkerGroupError:
+        lost = f"Its answer could not be read: {error}" if isinstance(error, ProtocolError) else ""
+        return WorkerGroupError(f"The worker group ended during '{self.operation}'.\n{self.end(lost)}")
+
+    def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
+        """The next event or reply of the last request."""
+        check()  # also where answers come faster than they are waited for
+        began = time.monotonic()
+        patience = self.pace.patience(kind)
+        while not self.incoming.select(POLL_SECONDS):
+            check()
+            if time.monotonic() - began > patience:
+                self.end(f"A step like those before has taken more than {patience:.0f} s: its ranks are stuck.")
+        reply, results = decode(receive_frame(self.job))
+        self.pace.note(kind, time.monotonic() - began)
+        return reply, results
+
+    def cancel(self, job: int) -> None:
+        """Has a request end at its next step; its answer is not waited for."""
+        try:
+            self.questions.order({"op": "cancel", "job": job})
+        except ConnectionError:
+            logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
+
+    def check_life(self) -> None:
+        """Ends the session if a rank has given no sign of life for too long."""
+        patience = self.settings.silence_seconds
+        if self.operation in LOADING:
+            patience *= LOADING_TIMES
+        try:
+            status = self.questions.ask({"op": "status"}, patience)
+        except TimeoutError:
+            name = f"Rank 0 (process {self.pids[0]})" if self.pids else "Rank 0"
+            tail = self.process.log_tail(0)
+            self.end(f"{name} has not answered for {patience:g} s: it is stopped, or stuck.\n{tail}".rstrip())
+            return
+        except ConnectionError:
+            if not self.process.exited.wait(LAST_WORDS_SECONDS):
+                self.end("Rank 0 has closed its control channel.")
+            return
+        self.pids = status["pids"]
+        # Of another machine's silence its line to this one tells more; that has the first word.
+        bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
+        silent = [rank for rank, seconds in enumerate(status.get("beats", [])) if seconds > bound]
+        if len(silent) == 1:
+            (rank,) = silent
+            self.end(
+                f"Rank {rank} (process {self.pids[rank]}) has given no sign of life for {patience:g} s: "
+                f"it is stopped, or stuck.\n{self.process.log_tail(rank)}".rstrip()
+            )
+        elif silent:
+            names = ", ".join(map(str, silent))
+            self.end(f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone.")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
