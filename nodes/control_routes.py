@@ -1,28 +1,60 @@
-"""POST /paralleldit/restart and /paralleldit/stop: what changes a worker group. For pages of this ComfyUI alone."""
+"""POST /paralleldit/start, /restart, /stop and /park: what changes a worker group. For pages of this ComfyUI alone."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from server import PromptServer
 
+from ..worker.client import WorkerGroup
+from ..worker.errors import RequestRefused, WorkerGroupError
+from .group import device_count
 from .status_route import group_of
+
+PARK_SECONDS = 30.0  # for the job that runs to end
+
+
+def start(group: WorkerGroup) -> None:
+    group.start(device_count(), lambda: None)
+
+
+def restart(group: WorkerGroup) -> None:
+    group.restart()
+    start(group)
+
+
+def park(group: WorkerGroup) -> None:
+    if not group.park(patience=PARK_SECONDS):
+        raise RequestRefused(
+            "A job runs in the worker group, and has not ended: interrupt it, or park the group when it is done."
+        )
 
 
 def add_control_routes() -> None:
-    """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default."""
+    """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default.
 
-    @PromptServer.instance.routes.post("/paralleldit/restart")
-    async def restart(request: web.Request) -> web.Response:
-        refuse_foreign(request)
-        await asyncio.to_thread(group_of(request).restart)
-        return web.json_response({"state": "stopped"})
+    Each answers when it is done, with the state that the group is in then; or with a sentence that says why it is not,
+    409 where the group goes on as it was, 503 where it does not run.
+    """
+    changes = {"start": start, "restart": restart, "stop": WorkerGroup.stop, "park": park}
+    for name, change in changes.items():
+        PromptServer.instance.routes.post(f"/paralleldit/{name}")(handler(change))
 
-    @PromptServer.instance.routes.post("/paralleldit/stop")
-    async def stop(request: web.Request) -> web.Response:
+
+def handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
         refuse_foreign(request)
-        await asyncio.to_thread(group_of(request).stop)
-        return web.json_response({"state": "stopped"})
+        group = group_of(request)
+        try:
+            await asyncio.to_thread(change, group)
+        except RequestRefused as error:
+            return web.Response(status=409, text=str(error))
+        except WorkerGroupError as error:
+            return web.Response(status=503, text=str(error))
+        return web.json_response({"state": (await asyncio.to_thread(group.status))["state"]})
+
+    return handle
 
 
 def refuse_foreign(request: web.Request) -> None:

@@ -12,30 +12,39 @@ from pathlib import Path
 import comfy.model_management
 import folder_paths
 import torch
+from server import PromptServer
 
 from ..worker.client import WorkerGroup
 from ..worker.folder import private_folder
 from ..worker.settings import FILE_NAME, Settings
+from .feed import Feed
 
 CPU_RANKS = 2
 GROUPS = 8
 
 _making = threading.Lock()  # prompts and the server's requests come in threads of their own
+_made: dict[int, WorkerGroup] = {}
 
 
 def worker_group(number: int = 1) -> WorkerGroup:
-    """A group; its processes start with its first request and end with ComfyUI. number: from 1 to GROUPS."""
+    """A group; its processes start with its first request and end with ComfyUI. number: from 1 to GROUPS.
+
+    Raises SettingsError.
+    """
     with _making:
-        return _worker_group(number)
+        if number not in _made:
+            folder = private_folder(f"group{number}")
+            group = _made[number] = WorkerGroup(device_type(), folder, settings())
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            atexit.register(group.stop)  # which runs first
+            Feed(number, group, PromptServer.instance).start()
+        return _made[number]
 
 
-@functools.cache
-def _worker_group(number: int) -> WorkerGroup:
-    folder = private_folder(f"group{number}")
-    group = WorkerGroup(device_type(), folder, settings())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    atexit.register(group.stop)  # which runs first
-    return group
+def made_groups() -> dict[int, WorkerGroup]:
+    """The groups that something has asked for, by number, and the first in any case. Raises SettingsError."""
+    worker_group()
+    return dict(sorted(_made.items()))
 
 
 @functools.cache

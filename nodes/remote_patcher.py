@@ -9,6 +9,7 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
+from comfy_execution.utils import get_executing_context
 
 from .lora import accept
 from .remote_model import KEY, RemoteDiT, no_weights
@@ -24,6 +25,16 @@ def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
             "use the stock loader, or a latent of one part."
         )
     return executor(*args, **options)
+
+
+def note_run(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
+    """Stands around a sampling, whose steps in the worker group are those of one run."""
+    patcher, node = executor.class_obj.model_patcher, get_executing_context()
+    remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
+    if remote is None:
+        return executor(*args, **options)
+    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], str(remote.plan)):
+        return executor(*args, **options)
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
@@ -136,5 +147,6 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
         offload_device=comfy.model_management.unet_offload_device(),
         size=diffusion_model.weight_bytes,
     )
-    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, refuse_nested)
+    for wrapper in (refuse_nested, note_run):
+        patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)
     return patcher

@@ -1,4 +1,4 @@
-"""GET /paralleldit/status, /paralleldit/trace and /paralleldit/logs: what the worker group does and did. Read-only."""
+"""GET /paralleldit/groups, /status, /trace and /logs: what the worker groups do and did. Read-only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..worker.client import WorkerGroup
 from ..worker.errors import RequestRefused, WorkerGroupError
 from ..worker.logs import log_path, tail
 from ..worker.settings import SettingsError
-from .group import GROUPS, worker_group
+from .group import GROUPS, device_count, device_type, made_groups, worker_group
 
 DEFAULT_LINES = 200
 MAX_LINES = 5000
@@ -21,6 +21,7 @@ TRACE_HEADERS = {"Content-Disposition": 'attachment; filename="paralleldit-trace
 def add_status_routes() -> None:
     """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default."""
     routes = PromptServer.instance.routes
+    routes.get("/paralleldit/groups")(groups)
     routes.get("/paralleldit/status")(status)
     routes.get("/paralleldit/trace")(trace)
     routes.get("/paralleldit/logs")(logs)
@@ -35,6 +36,19 @@ def group_of(request: web.Request) -> WorkerGroup:
         return worker_group(int(number))
     except SettingsError as error:
         raise web.HTTPInternalServerError(text=str(error)) from error
+
+
+async def groups(_request: web.Request) -> web.Response:
+    """All groups with their last runs, and what an automatic plan would use. A page begins here; then come events."""
+    try:
+        made = made_groups()
+    except SettingsError as error:
+        raise web.HTTPInternalServerError(text=str(error)) from error
+    found = [
+        {"group": number, "status": await asyncio.to_thread(group.status), "runs": group.runs.to_json()}
+        for number, group in made.items()
+    ]
+    return web.json_response({"groups": found, "device": device_type(), "devices": device_count()})
 
 
 async def status(request: web.Request) -> web.Response:

@@ -88,7 +88,7 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
         wait_until(lambda: status(host)["deaths"] > deaths)
     else:
         if moment in ("starting", "loading"):
-            post(host, "/paralleldit/restart")
+            post(host, "/paralleldit/stop")
             wait_until(lambda: not any(map(alive, before)))
         prompt_id = host.queue(long(loop_mode=moment != "step mode"))
 
@@ -148,7 +148,7 @@ def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
     reference, mode, whole = good(host), file.stat().st_mode, file.read_bytes()
     before = worker_processes(host)
     harm(file)
-    post(host, "/paralleldit/restart")
+    post(host, "/paralleldit/stop")
     started, said = time.monotonic(), ""
     try:
         good(host)

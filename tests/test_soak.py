@@ -15,5 +15,5 @@ def test_many_prompts_and_cancels_leave_memory_descriptors_and_threads_flat(host
     course = list(soak(host, PROMPTS))
     for name, kinds in growth(course, SETTLED).items():
         for kind, (early, late) in kinds.items():
-            # A leak of one descriptor or thread a prompt, or a cancelled one, is far more than the two that come and go.
+            # Two descriptors or threads may come and go; a leak of one a prompt, or a cancelled one, is far more.
             assert late <= max(early * 1.05, early + 2), f"{name}: {kind} went from {early} to {late}"

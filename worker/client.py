@@ -16,6 +16,7 @@ from .conditions import SentConditions
 from .errors import OutOfMemory, RequestRefused, WorkerGroupError
 from .protocol import Header
 from .restarts import Restarts
+from .runs import Runs
 from .sampler_call import SamplerCall
 from .session import POLL_SECONDS, STOPPED, Check, OnStep, Session
 from .settings import Settings, SettingsError
@@ -43,6 +44,10 @@ class WorkerGroup:
         self.restarts = Restarts(self.settings.restarts)
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
+        self.changed = threading.Event()  # for one who follows the status, and clears it
+        self.runs = Runs()
+        self.ranks = 0  # of the last session
+        self.note = ""
         self.last_death: str | None = None
         self.resident: object | None = None  # what answers for the model's memory in ComfyUI, and lives as long
         self.stops = 0
@@ -51,14 +56,15 @@ class WorkerGroup:
         self.adapted: str | None = None  # the key of the additions to the weights; empty while it is not known
         self.sent = SentConditions()
 
-    def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check) -> None:
+    def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "") -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
 
-        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects.
-        Raises RequestRefused, WorkerGroupError.
+        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note: what there
+        is to say of the plan, for the status. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
             self._ensure(ranks, check)
+            self.note = note
             if self.loaded == (source, plan):
                 return
             self.loaded, self.sent = None, SentConditions()
@@ -115,7 +121,13 @@ class WorkerGroup:
             for (kind, name), key in keys.items():
                 header[kind][name] = key
             size = tuple(tensors["noise"].shape)
-            return self._request(header, {**tensors, **new}, check, on_step, size)["latents"]
+
+            def note(event: Header, denoised: torch.Tensor | None) -> None:
+                self.runs.step("sample", event["seconds"], event["communication"], event["steps"])
+                self.changed.set()
+                on_step(event, denoised)
+
+            return self._request(header, {**tensors, **new}, check, note, size)["latents"]
 
     def run_vae(
         self, direction: str, path: str, dtype: str, tensor: torch.Tensor, ranks: int, check: Check
@@ -130,31 +142,42 @@ class WorkerGroup:
             header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
             return self._request(header, {"input": tensor}, check)["result"]
 
-    def park(self, unload: bool = False) -> None:
+    def start(self, ranks: int, check: Check) -> None:
+        """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
+
+        Raises as `load` does.
+        """
+        with self.turn(check):
+            self._ensure(self.ranks or ranks, check)
+
+    def park(self, unload: bool = False, patience: float = 0.0) -> bool:
         """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.
 
         CPU ranks have no accelerator to free, and always unload. Raises nothing, since ComfyUI calls it outside of any
-        node: does nothing where no group runs or a request is under way, and only logs it when the group dies.
+        node: does nothing where no group runs or a request is under way, for whose end it waits up to `patience`
+        seconds, and only logs it when the group dies. Returns whether nothing is left on the accelerators.
         """
-        if not self.lock.acquire(blocking=False):
-            return
+        if not self.lock.acquire(timeout=patience):
+            return False
         try:
             session = self.session
             if session is None or session.is_over:
-                return
+                return True
             session.settle(lambda: None, SETTLE_SECONDS)
             if session.operation:  # it still runs, or this is called from within its callback
-                return
+                return False
             if not unload and self.device != "cpu":
                 try:
                     self._request({"op": "park"}, {}, lambda: None)
-                    return
+                    return True
                 except RequestRefused as refusal:
                     logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
             self._forget()
             self._request({"op": "unload"}, {}, lambda: None)
+            return True
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
+            return isinstance(error, WorkerGroupError)
         finally:
             self.lock.release()
 
@@ -180,7 +203,7 @@ class WorkerGroup:
 
         state: stopped, starting, ready, busy, parked, restarting or failed.
         """
-        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death}
+        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death, "note": self.note}
         session = self.session
         if session is None:
             return own
@@ -192,10 +215,11 @@ class WorkerGroup:
     def stop(self) -> None:
         """Ends the group, and the job that it runs; the next request starts it again."""
         self.stops += 1
-        session, self.session, self.phase = self.session, None, "stopped"
+        session, self.session = self.session, None
         if session:
             session.end(STOPPED)
         self._forget()
+        self._enter("stopped")
 
     def restart(self) -> None:
         """Ends the group, and forgets how often it died: the next request starts it again."""
@@ -216,6 +240,10 @@ class WorkerGroup:
         finally:
             self.lock.release()
 
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self.changed.set()
+
     def _forget(self) -> None:
         """What a new session does not have."""
         self.loaded, self.adapted, self.sent = None, None, SentConditions()
@@ -227,6 +255,7 @@ class WorkerGroup:
         if session is None:
             raise WorkerGroupError("The worker group does not run; the next prompt starts it.")
         kind = (header["op"], self.loads, size) if size else None
+        self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step, kind)
         except WorkerGroupError as error:
@@ -234,7 +263,11 @@ class WorkerGroup:
         except UnsendableError as error:
             self.sent = SentConditions()  # which believes that they have gone
             raise RequestRefused(str(error)) from error
+        finally:
+            self.changed.set()
         if "error" not in reply:
+            if header["op"] == "forward":
+                self.runs.step("forward", reply["seconds"], reply["communication"])
             return results
         self.sent = SentConditions()  # of a request that was refused, the ranks may not have taken them
         if reply.get("kind") == "memory":
@@ -272,7 +305,7 @@ class WorkerGroup:
             return
         left = self.restarts.seconds_left()
         if left:
-            self.phase = "failed"
+            self._enter("failed")
             raise WorkerGroupError(
                 f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
                 f"{left:.0f} s, or until ComfyUI or the group is restarted. The last time: {self.last_death}"
@@ -293,7 +326,7 @@ class WorkerGroup:
         session.close()
         self._forget()
         self.restarts.note_death()
-        self.phase = "restarting"
+        self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
     def _start(self, ranks: int, check: Check) -> None:
@@ -311,18 +344,20 @@ class WorkerGroup:
                     check_both()
                     time.sleep(POLL_SECONDS)
             else:
-                self.phase = "starting"
+                self._enter("starting")
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
             session = Session(ranks, self.device, self.settings, self.folder, check_both)
         except WorkerGroupError as error:
             if self.stops == stops:
-                self.phase, self.last_death = "failed", str(error)
+                self.last_death = str(error)
+                self._enter("failed")
             raise
         except BaseException:  # an interrupt is no Exception in ComfyUI
-            self.phase = self.phase if self.phase == "restarting" else "stopped"
+            self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
         self._forget()
-        self.session, self.phase = session, "ready"
+        self.session, self.ranks = session, ranks
+        self._enter("ready")
         if self.stops != stops:  # just now
             self.stop()
             check_both()
@@ -332,6 +367,7 @@ class WorkerGroup:
         """Watches one session to its end; if it died, starts the next one and loads the model again."""
         while not session.process.exited.wait(WATCH_SECONDS):
             session.check_life()
+        self.changed.set()
         stops, loaded = self.stops, self.loaded
 
         def check() -> None:

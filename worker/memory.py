@@ -62,12 +62,18 @@ def kibibytes(path: str) -> dict[str, int]:
 
 
 def held(device: torch.device) -> dict[str, int]:
-    """What this process holds, in bytes: resident in RAM (0 where the system doesn't tell), and of the accelerator."""
+    """What this process holds, in bytes: resident in RAM (0 where the system doesn't tell), and of the accelerator.
+
+    total: what there is where it computes, on the accelerator or in RAM.
+    """
     try:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         resident = 0
-    return {"resident": resident, "accelerator": torch.cuda.memory_reserved(device) if device.type == "cuda" else 0}
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        return {"resident": resident, "accelerator": torch.cuda.memory_reserved(device), "total": total}
+    return {"resident": resident, "accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
 
 
 def asked(error: BaseException) -> int | None:

@@ -115,7 +115,16 @@ class Operations:
             self.undo(outcome)
         self.running = self.step = None
         self.pulse.ended = self.job
-        return outcome.reply(), results if outcome.kind == DONE else None
+        if outcome.kind != DONE:
+            return outcome.reply(), None
+        return {**outcome.reply(), **self.timing(header)}, results
+
+    def timing(self, header: Header) -> Header:
+        """Of a forward, what events tell of the steps of a loop: its seconds, and those of its communication."""
+        if header["op"] != "forward":
+            return {}
+        lengths, waits = zip(*self.timeline.steps, strict=True)
+        return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
 
     def operation(self, header: Header, tensors: Tensors) -> Callable[[Header, Tensors], Tensors | None]:
         """What was asked for. Raises RequestError for what cannot be."""
@@ -185,8 +194,8 @@ class Operations:
 
     def status(self) -> dict[str, Any]:
         """What the control channel reports; read from another thread while a job runs."""
-        transformer = self.transformer
-        parked = transformer is not None and transformer.parking.is_parked
+        held = [part.parking for part in (self.transformer, self.vae and self.vae[1]) if part]
+        parked = bool(held) and all(parking.is_parked for parking in held)
         return {
             "state": "busy" if self.running else "parked" if parked else "ready",
             "operation": self.running,

@@ -1,0 +1,75 @@
+"""What a worker group has sampled of late: for each run, how long its steps took, and how much of that they waited."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+KEPT = 10  # runs
+STEPS = 500  # of a run, the last ones
+
+
+@dataclass
+class Run:
+    """One sampling, of one node. total: how many steps it will have, where that is known.
+
+    steps: seconds of each, and how many of them went into communication. made: how many steps there were.
+    state: running, done, cancelled or failed. began: seconds since the epoch.
+    """
+
+    id: int
+    node: str | None
+    model: str
+    plan: str
+    operation: str = "sample"
+    total: int | None = None
+    made: int = 0
+    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
+    state: str = "running"
+    began: float = field(default_factory=time.time)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "steps": [list(step) for step in self.steps.copy()]}
+
+
+class Runs:
+    """The last runs, newest first. Written by the thread that samples, read by any."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Run] = deque(maxlen=KEPT)
+        self.ids = itertools.count(1)
+
+    @property
+    def newest(self) -> Run | None:
+        return self.kept[0] if self.kept else None
+
+    @contextlib.contextmanager
+    def run(self, node: str | None, model: str, plan: str) -> Iterator[None]:
+        """While entered, steps are those of one run. node: the id of ComfyUI's node that samples."""
+        run = Run(next(self.ids), node, model, plan)
+        self.kept.appendleft(run)
+        try:
+            yield
+        except Exception:
+            run.state = "failed"
+            raise
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            run.state = "cancelled"
+            raise
+        run.state = "done"
+
+    def step(self, operation: str, seconds: float, communication: float, total: int | None = None) -> None:
+        """Notes a step of the run that goes on, if one does."""
+        run = self.newest
+        if run and run.state == "running":
+            run.operation, run.total = operation, total
+            run.steps.append((seconds, communication))
+            run.made += 1
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [run.to_json() for run in list(self.kept)]
