@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, Route, sync_playwright
@@ -31,7 +32,15 @@ CONVERT = """async (workflow) => {
 }"""
 # What the editor itself asks for in vain, or says, where a user has saved nothing yet.
 USUAL_404 = ("/user.css", "/api/userdata")
-USUAL_ERRORS = ("Failed to load resource", "graph accessed before initialization")  # the first comes with each 404
+# The first comes with each 404, the last with files that the default workflow, or an example, lacks here.
+USUAL_ERRORS = ("Failed to load resource", "graph accessed before initialization", "https://huggingface.co/")
+SCREENSHOTS = Path(__file__).with_name("screenshots")  # not in the repository
+WIDGET = """([type, name, value]) => {
+    const node = window.app.graph.nodes.find((node) => node.type === type)
+    const widget = node.widgets.find((widget) => widget.name === name)
+    widget.value = value
+    widget.callback?.(value, window.app.canvas, node)
+}"""
 
 
 def browser_path() -> str | None:
@@ -69,9 +78,34 @@ class Editor:
         page.goto(host.url, timeout=LOAD_TIMEOUT_MS)
         page.wait_for_function(READY, timeout=LOAD_TIMEOUT_MS)
 
+    def reload(self) -> None:
+        """Loads the page anew, as F5 does."""
+        self.page.reload(timeout=LOAD_TIMEOUT_MS)
+        self.page.wait_for_function(READY, timeout=LOAD_TIMEOUT_MS)
+
     def prompt(self, workflow: dict) -> dict[str, Any]:
         """Opens a workflow; returns the prompt that the editor would queue, in API format, subgraphs unfolded."""
         return self.page.evaluate(CONVERT, workflow)
+
+    def open(self, workflow: dict) -> None:
+        """Opens a workflow in a tab of its own, and has all of it in view."""
+        self.page.evaluate("async (workflow) => { await window.app.loadGraphData(workflow) }", workflow)
+
+    def set_widget(self, node_type: str, name: str, value: Any) -> None:
+        """Sets a widget of the node of that type, as turning it by hand does."""
+        self.page.evaluate(WIDGET, [node_type, name, value])
+
+    def run(self) -> None:
+        """Presses the Run button."""
+        self.page.get_by_test_id("queue-button").click()
+
+    def use_theme(self, theme: str) -> None:
+        """dark or light."""
+        self.page.evaluate("(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
+
+    def screenshot(self, name: str) -> None:
+        SCREENSHOTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not any(usual in message.text for usual in USUAL_ERRORS):

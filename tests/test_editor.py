@@ -1,0 +1,160 @@
+"""What a person does and sees in the editor: real Chromium, real host, real workers. Screenshots are kept beside this."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from demo.host import REPOSITORY, ComfyHost
+from tests.editor import Editor
+from tests.graphs import status
+
+PATIENCE_MS = 60_000
+DEMO = REPOSITORY / "example_workflows" / "demo.json"
+NODES = {
+    "Load Diffusion Model (Parallel)": "ParallelDiT_LoadDiffusionModel",
+    "Parallel Plan": "ParallelDiT_Plan",
+    "Parallel Sampler": "ParallelDiT_Sampler",
+    "Parallel VAE Decode": "ParallelDiT_VAEDecode",
+    "Parallel VAE Encode": "ParallelDiT_VAEEncode",
+    "DiT Class Label": "ParallelDiT_ClassLabel",
+}
+LONG = 3000  # steps, of a job that does not end by itself while the test looks
+HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
+TYPES = "() => window.app.graph.nodes.map((node) => node.type)"
+
+
+@pytest.fixture
+def page(editor: Editor) -> Page:
+    editor.page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    return editor.page
+
+
+def open_demo(editor: Editor, steps: int, seed: int) -> None:
+    """The demo, as a prompt that was never run."""
+    editor.open(json.loads(DEMO.read_text()))
+    editor.set_widget("KSampler", "steps", steps)
+    editor.set_widget("KSampler", "seed", seed)
+
+
+def open_panel(page: Page) -> Locator:
+    page.get_by_role("button", name="ParallelDiT").click()
+    panel = page.get_by_test_id("paralleldit-panel")
+    expect(panel).to_be_visible()
+    return panel
+
+
+def step_of(panel: Locator) -> int:
+    found = re.search(r"(\d+) of \d+", panel.get_by_test_id("paralleldit-step").inner_text())
+    return int(found[1]) if found else 0
+
+
+def wait_for_step(panel: Locator, step: int) -> None:
+    """Until the panel tells of that step, or a later one."""
+    for _ in range(PATIENCE_MS // 100):
+        if step_of(panel) >= step:
+            return
+        panel.page.wait_for_timeout(100)
+    pytest.fail(f"the panel stays at step {step_of(panel)}")
+
+
+def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) -> None:
+    for title, node_type in NODES.items():
+        page.evaluate("window.app.graph.clear()")
+        page.mouse.dblclick(800, 500)
+        page.get_by_placeholder("Search for nodes").or_(page.get_by_role("combobox")).first.fill(title)
+        page.get_by_text(title, exact=True).first.wait_for()
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"({TYPES})().includes('{node_type}')")
+    assert editor.problems == []
+
+
+def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=20, seed=101)
+    editor.run()
+    page.wait_for_function(HAS_IMAGE)
+    editor.screenshot("demo")
+    assert editor.problems == []
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(
+    theme: str, editor: Editor, page: Page
+) -> None:
+    editor.use_theme(theme)
+    open_demo(editor, steps=250, seed={"dark": 102, "light": 103}[theme])
+    panel = open_panel(page)
+    editor.run()
+    for rank in (0, 1):
+        expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_contain_text("MiB")
+    wait_for_step(panel, 1)
+    first = step_of(panel)
+    wait_for_step(panel, first + 20)
+    editor.screenshot(f"panel-{theme}")
+    page.wait_for_function(HAS_IMAGE)
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("250")
+    editor.screenshot(f"panel-done-{theme}")
+    assert editor.problems == []
+
+
+def test_a_job_is_cancelled_from_the_button(editor: Editor, page: Page) -> None:
+    open_demo(editor, LONG, seed=104)
+    panel = open_panel(page)
+    editor.run()
+    wait_for_step(panel, 5)
+    page.get_by_role("button", name="Cancel current run").click()
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("cancelled", ignore_case=True)
+    assert editor.problems == []
+
+
+def test_a_reload_in_the_middle_of_a_job_loses_nothing_of_the_panel(editor: Editor, page: Page) -> None:
+    open_demo(editor, LONG, seed=105)
+    editor.run()
+    wait_for_step(open_panel(page), 5)
+    editor.reload()
+    panel = page.get_by_test_id("paralleldit-panel")
+    if not panel.is_visible():  # the editor may remember which tab was open
+        panel = open_panel(page)
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("busy", ignore_case=True)
+    wait_for_step(panel, step_of(panel) + 20)
+    page.get_by_role("button", name="Cancel current run").click()
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
+    assert editor.problems == []
+
+
+def test_a_killed_rank_is_seen_in_the_panel_and_at_the_node(editor: Editor, page: Page, host: ComfyHost) -> None:
+    open_demo(editor, LONG, seed=106)
+    panel = open_panel(page)
+    editor.run()
+    wait_for_step(panel, 5)
+    os.kill(status(host)["pids"][1], signal.SIGKILL)
+    error = page.get_by_test_id("paralleldit-error")
+    expect(error).to_contain_text("Rank 1")
+    expect(error).to_contain_text("was killed by SIGKILL")
+    editor.screenshot("error-killed-rank")
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)  # it has come back
+    expect(panel).to_contain_text("SIGKILL")
+    assert editor.problems == []
+
+
+def test_the_group_is_stopped_and_started_by_the_panels_buttons(editor: Editor, page: Page, host: ComfyHost) -> None:
+    panel = open_panel(page)
+    state = panel.get_by_test_id("paralleldit-state")
+    panel.get_by_test_id("paralleldit-start").or_(panel.get_by_test_id("paralleldit-restart")).first.wait_for()
+    if status(host)["state"] == "stopped":
+        panel.get_by_test_id("paralleldit-start").click()
+    expect(state).to_contain_text("ready", ignore_case=True)
+    panel.get_by_test_id("paralleldit-stop").click()
+    expect(state).to_contain_text("stopped", ignore_case=True)
+    panel.get_by_test_id("paralleldit-start").click()
+    expect(state).to_contain_text("ready", ignore_case=True)
+    assert len(status(host)["pids"]) == 2
+    assert editor.problems == []

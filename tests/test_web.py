@@ -1,0 +1,20 @@
+"""The editor's side: the pure functions of its JavaScript, by Node's own test runner."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from demo.host import REPOSITORY
+
+
+def test_the_pure_functions_of_the_javascript() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no Node.js on the PATH (version 20 or newer)")
+    tests = sorted(map(str, (REPOSITORY / "tests" / "web").glob("*.test.mjs")))
+    assert tests
+    run = subprocess.run([node, "--test", *tests], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
