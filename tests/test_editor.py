@@ -1,4 +1,4 @@
-"""What a person does and sees in the editor: real Chromium, real host, real workers. Screenshots are kept beside this."""
+"""What a person does and sees in the editor: real Chromium, real host, real workers. Screenshots are kept."""
 
 from __future__ import annotations
 
