@@ -12,6 +12,7 @@ from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
 from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
+from .plan_route import add_plan_route
 from .status_route import add_status_routes
 
 
@@ -19,6 +20,7 @@ class ParallelDiTExtension(ComfyExtension):
     async def on_load(self) -> None:
         add_status_routes()
         add_control_routes()
+        add_plan_route()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [

@@ -63,3 +63,16 @@ def device_count() -> int:
     """How many ranks an automatic plan uses: as it is set, else all GPUs, or 2 CPU ranks, of every machine."""
     here = torch.cuda.device_count() if device_type() == "cuda" else CPU_RANKS
     return settings().ranks or here * max(1, len(settings().machines))
+
+
+def most_ranks() -> int:
+    """How many ranks any plan may ask for, on all machines together: one a GPU, or one a CPU core and 2 at least."""
+    if device_type() == "cuda":
+        return device_count()
+    here = settings().cpu_ranks or max(CPU_RANKS, usable_cores())
+    return max(device_count(), here * max(1, len(settings().machines)))
+
+
+def usable_cores() -> int:
+    """The CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

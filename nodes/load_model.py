@@ -19,6 +19,7 @@ from .host_names import host_names
 from .loop_mode import serve_stock_samplers
 from .model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
+from .plan_words import in_words
 from .remote_model import Handover, RemoteDiT, Schedule
 from .remote_patcher import remote_model
 from .single_file import describe_file
@@ -96,13 +97,16 @@ class LoadDiffusionModelParallel(io.ComfyNode):
             raise ValueError(
                 f"{description.model_class} runs in scripts only (see the README); the editor has none yet."
             )
-        plan = resolve_plan(plan, description.config, spec)
+        plan, remarks = resolve_plan(plan, description.config, spec)
+        note = in_words(remarks)
         model = family.build(description)
         supported = model.model_config.supported_inference_dtypes
         torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype, supported)
         dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
         source = description.source(dtype)
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
+        if note:
+            logging.warning("[ParallelDiT] %s", note)
         if description.dtype in FLOAT8:
             log_float8(model_name, dtype, description)
         handover = Handover(
@@ -112,7 +116,8 @@ class LoadDiffusionModelParallel(io.ComfyNode):
             visible=family.visible(source.config),
         )
         schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
-        dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, host_names(description))
+        names = host_names(description)
+        dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note)
         patcher = remote_model(model, dit)
         if loop_mode:
             serve_stock_samplers(patcher)

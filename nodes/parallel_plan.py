@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from comfy_api.latest import io
 
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
-from .group import device_count, device_type
+from .group import device_count, device_type, most_ranks, settings
+from .plan_words import Remark, why_one_rank
 
 AUTO = "auto"
 MANUAL = "manual"
@@ -79,14 +80,26 @@ class ParallelPlanNode(io.ComfyNode):
         return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(values))
 
 
-def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: ModelSpec) -> ParallelPlan:
+class ResolvedPlan(NamedTuple):
+    """The plan that runs, and where it is not the one that was asked for, why."""
+
+    plan: ParallelPlan
+    note: tuple[Remark, ...] = ()
+
+
+def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: ModelSpec) -> ResolvedPlan:
     """The plan to run on this machine, `None` being auto. config, spec: of the model.
 
     Raises PlanError if the model or the machine forbids it.
     """
     if plan is None:
-        return ParallelPlan.auto(device_count(), spec.sizes(config).heads)
+        return ResolvedPlan(ParallelPlan.auto(device_count(), spec.sizes(config).heads))
     plan.check_model(**spec.limits(config))
-    if device_type() == "cuda":
-        plan.check_devices(device_count())
-    return plan
+    return fit_to_machine(plan)
+
+
+def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
+    """The plan as ParallelPlan.fitted has it on this machine, or on all that the settings name. Raises PlanError."""
+    most, on_gpus = most_ranks(), device_type() == "cuda"
+    fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
+    return ResolvedPlan(plan) if fitted is plan else ResolvedPlan(fitted, why_one_rank(plan, most, on_gpus))

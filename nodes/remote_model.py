@@ -73,8 +73,12 @@ class RemoteDiT(torch.nn.Module):
         dtype: torch.dtype,
         schedule: Schedule,
         names: HostNames,
+        note: str = "",
     ) -> None:
-        """dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for changes of them."""
+        """dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for changes of them.
+
+        note: for the group's status, where the plan is not the one that was asked for.
+        """
         super().__init__()
         self.__dict__.update(handover.visible)
         self.handover = handover
@@ -85,6 +89,7 @@ class RemoteDiT(torch.nn.Module):
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
+        self.note = note
         self.patched: tuple[str | None, Patches] = (None, {})
         self.recorded: list[RecordedForward] | None = None
 
@@ -133,7 +138,7 @@ class RemoteDiT(torch.nn.Module):
 
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
-        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt)
+        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)
         key, patches = self.patched
         self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)
 

@@ -9,11 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .mesh import Axis
-
-
-def shard_sizes(size: int, degree: int) -> list[int]:
-    """How a dim of this size is split over an axis of this degree."""
-    return [size // degree + (index < size % degree) for index in range(degree)]
+from .mesh_layout import shard_sizes
 
 
 def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:

@@ -21,7 +21,11 @@ class RequestError(ValueError):
 
 
 class PlanError(RequestError):
-    """A plan that the model, the input or the machine does not allow."""
+    """A plan that the model, the input or the machine does not allow. fields: of the plan, those that it is about."""
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class UnknownModelError(RequestError):

@@ -11,11 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from .errors import PlanError
+from .mesh_layout import JOINT_AXES
 from .plan import ParallelPlan
 from .timeline import SILENT, Timeline
-
-# Axes that together split one thing: the batch, and the tokens of the sequence.
-JOINT_AXES = {"batch": ("dp", "cfg"), "sequence": ("ring", "ulysses")}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
     "narrow_encoders": Path(__file__).with_name("narrow_encoders.py").read_text(),
 }
+# Four ranks and more, however few cores there are; auto stays at two.
+MANY_RANKS = {"PARALLELDIT_CPU_RANKS": "8"}
 EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, "--preview-method", "latent2rgb")
 DIT_LABELS = (
     "tench, Tinca tinca",
@@ -122,7 +124,7 @@ def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
 @pytest.fixture(scope="session")
 def host(comfyui: Path, models: Path) -> Iterator[ComfyHost]:
     """One ComfyUI for every test that leaves it whole. More of them kill ranks than a group forgives by default."""
-    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS, env={"PARALLELDIT_RESTARTS": "1000"}) as host:
+    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS, env={"PARALLELDIT_RESTARTS": "1000", **MANY_RANKS}) as host:
         yield host
 
 
@@ -139,7 +141,7 @@ def own_base(models: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
     """A ComfyUI for a test that kills it."""
-    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS) as host:
+    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS, env=MANY_RANKS) as host:
         yield host
 
 

@@ -122,12 +122,12 @@ class WorkerGroup:
                 header[kind][name] = key
             size = tuple(tensors["noise"].shape)
 
-            def note(event: Header, denoised: torch.Tensor | None) -> None:
+            def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step("sample", event["seconds"], event["communication"], event["steps"])
                 self.changed.set()
                 on_step(event, denoised)
 
-            return self._request(header, {**tensors, **new}, check, note, size)["latents"]
+            return self._request(header, {**tensors, **new}, check, noted, size)["latents"]
 
     def run_vae(
         self, direction: str, path: str, dtype: str, tensor: torch.Tensor, ranks: int, check: Check

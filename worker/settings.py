@@ -24,6 +24,7 @@ class Settings:
     """An environment variable is PARALLELDIT_ and the field's name in capitals; in the file, it is the name as it is.
 
     device: cuda or cpu; empty for cuda where there is one. ranks: of an automatic plan; 0 for all GPUs, 2 on the CPU.
+    cpu_ranks: how many CPU ranks a plan may ask for on a machine; 0 for as many as it has cores, 2 at least.
     python: the interpreter of the workers. machines: the addresses of the machines that work together, this one first
     and with the port at which the others meet it; in an environment variable, with commas between them.
     on_free: what ComfyUI's Free, or other models that need the room, do to the workers: park has the weights wait in
@@ -43,6 +44,7 @@ class Settings:
     start_seconds: float = 300.0
     silence_seconds: float = 10.0
     log_megabytes: float = 8.0
+    cpu_ranks: int = 0
 
     @classmethod
     def read(cls, environment: Mapping[str, str], file: Path) -> Settings:
@@ -86,7 +88,7 @@ def checked(name: str, value: Any, source: str) -> Any:
     if choices and result not in choices:
         raise SettingsError(f"{source} sets {name} to {value!r}; it is one of {', '.join(filter(None, choices))}.")
     if isinstance(result, (int, float)) and (
-        not 0 <= result < math.inf or (result == 0 and name not in ("ranks", "restarts"))
+        not 0 <= result < math.inf or (result == 0 and name not in ("ranks", "restarts", "cpu_ranks"))
     ):
         raise SettingsError(f"{source} sets {name} to {value!r}; it is more than 0.")
     return result

@@ -1,0 +1,221 @@
+import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
+import { test } from 'node:test'
+import { asker } from '../../web/plan/ask.js'
+import { questionOf } from '../../web/plan/graph.js'
+import { meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
+import { words } from '../../web/words.js'
+
+const texts = (language) =>
+  JSON.parse(readFileSync(new URL(`../../locales/${language}/main.json`, import.meta.url))).paralleldit
+const en = texts('en')
+const say = (path, values) => words([en], path, values)
+
+/** A graph as LiteGraph has it. nodes: id to {type, widgets, outputs, mode}; links: [from, output, to, input]. */
+function graphOf(nodes, links) {
+  const graph = {
+    getLink: (id) => (links[id] ? { origin_id: links[id][0], target_id: links[id][2] } : undefined),
+    getNodeById: (id) => made[id] ?? null
+  }
+  const made = {}
+  for (const [id, { type, widgets = {}, outputs = [], mode = 0 }] of Object.entries(nodes)) {
+    made[id] = {
+      id,
+      type,
+      mode,
+      graph,
+      widgets: Object.entries(widgets).map(([name, value]) => ({ name, value })),
+      outputs: outputs.map((kind, slot) => ({
+        type: kind,
+        links: links.flatMap((link, index) => (link[0] === id && link[1] === slot ? [index] : []))
+      })),
+      inputs: links.flatMap((link, index) => (link[2] === id ? [{ name: link[3], link: index }] : []))
+    }
+  }
+  return made
+}
+
+const PLAN = { type: 'ParallelDiT_Plan', widgets: { mode: 'manual', cfg: 2 }, outputs: ['PARALLEL_PLAN'] }
+const LOADER = {
+  type: 'ParallelDiT_LoadDiffusionModel',
+  widgets: { model_name: 'flux', loop_mode: true },
+  outputs: ['MODEL']
+}
+const sampler = (cfg) => ({ type: 'KSampler', widgets: { sampler_name: 'euler', cfg }, outputs: ['LATENT'] })
+
+test('the question follows the model through reroutes, bypassed nodes and LoRAs to what samples with it', () => {
+  const nodes = graphOf(
+    {
+      plan: PLAN,
+      knee: { type: 'Reroute', outputs: ['*'] },
+      loader: LOADER,
+      lora: { type: 'LoraLoaderModelOnly', outputs: ['MODEL'] },
+      skipped: { type: 'ModelThing', outputs: ['LATENT', 'MODEL'], mode: 4 },
+      label: { type: 'ParallelDiT_ClassLabel', outputs: ['CONDITIONING'] },
+      sampler: sampler(3),
+      muted: { ...sampler(9), mode: 2 }
+    },
+    [
+      ['plan', 0, 'knee', ''],
+      ['knee', 0, 'loader', 'plan'],
+      ['loader', 0, 'lora', 'model'],
+      ['loader', 0, 'label', 'model'],
+      ['lora', 0, 'skipped', 'model'],
+      ['skipped', 1, 'sampler', 'model'],
+      ['lora', 0, 'muted', 'model']
+    ]
+  )
+  assert.deepEqual(questionOf(nodes.plan), {
+    question: {
+      values: { mode: 'manual', cfg: 2 },
+      loaders: [
+        { model_name: 'flux', loop_mode: true, samplers: [{ type: 'KSampler', sampler_name: 'euler', cfg: 3 }] }
+      ]
+    },
+    open: []
+  })
+})
+
+test('behind a guider, the sampler has its guidance and the name of the sampler node that goes to it', () => {
+  const nodes = graphOf(
+    {
+      plan: PLAN,
+      loader: LOADER,
+      guider: { type: 'BasicGuider', outputs: ['GUIDER'] },
+      select: { type: 'KSamplerSelect', widgets: { sampler_name: 'heun' }, outputs: ['SAMPLER'] },
+      custom: { type: 'SamplerCustomAdvanced', outputs: ['LATENT', 'LATENT'] }
+    },
+    [
+      ['plan', 0, 'loader', 'plan'],
+      ['loader', 0, 'guider', 'model'],
+      ['guider', 0, 'custom', 'guider'],
+      ['select', 0, 'custom', 'sampler']
+    ]
+  )
+  assert.deepEqual(questionOf(nodes.plan).question.loaders[0].samplers, [
+    { type: 'SamplerCustomAdvanced', sampler_name: 'heun', cfg: 1 }
+  ])
+})
+
+test('a linked degree is read off a primitive, and named as open behind a node that computes', () => {
+  const links = [['number', 0, 'plan', 'cfg']]
+  const primitive = { type: 'PrimitiveInt', widgets: { value: 4 }, outputs: ['INT'] }
+  assert.equal(questionOf(graphOf({ plan: PLAN, number: primitive }, links).plan).question.values.cfg, 4)
+  const math = { type: 'Math', widgets: { formula: '1+1' }, outputs: ['INT'] }
+  assert.deepEqual(questionOf(graphOf({ plan: PLAN, number: math }, links).plan).open, ['cfg'])
+  const auto = { ...PLAN, widgets: { mode: 'auto', cfg: 2 } }
+  assert.deepEqual(questionOf(graphOf({ plan: auto, number: math }, links).plan).open, [])
+})
+
+test("the node's own drawing is no part of the question", () => {
+  const { plan } = graphOf({ plan: PLAN }, [])
+  plan.widgets.push({ name: 'mesh', value: '', serialize: false })
+  assert.deepEqual(questionOf(plan).question.values, { mode: 'manual', cfg: 2 })
+})
+
+/** Ranks as the server tells them, of cfg branches × stages × ulysses. */
+function answerOf(cfg, pipefusion, ulysses) {
+  const ranks = []
+  for (let batch = 0; batch < cfg; batch++)
+    for (let stage = 0; stage < pipefusion; stage++)
+      for (let share = 0; share < ulysses; share++)
+        ranks.push({
+          rank: ranks.length,
+          branch: cfg === 2 ? ['cond', 'uncond'][batch] : null,
+          places: { batch, pipefusion: stage, ulysses: share, tp: 0 },
+          blocks: pipefusion > 1 ? [stage * 4, stage * 4 + 3] : [0, 7],
+          heads: [share * 2, share * 2 + 1],
+          tokens: [[share / ulysses, (share + 1) / ulysses]]
+        })
+  return { ranks, world: ranks.length, degrees: { dp: 1, cfg, pipefusion, ring: 1, ulysses, tp: 1 } }
+}
+
+test('ranks fall into branches, stages and cells, and are told in words', () => {
+  const answer = answerOf(2, 2, 2)
+  const groups = meshGroups(answer)
+  assert.deepEqual(groups.map((group) => group.stages.map((stage) => stage.cells.map((cell) => cell.rank))), [
+    [[0, 1], [2, 3]],
+    [[4, 5], [6, 7]]
+  ])
+  assert.deepEqual(groups[1].stages[1].cells[1].heads, [0.5, 1])
+  const told = meshWords(groups, answer.world, say)
+  assert.match(told, /^8 ranks\. Rank 0: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention\./)
+  assert.match(told, /Rank 7: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention$/)
+})
+
+test('one rank holds all, and more than sixteen are counted', () => {
+  const one = answerOf(1, 1, 1)
+  assert.equal(meshWords(meshGroups(one), 1, say), '1 rank. Rank 0: all tokens')
+  const many = answerOf(2, 4, 8)
+  const told = meshWords(meshGroups(many), many.world, say)
+  assert.equal(told, '64 ranks: shares of the batch: 2, stages in each: 4, ranks in each of those: 8')
+})
+
+test("a remark is in the editor's language where that has it, else in the server's words", () => {
+  const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all GPUs: 4.' }
+  assert.equal(remarkWords(remark, say), remark.text)
+  const inChinese = (path, values) => words([texts('zh'), en], path, values)
+  assert.equal(remarkWords(remark, inChinese), '自动：使用全部 4 块 GPU。')
+})
+
+test('both languages have the same texts, but for remarks, which the server says in English', () => {
+  const { remarks: _, ...chinese } = texts('zh').plan
+  const { remarks: none, ...english } = en.plan
+  assert.deepEqual(Object.keys(chinese).sort(), Object.keys(english).sort())
+  assert.deepEqual(none, {})
+})
+
+const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
+
+test('a burst of changes is one question, and the same question is not asked again', async () => {
+  const sent = []
+  const shown = []
+  let question = 'a'
+  const ask = asker({
+    pause: 10,
+    read: () => question,
+    send: async (text) => sent.push(text) && `${text}!`,
+    show: (answer) => shown.push(answer)
+  })
+  for (question of ['a', 'b', 'c']) ask()
+  await after(30)
+  ask()
+  await after(30)
+  assert.deepEqual([sent, shown], [['c'], ['c!']])
+  ask(true)
+  await after(30)
+  assert.deepEqual(sent, ['c', 'c'])
+})
+
+test('an answer to an older question is dropped, and after a failure the question is asked again', async () => {
+  const shown = []
+  const failed = []
+  const waiting = {}
+  let question = 'slow'
+  const ask = asker({
+    pause: 1,
+    read: () => question,
+    send: (text) => new Promise((resolve, reject) => (waiting[text] = { resolve, reject })),
+    show: (answer) => shown.push(answer),
+    fail: (error) => failed.push(error.message)
+  })
+  ask()
+  await after(15)
+  question = 'fast'
+  ask()
+  await after(15)
+  waiting.fast.resolve('fast!')
+  waiting.slow.resolve('slow!')
+  await after(5)
+  assert.deepEqual(shown, ['fast!'])
+  question = 'lost'
+  ask()
+  await after(15)
+  waiting.lost.reject(new Error('gone'))
+  await after(5)
+  delete waiting.lost
+  ask()
+  await after(15)
+  assert.deepEqual(failed, ['gone'])
+  assert.ok(waiting.lost)
+})

@@ -1,0 +1,149 @@
+// The Parallel Plan node says, before anything is queued, what its plan does: a drawing of the mesh, or the error.
+
+import { api } from '../../scripts/api.js'
+import { app } from '../../scripts/app.js'
+import { asker } from './plan/ask.js'
+import { LOADER, PLAN, questionOf } from './plan/graph.js'
+import { addStyle } from './plan/style.js'
+import { draw, drawSilence } from './plan/view.js'
+import { loaded } from './text.js'
+
+const PAUSE_MS = 150
+const MARGIN = 10
+const NO_ROUTE = 404
+
+const asking = new Set() // the ask functions of the plan nodes that there are
+let hasRoute = true
+
+app.registerExtension({
+  name: 'ParallelDiT.Plan',
+
+  setup() {
+    addStyle()
+    api.addEventListener('graphChanged', () => askAll())
+    api.addEventListener('reconnected', () => {
+      hasRoute = true
+      askAll(true)
+    })
+  },
+
+  nodeCreated(node) {
+    if (node.comfyClass === PLAN) explain(node)
+    if (node.comfyClass === LOADER) follow(node, () => askAll())
+  },
+
+  afterConfigureGraph() {
+    askAll()
+  },
+
+  refreshComboInNodes() {
+    askAll(true)
+  }
+})
+
+function askAll(force) {
+  for (const ask of asking) ask(force)
+}
+
+/** Gives a plan node the widget that explains it; nothing of it is saved or queued. */
+function explain(node) {
+  const content = document.createElement('div')
+  content.className = 'pdit-content'
+  const element = document.createElement('div')
+  element.className = 'pdit-plan'
+  element.append(content)
+  let height = 0
+  const widget = node.addDOMWidget('mesh', 'paralleldit_plan', element, {
+    serialize: false,
+    margin: MARGIN,
+    getMinHeight: () => height + 2 * MARGIN,
+    getMaxHeight: () => height + 2 * MARGIN
+  })
+  widget.serialize = false
+  let wrong = []
+  node.strokeStyles.paralleldit = () => {
+    if (!content.querySelector('.pdit-error')) return undefined
+    return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
+  }
+
+  const ask = asker({
+    pause: PAUSE_MS,
+    read: () => (node.graph && hasRoute ? JSON.stringify(questionOf(node)) : null),
+    send: async (text) => {
+      const { question, open } = JSON.parse(text)
+      await loaded
+      return { answer: open.length ? null : await request(question), open }
+    },
+    show: ({ answer, open }) => {
+      draw(content, answer, open)
+      settle(answer?.widgets ?? [])
+    },
+    fail: (error) => {
+      drawSilence(content, error.message)
+      settle([])
+    }
+  })
+
+  function settle(names) {
+    wrong = names
+    mark(node, wrong)
+    node.graph?.setDirtyCanvas(true, true)
+  }
+
+  new ResizeObserver(() => {
+    mark(node, wrong) // the row of a widget may be a new one
+    if (!content.offsetHeight || content.offsetHeight === height) return
+    const isSnug = node.size[1] <= node.computeSize()[1]
+    height = content.offsetHeight
+    if (isSnug) node.setSize([node.size[0], node.computeSize()[1]])
+    node.graph?.setDirtyCanvas(true, true)
+  }).observe(content)
+
+  asking.add(ask)
+  follow(node, ask)
+  chain(node, 'onAdded', () => {
+    asking.add(ask)
+    ask()
+  })
+  chain(node, 'onRemoved', () => asking.delete(ask))
+}
+
+/** Has `changed` called when a widget of the node changes, or a link to or from it. */
+function follow(node, changed) {
+  for (const widget of node.widgets ?? []) chain(widget, 'callback', () => changed())
+  chain(node, 'onConnectionsChange', () => changed())
+}
+
+function chain(object, name, after) {
+  const before = object[name]
+  object[name] = function (...args) {
+    const result = before?.apply(this, args)
+    after()
+    return result
+  }
+}
+
+/** The server's answer. Raises Error with what there is to say of it. */
+async function request(question) {
+  const response = await api.fetchApi('/paralleldit/plan', {
+    method: 'POST',
+    headers: { 'Content-Type': 'application/json' },
+    body: JSON.stringify(question)
+  })
+  if (response.ok) return response.json()
+  hasRoute = response.status !== NO_ROUTE
+  throw new Error(hasRoute ? await response.text() : `HTTP ${NO_ROUTE}`)
+}
+
+/** Marks the widgets of these names, and no others: on the canvas by their outline, as DOM by their row. */
+function mark(node, names) {
+  for (const widget of node.widgets ?? []) {
+    delete widget.getOutlineColor
+    if (names.includes(widget.name)) widget.getOutlineColor = () => window.LiteGraph.NODE_ERROR_COLOUR
+  }
+  const labels = names.map((name) => node.widgets?.find((widget) => widget.name === name)?.label ?? name)
+  for (const row of document.querySelectorAll(`[data-node-id="${node.id}"] [data-testid="node-widget"]`)) {
+    const label = row.querySelector('[data-testid="widget-layout-field-label"]')?.textContent.trim()
+    row.toggleAttribute('data-pdit-error', labels.includes(label))
+  }
+}

@@ -1,0 +1,79 @@
+// Pure: what the graph around a Parallel Plan node says of it, as the question that POST /paralleldit/plan takes.
+
+export const PLAN = 'ParallelDiT_Plan'
+export const LOADER = 'ParallelDiT_LoadDiffusionModel'
+const MUTED = 2
+const BYPASSED = 4
+const CARRIES_MODEL = ['MODEL', 'GUIDER']
+const SAMPLED = ['LATENT', 'IMAGE']
+
+/** The question about a plan node, and the names of its values that other nodes compute, which only a run can tell. */
+export function questionOf(plan) {
+  const { values, open } = widgetValues(plan)
+  const loaders = []
+  for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) {
+    const loader = node.type === LOADER ? widgetValues(node).values : {}
+    if (typeof loader.model_name !== 'string') continue
+    const samplers = samplersOf(node, new Set(), null)
+    loaders.push({ model_name: loader.model_name, loop_mode: loader.loop_mode ?? true, samplers })
+  }
+  return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
+}
+
+/** The nodes that sample with a node's model, directly or by way of LoRAs, guiders and the like. cfg: a guider's. */
+function samplersOf(node, seen, cfg) {
+  const samplers = []
+  for (const target of reached(node, CARRIES_MODEL, seen)) {
+    const { values } = widgetValues(target)
+    const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg)
+    const gives = (target.outputs ?? []).map((output) => output.type)
+    if (gives.some((type) => CARRIES_MODEL.includes(type))) {
+      samplers.push(...samplersOf(target, seen, guidance))
+    } else if (gives.some((type) => SAMPLED.includes(type))) {
+      const name = values.sampler_name ?? valueOf(originOf(target, 'sampler'), 'sampler_name')
+      samplers.push({ type: target.type, sampler_name: name ?? null, cfg: guidance })
+    }
+  }
+  return samplers
+}
+
+/** The nodes behind a node's outputs of these types, those not in `seen`; reroutes and bypassed nodes hand through. */
+function* reached(node, types, seen) {
+  for (const output of node.outputs ?? []) {
+    if (node.type !== 'Reroute' && !types.includes(output.type)) continue
+    for (const id of output.links ?? []) {
+      const target = node.graph.getNodeById(node.graph.getLink(id)?.target_id)
+      if (!target || seen.has(target.id) || target.mode === MUTED) continue
+      seen.add(target.id)
+      if (target.type === 'Reroute') yield* reached(target, types, seen)
+      else if (target.mode === BYPASSED) yield* reached(target, [output.type], seen)
+      else yield target
+    }
+  }
+}
+
+/** A node's values by widget. A linked one has its node's own `value`, as primitives do; if it has none, it is open. */
+function widgetValues(node) {
+  const values = {}
+  const open = []
+  for (const widget of node.widgets ?? []) {
+    if (widget.serialize === false) continue
+    const origin = originOf(node, widget.name)
+    const value = origin ? valueOf(origin, 'value') : widget.value
+    if (value === undefined) open.push(widget.name)
+    else values[widget.name] = value
+  }
+  return { values, open }
+}
+
+function valueOf(node, name) {
+  return node?.widgets?.find((widget) => widget.name === name)?.value
+}
+
+/** The node that is linked to an input, behind reroutes; null if none is. */
+function originOf(node, name) {
+  const input = node.inputs?.find((slot) => slot.name === name)
+  const link = input?.link == null ? null : node.graph.getLink(input.link)
+  const origin = link ? node.graph.getNodeById(link.origin_id) : null
+  return origin?.type === 'Reroute' ? originOf(origin, origin.inputs[0].name) : origin
+}

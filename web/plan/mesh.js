@@ -1,0 +1,89 @@
+// Pure: from the server's answer about a plan to what is drawn of it, and to the same in words.
+
+export const COMPACT_ABOVE = 16
+
+/**
+ * The ranks as nested groups: shares of the batch, in each the pipeline's stages, in each the ranks.
+ * A cell's tokens, heads and weights are [start, stop] fractions; heads and weights are null where they are not shared.
+ */
+export function meshGroups({ ranks, degrees }) {
+  const shares = degrees ? degrees.dp * degrees.cfg : 1
+  const groups = []
+  for (const rank of ranks) {
+    const { batch, pipefusion, ulysses, tp } = rank.places
+    groups[batch] ??= { share: shares > 1 ? [batch + 1, shares] : null, branch: rank.branch, stages: [] }
+    groups[batch].stages[pipefusion] ??= {
+      stage: degrees.pipefusion > 1 ? [pipefusion + 1, degrees.pipefusion] : null,
+      blocks: rank.blocks,
+      cells: []
+    }
+    const columns = degrees.tp * degrees.ulysses
+    const column = tp * degrees.ulysses + ulysses
+    groups[batch].stages[pipefusion].cells.push({
+      rank: rank.rank,
+      tokens: rank.tokens,
+      heads: columns > 1 ? [column / columns, (column + 1) / columns] : null,
+      headRange: rank.heads,
+      weights: degrees.tp > 1 ? [tp / degrees.tp, (tp + 1) / degrees.tp] : null
+    })
+  }
+  return groups
+}
+
+/** A group's caption; '' where there is nothing to tell apart. say: `t`. */
+export function captionOf(group, say) {
+  if (group.branch) return say(`plan.${group.branch}`)
+  return group.share ? say('plan.batch', { index: group.share[0], of: group.share[1] }) : ''
+}
+
+/** A stage's caption: its blocks, or its number where the model is not known. */
+export function stageCaption(stage, say) {
+  if (!stage.stage) return ''
+  const [first, last] = stage.blocks ?? []
+  if (first === last && stage.blocks) return say('plan.block', { first })
+  if (stage.blocks) return say('plan.blocks', { first, last })
+  return say('plan.stage', { index: stage.stage[0], of: stage.stage[1] })
+}
+
+/** What a rank holds, in words. */
+export function cellWords(cell, group, stage, say) {
+  const parts = [captionOf(group, say), stageCaption(stage, say), tokenWords(cell.tokens, say)]
+  if (cell.heads && cell.headRange) {
+    const [first, last] = cell.headRange
+    parts.push(first === last ? say('plan.head', { first }) : say('plan.heads_of', { first, last }))
+  }
+  if (cell.weights) parts.push(say('plan.weights_of', { percent: percent(cell.weights[0], cell.weights[1]) }))
+  return say('plan.rank', { rank: cell.rank, holds: parts.filter(Boolean).join(', ') })
+}
+
+/** All of the drawing, for those who don't see it; above sixteen ranks, how many groups there are of which kind. */
+export function meshWords(groups, world, say) {
+  const count = say(world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: world })
+  const cells = groups.flatMap((group) =>
+    group.stages.flatMap((stage) => stage.cells.map((cell) => [cell, group, stage]))
+  )
+  if (cells.length > COMPACT_ABOVE) {
+    const each = groups[0].stages[0].cells.length
+    return `${count}: ${say('plan.summary', { shares: groups.length, stages: groups[0].stages.length, each })}`
+  }
+  return [count, ...cells.map(([cell, group, stage]) => cellWords(cell, group, stage, say))].join('. ')
+}
+
+/** The text of a remark in the editor's language; the server's own words where that has none. */
+export function remarkWords(remark, say) {
+  const path = `plan.remarks.${remark.key}`
+  const words = say(path, remark.values)
+  return words === path ? remark.text : words
+}
+
+function tokenWords(tokens, say) {
+  const share = tokens.reduce((sum, [start, stop]) => sum + stop - start, 0)
+  if (share > 0.999) return say('plan.all_tokens')
+  if (tokens.length > 1) return say('plan.tokens_of_patches', { percent: percent(0, share), patches: tokens.length })
+  return say('plan.tokens_of', { percent: percent(...tokens[0]) })
+}
+
+function percent(start, stop) {
+  const rounded = (value) => Math.round(value * 100)
+  return start === 0 ? `0–${rounded(stop)}` : `${rounded(start)}–${rounded(stop)}`
+}

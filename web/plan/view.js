@@ -1,0 +1,97 @@
+// Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
+
+import { t } from '../text.js'
+import { captionOf, cellWords, COMPACT_ABOVE, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
+
+const MAX_PATCHES_DRAWN = 16
+
+/** Replaces what the element shows. answer: the server's. open: names of values that only a run can tell. */
+export function draw(element, answer, open) {
+  if (open.length) element.replaceChildren(line('pdit-remark', t('plan.open', { names: open.join(', ') })))
+  else if (answer.error) element.replaceChildren(errorBox(answer.error))
+  else element.replaceChildren(...plan(answer))
+}
+
+/** Says, without alarm, that there is no answer. */
+export function drawSilence(element, reason) {
+  element.replaceChildren(line('pdit-remark', t('plan.unanswered', { reason })))
+}
+
+function* plan(answer) {
+  if (answer.plan) {
+    const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world })
+    yield line('pdit-title', answer.world === 1 ? count : `${count} · ${answer.plan}`)
+  }
+  if (answer.ranks.length) yield* mesh(answer)
+  for (const remark of answer.note) yield line('pdit-note', remarkWords(remark, t))
+  for (const remark of answer.remarks) yield line('pdit-remark', remarkWords(remark, t))
+  for (const words of answer.unknown) yield line('pdit-remark', words)
+}
+
+function* mesh(answer) {
+  const groups = meshGroups(answer)
+  const drawn = make('div', `pdit-mesh${answer.ranks.length > COMPACT_ABOVE ? ' pdit-compact' : ''}`)
+  drawn.setAttribute('role', 'img')
+  drawn.setAttribute('aria-label', meshWords(groups, answer.world, t))
+  for (const group of groups) {
+    drawn.append(box('pdit-group', captionOf(group, t), group.stages.map((part) => stage(part, group))))
+  }
+  yield drawn
+  const [cell] = groups[0].stages[0].cells
+  const kinds = ['tokens', cell.heads && 'heads', cell.weights && 'weights'].filter(Boolean)
+  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield legend(kinds)
+}
+
+function stage(part, group) {
+  const cells = part.cells.map((cell) => {
+    const tile = make('div', 'pdit-cell', make('span', 'pdit-rank', String(cell.rank)), bar('tokens', cell.tokens))
+    if (cell.heads) tile.append(bar('heads', [cell.heads]))
+    if (cell.weights) tile.append(bar('weights', [cell.weights]))
+    tile.title = cellWords(cell, group, part, t)
+    return tile
+  })
+  return box('pdit-stage', stageCaption(part, t), cells)
+}
+
+/** A bar of a whole, of which these [start, stop] are filled; with several, the whole falls into so many patches. */
+function bar(kind, spans) {
+  const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN)
+  const pieces = patches.map(([start, stop], patch) => {
+    const fill = make('i', 'pdit-fill')
+    fill.style.marginInlineStart = `${(start * spans.length - patch) * 100}%`
+    fill.style.inlineSize = `${(stop - start) * spans.length * 100}%`
+    return make('span', 'pdit-piece', fill)
+  })
+  return make('div', `pdit-bar pdit-${kind}`, ...pieces)
+}
+
+function legend(kinds) {
+  const keys = kinds.map((kind) => make('span', `pdit-key pdit-${kind}`, make('i', 'pdit-fill'), t(`plan.${kind}`)))
+  const list = make('div', 'pdit-legend', ...keys)
+  list.setAttribute('aria-hidden', 'true')
+  return list
+}
+
+function box(className, caption, children) {
+  const frame = make('div', caption ? `${className} pdit-boxed` : className)
+  if (caption) frame.append(make('div', 'pdit-caption', caption))
+  frame.append(make('div', 'pdit-row', ...children))
+  return frame
+}
+
+function errorBox(words) {
+  const alert = line('pdit-error', words)
+  alert.setAttribute('role', 'alert')
+  return alert
+}
+
+function line(className, words) {
+  return make('div', className, words)
+}
+
+function make(tag, className, ...children) {
+  const element = document.createElement(tag)
+  element.className = className
+  element.append(...children)
+  return element
+}
