@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .conditions import SentConditions
-from .errors import OutOfMemory, RequestRefused, WorkerGroupError
+from .errors import Explanation, OutOfMemory, RequestRefused, WorkerGroupError
 from .protocol import Header
 from .restarts import Restarts
 from .runs import Runs
@@ -253,13 +253,14 @@ class WorkerGroup:
     ) -> Tensors:
         session = self.session
         if session is None:
-            raise WorkerGroupError("The worker group does not run; the next prompt starts it.")
+            raise WorkerGroupError("The worker group does not run.", "Queue a prompt to start it.")
         kind = (header["op"], self.loads, size) if size else None
         self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step, kind)
         except WorkerGroupError as error:
-            raise WorkerGroupError(f"{error}\n{self._what_now(session)}") from error
+            died = error.explanation
+            raise WorkerGroupError(died.cause, self._what_now(session), died.details) from error
         except UnsendableError as error:
             self.sent = SentConditions()  # which believes that they have gone
             raise RequestRefused(str(error)) from error
@@ -272,15 +273,15 @@ class WorkerGroup:
         self.sent = SentConditions()  # of a request that was refused, the ranks may not have taken them
         if reply.get("kind") == "memory":
             self._forget()
-            raise OutOfMemory(reply["error"])
-        raise RequestRefused(reply["error"])
+            raise OutOfMemory.parse(reply["error"])
+        raise RequestRefused.parse(reply["error"])
 
     def _what_now(self, session: Session) -> str:
         """For the person whose prompt failed with the session."""
         if session.verdict == STOPPED:
             return "Queue the prompt again to start it."
         if self.restarts.count() >= self.restarts.most:
-            return "It has died too often to be started again by itself."
+            return "It has died too often to be started again by itself: mend the cause, then restart the group."
         return "It is started again: queue the prompt again."
 
     def _ensure(self, ranks: int, check: Check) -> None:
@@ -306,9 +307,12 @@ class WorkerGroup:
         left = self.restarts.seconds_left()
         if left:
             self._enter("failed")
+            last = Explanation.parse(self.last_death)
             raise WorkerGroupError(
                 f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
-                f"{left:.0f} s, or until ComfyUI or the group is restarted. The last time: {self.last_death}"
+                f"{left:.0f} s. The last time: {last.cause}",
+                "Mend the cause, and restart the group or ComfyUI.",
+                last.details,
             )
         self._start(ranks, check)
 
@@ -322,7 +326,7 @@ class WorkerGroup:
     def _bury(self, session: Session) -> None:
         """Lets go of a session that has died, and counts it."""
         self.session = None
-        self.last_death = session.end()
+        self.last_death = str(session.end())
         session.close()
         self._forget()
         self.restarts.note_death()
@@ -335,7 +339,7 @@ class WorkerGroup:
         def check_both() -> None:
             check()
             if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped while it started; queue the prompt again.")
+                raise WorkerGroupError("The worker group was stopped while it started.", "Queue the prompt again.")
 
         try:
             if self.phase == "restarting":

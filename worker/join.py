@@ -114,14 +114,14 @@ class Membership:
             self._tell_failure()
 
     def _tell_failure(self) -> None:
-        reason = self.process.reason()
+        reason = str(self.process.reason())
         try:
             of_another = self.process.report.read()["of_another"]
         except (OSError, ValueError):  # it could not be written
             of_another = False
         say(f"the ranks here failed: {reason}")
         try:
-            self.line.send({"failed": reason[-MAX_REASON:], "of_another": of_another})
+            self.line.send({"failed": reason[:MAX_REASON], "of_another": of_another})
         except LineLost:
             say("the first machine has gone, too")
 

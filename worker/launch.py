@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import Explanation
 from .interface import keep_to
 from .lifetime import die_with_parent
 from .meeting import Meeting, MeetingError
@@ -39,7 +40,7 @@ def main() -> None:
     try:
         place, listener = open_group(options, report)
     except MeetingError as error:
-        report.write(str(error))
+        report.write(Explanation(str(error)))
         raise SystemExit(str(error)) from error
     run_torchrun(options, place, listener, report)
 
@@ -79,7 +80,7 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
         if of_another:
             time.sleep(FIRST_WORD_SECONDS)
         try:
-            report.write(reason)
+            report.write(Explanation.parse(reason))
         finally:
             os._exit(1)  # the kernel ends the ranks with this process
 
@@ -127,9 +128,9 @@ def open_store(listener: socket.socket) -> TCPStore:
     )
 
 
-def root_cause(failures: dict) -> tuple[int, str, bool]:
+def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
     """The failure that brought the others down, a signal, else an exception that is no lost connection: the rank, the
-    reason, and whether it is a lost connection for all that.
+    reason with its traceback, and whether it is a lost connection for all that.
 
     failures: rank to torch's ProcessFailure. A rank that torchrun ended itself (SIGTERM) is never the cause.
     """
@@ -143,16 +144,13 @@ def root_cause(failures: dict) -> tuple[int, str, bool]:
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-        return (
-            rank,
-            f"Rank {rank} (process {failure.pid}) was killed by {signal.Signals(-failure.exitcode).name}.",
-            False,
-        )
+        by = signal.Signals(-failure.exitcode).name
+        return rank, Explanation(f"Rank {rank} (process {failure.pid}) was killed by {by}."), False
     details = failure.error_file_data.get("message", {}) if isinstance(failure.error_file_data, dict) else {}
     details = details if isinstance(details, dict) else {}
     trace = details.get("extraInfo", {}).get("py_callstack", "").strip().splitlines()[-TRACEBACK_LINES:]
     message = details.get("message") or f"exit code {failure.exitcode}"
-    reason = "\n".join([f"Rank {rank} (process {failure.pid}) failed: {message}", *trace])
+    reason = Explanation(f"Rank {rank} (process {failure.pid}) failed: {message}", details="\n".join(trace))
     return rank, reason, lost_peer(failure)
 
 

@@ -29,6 +29,7 @@ from parallel_backend.vae import ParallelVAE
 from parallel_backend.vae_files import load_vae
 
 from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
+from .errors import unforeseen
 from .job_groups import GroupsError, JobGroups
 from .memory import Room, asked
 from .protocol import Header
@@ -161,7 +162,7 @@ class Operations:
             if is_out_of_memory(error):
                 raise
             logging.exception("%s failed", self.running)
-            raise RequestError(f"{type(error).__name__}: {error}") from error
+            raise RequestError(str(unforeseen(error, dist.get_rank()))) from error
 
     def judge(self, error: Exception) -> Outcome:
         """How the request ended on this rank. Raises the error again if it is none that the group survives."""

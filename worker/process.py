@@ -7,10 +7,12 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from .errors import Explanation
 from .logs import log_path, tail
 from .report import Report
 from .torchrun import PACK
@@ -73,16 +75,20 @@ class WorkerProcess:
         self.exited.wait()
         psutil.wait_procs(ranks, GONE_SECONDS)
 
-    def reason(self) -> str:
-        """Why the group ended: the rank that failed first with its signal or traceback, else torchrun's end."""
+    def reason(self) -> Explanation:
+        """Why the group ended: the rank that failed first with its signal or exception, else torchrun's end.
+
+        The details are its traceback, if there is one, and the end of its log.
+        """
         try:
             failed = self.report.read()
         except (OSError, ValueError):  # it could not be written: killed itself, or the disk is full
             code = self.popen.returncode
             how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-            return f"torchrun (process {self.popen.pid}) {how}.\n{self.log_tail()}".rstrip()
+            return Explanation(f"torchrun (process {self.popen.pid}) {how}.", details=self.log_tail())
+        reason = failed["reason"]
         tail = "" if failed["rank"] is None else self.log_tail(failed["rank"])
-        return f"{failed['reason']}\n{tail}".rstrip()
+        return replace(reason, details="\n\n".join(filter(None, (reason.details, tail))))
 
     def log_tail(self, rank: int | None = None) -> str:
         """The last lines of a rank's log, or of torchrun's own; empty if there is none."""

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from .endpoint import Endpoint
-from .errors import WorkerGroupError
+from .errors import Explanation, WorkerGroupError
 from .pace import Pace
 from .process import WorkerProcess
 from .protocol import Header, ProtocolError, decode, receive_frame, send_frame
@@ -28,7 +28,8 @@ POLL_SECONDS = 0.05
 LAST_WORDS_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
 MACHINE_SECONDS = 3.0
 LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
-STOPPED = "It was stopped."
+STOPPED = Explanation("It was stopped.")
+MENDED = "When its cause is mended, queue the prompt again."
 LOADING = ("load", "adapt", "vae", "park", "unload")
 
 Check = Callable[[], None]
@@ -49,7 +50,7 @@ class Session:
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request, whose answer is still to come
-        self.verdict: str | None = None
+        self.verdict: Explanation | None = None
         self.pids: list[int] = []
         self.burial = threading.Lock()
         started = time.monotonic()
@@ -63,7 +64,9 @@ class Session:
             finally:
                 endpoint.close()
         except (OSError, ProtocolError) as error:
-            raise WorkerGroupError(f"The worker group cannot be started: {error}") from error
+            raise WorkerGroupError(
+                f"The worker group cannot be started: {error}", "Mend that, and queue the prompt again."
+            ) from error
         self.job = endpoint.channels["job"]
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job, selectors.EVENT_READ)
@@ -76,10 +79,14 @@ class Session:
             while not endpoint.accept(POLL_SECONDS):
                 check()
                 if self.process.exited.is_set():
-                    raise WorkerGroupError(f"The worker group did not start. {self.process.reason()}")
+                    reason = self.process.reason()
+                    raise WorkerGroupError(f"The worker group did not start. {reason.cause}", MENDED, reason.details)
                 if time.monotonic() > deadline:
-                    seconds = f"{self.settings.start_seconds:g} s"
-                    raise WorkerGroupError(f"The worker group did not start in {seconds}. {self.process.log_tail()}")
+                    raise WorkerGroupError(
+                        f"The worker group did not start in {self.settings.start_seconds:g} s.",
+                        "If it only needs longer, raise start_seconds in the settings.",
+                        self.process.log_tail(),
+                    )
         except BaseException:  # an interrupt is no Exception in ComfyUI
             self.process.stop()
             raise
@@ -88,7 +95,7 @@ class Session:
     def is_over(self) -> bool:
         return self.verdict is not None or self.process.exited.is_set()
 
-    def end(self, verdict: str = "") -> str:
+    def end(self, verdict: Explanation | None = None) -> Explanation:
         """Ends what is left of the processes, and says why they ended, which is the first verdict given if any was.
 
         Without one, torchrun gets the time to say it.
@@ -101,12 +108,12 @@ class Session:
                 self.verdict = verdict or self.process.reason()
         return self.verdict
 
-    def _who_has_gone(self) -> str:
+    def _who_has_gone(self) -> Explanation:
         """What there is to say where torchrun cannot: it waits for a rank that does not end."""
         gone = [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
         names = " and ".join(f"Rank {rank} (process {self.pids[rank]})" for rank in gone) or "A rank"
         tail = self.process.log_tail(gone[0]) if gone else ""
-        return f"{names} has ended, and another does not end; torchrun did not say why.\n{tail}".rstrip()
+        return Explanation(f"{names} has ended, and another does not end; torchrun did not say why.", details=tail)
 
     def close(self) -> None:
         """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
@@ -171,8 +178,9 @@ class Session:
             raise self._ended(error) from error
 
     def _ended(self, error: Exception) -> WorkerGroupError:
-        lost = f"Its answer could not be read: {error}" if isinstance(error, ProtocolError) else ""
-        return WorkerGroupError(f"The worker group ended during '{self.operation}'.\n{self.end(lost)}")
+        unread = isinstance(error, ProtocolError)
+        why = self.end(Explanation(f"Its answer could not be read: {error}") if unread else None)
+        return WorkerGroupError(f"The worker group ended during '{self.operation}'.\n{why.cause}", "", why.details)
 
     def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
         """The next event or reply of the last request."""
@@ -182,7 +190,9 @@ class Session:
         while not self.incoming.select(POLL_SECONDS):
             check()
             if time.monotonic() - began > patience:
-                self.end(f"A step like those before has taken more than {patience:.0f} s: its ranks are stuck.")
+                self.end(
+                    Explanation(f"A step like those before has taken more than {patience:.0f} s: its ranks are stuck.")
+                )
         reply, results = decode(receive_frame(self.job))
         self.pace.note(kind, time.monotonic() - began)
         return reply, results
@@ -203,12 +213,12 @@ class Session:
             status = self.questions.ask({"op": "status"}, patience)
         except TimeoutError:
             name = f"Rank 0 (process {self.pids[0]})" if self.pids else "Rank 0"
-            tail = self.process.log_tail(0)
-            self.end(f"{name} has not answered for {patience:g} s: it is stopped, or stuck.\n{tail}".rstrip())
+            silence = f"{name} has not answered for {patience:g} s: it is stopped, or stuck."
+            self.end(Explanation(silence, details=self.process.log_tail(0)))
             return
         except ConnectionError:
             if not self.process.exited.wait(LAST_WORDS_SECONDS):
-                self.end("Rank 0 has closed its control channel.")
+                self.end(Explanation("Rank 0 has closed its control channel."))
             return
         self.pids = status["pids"]
         # Of another machine's silence its line to this one tells more; that has the first word.
@@ -216,13 +226,13 @@ class Session:
         silent = [rank for rank, seconds in enumerate(status.get("beats", [])) if seconds > bound]
         if len(silent) == 1:
             (rank,) = silent
-            self.end(
-                f"Rank {rank} (process {self.pids[rank]}) has given no sign of life for {patience:g} s: "
-                f"it is stopped, or stuck.\n{self.process.log_tail(rank)}".rstrip()
-            )
+            name = f"Rank {rank} (process {self.pids[rank]})"
+            silence = f"{name} has given no sign of life for {patience:g} s: it is stopped, or stuck."
+            self.end(Explanation(silence, details=self.process.log_tail(rank)))
         elif silent:
             names = ", ".join(map(str, silent))
-            self.end(f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone.")
+            silence = f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone."
+            self.end(Explanation(silence))
 
 
 def is_alive(pid: int) -> bool:

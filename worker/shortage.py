@@ -16,6 +16,7 @@ from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 
+from .errors import Explanation
 from .memory import Room
 from .protocol import Header
 from .tensors import Tensors
@@ -76,7 +77,7 @@ class Shortage:
             lines.append(f"The model's weights take about {size(self.weights)} on that rank.")
         if self.tokens:
             lines.append(f"The request has {self.tokens:,} tokens of latents.")
-        return " ".join([*lines, *advice(self)])
+        return str(Explanation(" ".join(lines), " ".join(advice(self))))
 
 
 def advice(short: Shortage) -> list[str]:

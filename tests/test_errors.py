@@ -1,0 +1,194 @@
+"""An error says what went wrong, what to do, and last of all the details; the editor shows it so, at the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from demo.host import REPOSITORY, ComfyHost
+from tests.direct_group import direct_group, go_on
+from tests.editor import Editor, open_editor
+from tests.graphs import ranks
+from worker.errors import DETAILS, Explanation, RequestRefused, WorkerGroupError
+
+WORKFLOW = REPOSITORY / "example_workflows" / "demo.json"
+CARD, TITLE = "paralleldit-error", "header strong"
+TOO_MANY = {"mode": "manual", "tp": 3}
+SERVED = 60_000  # milliseconds for a prompt, or its error
+READABLE = 4.5  # the contrast that WCAG asks of text
+# The workflow that a fresh profile opens asks for its model's files there.
+OF_THE_FIRST_WORKFLOW = "huggingface.co/Comfy-Org"
+NODE_BOTTOM = """(id) => {
+    const { ds, graph } = window.app.canvas
+    const node = graph.getNodeById(id)
+    return [(node.pos[0] + ds.offset[0]) * ds.scale, (node.pos[1] + node.size[1] + ds.offset[1]) * ds.scale]
+}"""
+PAN = "([x, y]) => { window.app.canvas.ds.offset[0] += x; window.app.canvas.ds.offset[1] += y }"
+SET = """([type, values]) => {
+    const node = window.app.graph.nodes.find((node) => node.type === type)
+    for (const widget of node.widgets) if (widget.name in values) widget.value = values[widget.name]
+    return node.id
+}"""
+FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+# Of a text and the opaque background behind it, by WCAG's formula.
+CONTRAST = r"""(text) => {
+    const channels = (color) => color.match(/[\d.]+/g).map(Number)
+    const behind = (element) => {
+        const color = channels(getComputedStyle(element).backgroundColor)
+        return color.length === 4 && color[3] < 1 ? behind(element.parentElement) : color
+    }
+    const luminance = ([r, g, b]) => {
+        const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)
+        return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b)
+    }
+    const [a, b] = [channels(getComputedStyle(text).color), behind(text)].map(luminance)
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+}"""
+
+
+def test_the_text_of_an_error_is_in_the_order_of_importance_and_can_be_read_again() -> None:
+    error = WorkerGroupError("It ended.\n\nRank 1 was killed.", "Queue it again.", "a log\n\nof a rank")
+    said = f"It ended.\nRank 1 was killed.\n\nQueue it again.\n\n{DETAILS}\na log\n\nof a rank"
+    assert str(error) == said
+    assert str(RequestRefused.parse(said)) == said
+    assert Explanation.parse(said).details == "a log\n\nof a rank"
+    assert str(RequestRefused("No; use less.")) == "No; use less."
+
+
+def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
+    assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.js").read_text()
+
+
+def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(tmp_path: Path) -> None:
+    with direct_group(tmp_path, "dit", cfg=2) as direct:
+        before = direct.pids()
+        source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
+        with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:
+            direct.group.load(source.to_json(), direct.plan.to_json(), 2, go_on)
+        said = caught.value.explanation
+        assert "report it" in said.advice
+        assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
+        assert direct.pids() == before
+
+
+def own_problems(editor: Editor) -> list[str]:
+    return [problem for problem in editor.problems if OF_THE_FIRST_WORKFLOW not in problem]
+
+
+def open_demo(page: Page, plan: dict | None = None, **sampler: int) -> None:
+    """Opens the demo's workflow with these widgets in it."""
+    workflow = json.loads(WORKFLOW.read_text())
+    page.evaluate("(workflow) => window.app.loadGraphData(workflow)", workflow)
+    page.evaluate(SET, ["ParallelDiT_LoadDiffusionModel", {"model_name": "shapes-dit"}])
+    page.evaluate(SET, ["ParallelDiT_Plan", plan or {}])
+    page.evaluate(SET, ["KSampler", sampler])
+
+
+def press_run(page: Page) -> None:
+    page.get_by_test_id("queue-button").click()
+
+
+def card_of(page: Page) -> Locator:
+    card = page.get_by_test_id(CARD)
+    expect(card).to_be_visible(timeout=SERVED)
+    return card
+
+
+def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
+    page = editor.page
+    open_demo(page, TOO_MANY)
+    press_run(page)
+    focused = page.evaluate("document.activeElement.className")
+    card = card_of(page)
+    expect(card.locator(TITLE)).to_have_text("The plan does not fit")
+    expect(card.get_by_test_id(f"{CARD}-cause")).to_contain_text("tp=3")
+    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Use tp=1")
+    expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
+    assert page.evaluate("document.activeElement.className") == focused
+    loader = page.evaluate(SET, ["ParallelDiT_LoadDiffusionModel", {}])
+    for way in ((0, 0), (150, -120), (40, -60)):
+        page.evaluate(PAN, way)
+        page.evaluate(FRAME)
+        x, bottom = page.evaluate(NODE_BOTTOM, loader)
+        box = card.bounding_box()
+        assert abs(box["x"] - x) <= 2
+        assert 0 < box["y"] - bottom < 20
+    page.evaluate(PAN, (-5000, -5000))
+    page.evaluate(FRAME)
+    box = card.bounding_box()
+    assert box["x"] >= 0 and box["y"] >= 0, "the card stays in sight"
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Escape")
+    expect(card).to_have_count(0)
+    assert own_problems(editor) == []
+
+
+def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(editor: Editor, host: ComfyHost) -> None:
+    page = editor.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate(
+        "() => window.app.api.addEventListener('progress', ({ detail }) => { window.reached = detail.value })"
+    )
+    open_demo(page, seed=4711, steps=3000)
+    press_run(page)
+    page.wait_for_function("window.reached > 3", timeout=SERVED)
+    os.kill(ranks(host)[1], signal.SIGKILL)
+    card = card_of(page)
+    expect(card.locator(TITLE)).to_have_text("The worker group failed")
+    expect(card.get_by_test_id(f"{CARD}-cause")).to_have_text(re.compile(r"Rank 1 .* was killed by SIGKILL"))
+    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("queue the prompt again")
+    log = card.get_by_text("The last lines of rank-1.log")
+    expect(log).to_be_hidden()
+    card.get_by_text("Details").click()
+    expect(log).to_be_visible()
+    card.get_by_test_id(f"{CARD}-copy").click()
+    expect(card.get_by_test_id(f"{CARD}-copy")).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    for words in ("The worker group failed (KSampler)", "SIGKILL", "rank-1.log"):
+        assert words in copied
+    page.evaluate("() => window.app.api.addEventListener('execution_success', () => { window.served = true })")
+    page.evaluate(SET, ["KSampler", {"steps": 2}])
+    press_run(page)
+    expect(card).to_have_count(0, timeout=SERVED)
+    page.wait_for_function("window.served", timeout=SERVED)
+    assert own_problems(editor) == []
+
+
+@pytest.fixture(params=["light", "dark"])
+def themed(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[Editor]:
+    """The editor in a theme, which is the host's for the time."""
+    choose_theme(host, request.param)
+    with open_editor(browser, host) as editor:
+        yield editor
+    choose_theme(host, "dark")
+
+
+def choose_theme(host: ComfyHost, name: str) -> None:
+    body, kind = json.dumps(name).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{host.url}/settings/Comfy.ColorPalette", body, kind)
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+
+
+def test_an_error_is_readable_in_the_theme_dismissed_by_its_button_and_gone_with_its_workflow(themed: Editor) -> None:
+    page = themed.page
+    open_demo(page, TOO_MANY)
+    press_run(page)
+    card = card_of(page)
+    for text in (card.locator(TITLE), card.get_by_test_id(f"{CARD}-cause"), card.get_by_test_id(f"{CARD}-advice")):
+        assert text.evaluate(CONTRAST) >= READABLE
+    card.get_by_test_id(f"{CARD}-dismiss").press("Enter")
+    expect(card).to_have_count(0)
+    press_run(page)
+    card = card_of(page)
+    open_demo(page)
+    expect(card).to_have_count(0)
+    assert own_problems(themed) == []

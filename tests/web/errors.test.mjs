@@ -1,0 +1,129 @@
+import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
+import { test } from 'node:test'
+
+import { KINDS, explain, kindOf, report } from '../../web/errors/message.js'
+import { nodeIn, place, rectangle } from '../../web/errors/place.js'
+
+const PACK = 'ComfyUI-ParallelDiT'
+const OURS = `/srv/ComfyUI/custom_nodes/${PACK}`
+const frame = (file) => `  File "${file}", line 7, in forward\n    raise ValueError(\n`
+const failed = (type, message = '', last = `${OURS}/nodes/x.py`, node = 'KSampler') => ({
+  exception_type: type,
+  exception_message: message,
+  node_type: node,
+  traceback: [frame('/srv/ComfyUI/execution.py'), frame(last)],
+})
+const said = (message) => explain(failed('ValueError', message), 'refused')
+
+test('an error of the pack is known by its class, whatever the path of the pack', () => {
+  const kinds = {
+    'worker.errors.WorkerGroupError': 'group',
+    'worker.errors.OutOfMemory': 'memory',
+    'worker.errors.RequestRefused': 'refused',
+    'parallel_backend.errors.PlanError': 'plan',
+    'parallel_backend.errors.ModelFileError': 'file',
+  }
+  for (const [name, kind] of Object.entries(kinds)) {
+    assert.equal(kindOf(failed(`${OURS}.${name}`), PACK), kind)
+    assert.equal(kindOf(failed(`C:\\ComfyUI\\custom_nodes\\${PACK}.${name}`), PACK), kind)
+  }
+})
+
+test('every kind has a title in both languages', () => {
+  for (const language of ['en', 'zh']) {
+    const file = new URL(`../../locales/${language}/main.json`, import.meta.url)
+    const { titles } = JSON.parse(readFileSync(file, 'utf8')).paralleldit.errors
+    for (const kind of [...Object.values(KINDS), 'unforeseen']) assert.ok(titles[kind], `${language}: ${kind}`)
+  }
+})
+
+test("what the pack's code raises in words is its own at a stock node, too, and others' errors are not", () => {
+  assert.equal(kindOf(failed('ValueError'), PACK), 'refused')
+  assert.equal(kindOf(failed('ValueError', '', `C:\\ComfyUI\\custom_nodes\\${PACK}\\nodes\\x.py`), PACK), 'refused')
+  assert.equal(kindOf(failed('ValueError', '', '/srv/ComfyUI/comfy/sd.py'), PACK), null)
+  assert.equal(kindOf(failed('other.worker.errors.Strange', '', '/srv/ComfyUI/comfy/sd.py'), PACK), null)
+})
+
+test('what nobody has foreseen is told with its class, and the traceback as details', () => {
+  const event = failed('torch.TorchError', 'no\n', '/usr/lib/torch.py', 'ParallelDiT_Sampler')
+  assert.equal(kindOf(event, PACK), 'unforeseen')
+  const { cause, advice, details } = explain(event, 'unforeseen')
+  assert.deepEqual([cause, advice], ['TorchError: no', ''])
+  assert.match(details, /execution\.py[^]*torch\.py/)
+  assert.equal(kindOf(failed('KeyError'), PACK), 'unforeseen')
+})
+
+test('paragraphs are the cause, what to do, and the details', () => {
+  const log = 'The last lines of rank-1.log:\nrank 1 began\n\n\nDetails:\nmore'
+  assert.deepEqual(said(`It ended.\nRank 1 was killed.\n\nQueue it again.\n\nDetails:\n${log}\n`), {
+    cause: 'It ended.\nRank 1 was killed.',
+    advice: 'Queue it again.',
+    details: log,
+  })
+  const short = said('It ended; so there.\n\nDetails:\nlog')
+  assert.deepEqual(short, { cause: 'It ended.', advice: 'So there.', details: 'log' })
+})
+
+test('one paragraph is divided where it begins to say what to do', () => {
+  for (const [text, cause, advice] of [
+    ['tp=3 does not fit 4 heads; use tp=2, or ring=3.', 'tp=3 does not fit 4 heads.', 'Use tp=2, or ring=3.'],
+    ['It takes no ControlNet: it runs away. Remove it.', 'It takes no ControlNet: it runs away.', 'Remove it.'],
+    ['This model has classes 0 to 9.', 'This model has classes 0 to 9.', ''],
+    ['scale 1.5 is none of 0.5', 'scale 1.5 is none of 0.5', ''],
+    ['', '', ''],
+  ]) {
+    assert.deepEqual(said(text), { cause, advice, details: '' })
+  }
+})
+
+test('a report has the whole error', () => {
+  assert.equal(report('A title', { cause: 'Why.', advice: '', details: 'log' }), 'A title\n\nWhy.\n\nlog')
+})
+
+const graph = (nodes) => ({ getNodeById: (id) => nodes[id] ?? null })
+
+test('the node of an error in a subgraph is the one that is seen', () => {
+  const inner = graph({ 5: { id: 5 } })
+  const outer = graph({ 2: { id: 2, subgraph: inner }, 3: { id: 3 } })
+  assert.equal(nodeIn(outer, outer, '3').id, 3)
+  assert.equal(nodeIn(outer, outer, '2:5').id, 2)
+  assert.equal(nodeIn(inner, outer, '2:5').id, 5)
+  assert.equal(nodeIn(inner, outer, '3'), null)
+  assert.equal(nodeIn(outer, outer, '9'), null)
+})
+
+test('a rectangle follows pan, zoom and collapsing', () => {
+  const node = { pos: [10, 60], size: [200, 100], flags: {}, _collapsed_width: 80 }
+  const canvas = { scale: 2, offset: [5, 0] }
+  assert.deepEqual(rectangle(node, canvas, 30), { x: 30, y: 60, width: 400, height: 260 })
+  node.flags.collapsed = true
+  assert.deepEqual(rectangle(node, canvas, 30), { x: 30, y: 60, width: 160, height: 60 })
+})
+
+const VIEW = { x: 60, y: 0, width: 1000, height: 800 }
+const CARD = { width: 400, height: 200 }
+const node = (x, y) => ({ x, y, width: 200, height: 100 })
+
+test('the card is beside the node, on the first side with room', () => {
+  assert.deepEqual(place(node(100, 100), CARD, CARD, VIEW), { x: 100, y: 210 })
+  assert.deepEqual(place(node(100, 600), CARD, CARD, VIEW), { x: 310, y: 590 })
+  assert.deepEqual(place(node(700, 550), CARD, CARD, VIEW), { x: 290, y: 550 })
+})
+
+test('the card is whole within the view, wherever the node is', () => {
+  for (const x of [-5000, 0, 300, 900, 5000]) {
+    for (const y of [-5000, 0, 300, 700, 5000]) {
+      const corner = place(node(x, y), CARD, CARD, VIEW)
+      assert.ok(corner.x >= 60 && corner.x + 400 <= 1060, `${x}, ${y}: ${corner.x}`)
+      assert.ok(corner.y >= 0 && corner.y + 200 <= 800, `${x}, ${y}: ${corner.y}`)
+    }
+  }
+  assert.deepEqual(place(null, CARD, CARD, VIEW), { x: 70, y: 590 })
+})
+
+test('unfolding the details leaves the card on its side of the node', () => {
+  const unfolded = { width: 400, height: 500 }
+  assert.deepEqual(place(node(100, 300), CARD, CARD, VIEW), { x: 100, y: 410 })
+  assert.deepEqual(place(node(100, 300), unfolded, CARD, VIEW), { x: 100, y: 290 })
+})
