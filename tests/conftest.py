@@ -15,7 +15,7 @@ from playwright.sync_api import Browser
 from safetensors.torch import save_file
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
-from tests.editor import Editor, browser_path, open_browser, open_editor
+from tests.editor import Editor, browser_path, open_browser, open_editor, use_theme
 from tests.families import FAMILIES
 from tests.graphs import NODE_PACK, NODE_PACK_SOURCE
 
@@ -158,4 +158,11 @@ def browser() -> Iterator[Browser]:
 def editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
     """The host's editor in a fresh profile."""
     with open_editor(browser, host) as editor:
+        yield editor
+
+
+@pytest.fixture(params=["dark", "light"])
+def themed(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[Editor]:
+    """The editor in each theme."""
+    with use_theme(host, request.param), open_editor(browser, host) as editor:
         yield editor

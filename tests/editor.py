@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,9 +101,9 @@ class Editor:
         """Presses the Run button."""
         self.page.get_by_test_id("queue-button").click()
 
-    def use_theme(self, theme: str) -> None:
-        """dark or light."""
-        self.page.evaluate("(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)", theme)
+    def theme(self) -> str:
+        """dark or light, as the page has it."""
+        return self.page.evaluate("window.app.extensionManager.setting.get('Comfy.ColorPalette')")
 
     def screenshot(self, name: str) -> None:
         SCREENSHOTS.mkdir(exist_ok=True)
@@ -125,6 +127,27 @@ class Editor:
 
     def _usual(self, url: str) -> bool:
         return url.removeprefix(self._url).startswith(USUAL_404)
+
+
+@contextlib.contextmanager
+def use_setting(host: ComfyHost, name: str, value: Any, usual: Any) -> Iterator[None]:
+    """Sets a setting of the editor for pages that are opened while this is entered."""
+
+    def post(value: Any) -> None:
+        body, kind = json.dumps(value).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{host.url}/settings/{name}", body, kind)
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+
+    post(value)
+    try:
+        yield
+    finally:
+        post(usual)
+
+
+def use_theme(host: ComfyHost, theme: str) -> contextlib.AbstractContextManager[None]:
+    """theme: dark or light."""
+    return use_setting(host, "Comfy.ColorPalette", theme, "dark")
 
 
 @contextlib.contextmanager

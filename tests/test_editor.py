@@ -29,10 +29,11 @@ HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImag
 TYPES = "() => window.app.graph.nodes.map((node) => node.type)"
 
 
+expect.set_options(timeout=PATIENCE_MS)
+
+
 @pytest.fixture
 def page(editor: Editor) -> Page:
-    editor.page.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
     return editor.page
 
 
@@ -83,25 +84,22 @@ def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
     assert editor.problems == []
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(
-    theme: str, editor: Editor, page: Page
-) -> None:
-    editor.use_theme(theme)
-    open_demo(editor, steps=250, seed={"dark": 102, "light": 103}[theme])
+def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(themed: Editor) -> None:
+    page, theme = themed.page, themed.theme()
+    open_demo(themed, steps=250, seed={"dark": 102, "light": 103}[theme])
     panel = open_panel(page)
-    editor.run()
+    themed.run()
     for rank in (0, 1):
         expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_contain_text("MiB")
     wait_for_step(panel, 1)
     first = step_of(panel)
     wait_for_step(panel, first + 20)
-    editor.screenshot(f"panel-{theme}")
+    themed.screenshot(f"panel-{theme}")
     page.wait_for_function(HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
     expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("250")
-    editor.screenshot(f"panel-done-{theme}")
-    assert editor.problems == []
+    themed.screenshot(f"panel-done-{theme}")
+    assert themed.problems == []
 
 
 def test_a_job_is_cancelled_from_the_button(editor: Editor, page: Page) -> None:

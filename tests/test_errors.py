@@ -6,17 +6,15 @@ import json
 import os
 import re
 import signal
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from tests.direct_group import direct_group, go_on
-from tests.editor import Editor, open_editor
+from tests.editor import Editor
 from tests.graphs import ranks
 from worker.errors import DETAILS, Explanation, RequestRefused, WorkerGroupError
 
@@ -25,8 +23,6 @@ CARD, TITLE = "paralleldit-error", "header strong"
 TOO_MANY = {"mode": "manual", "tp": 3}
 SERVED = 60_000  # milliseconds for a prompt, or its error
 READABLE = 4.5  # the contrast that WCAG asks of text
-# The workflow that a fresh profile opens asks for its model's files there.
-OF_THE_FIRST_WORKFLOW = "huggingface.co/Comfy-Org"
 NODE_BOTTOM = """(id) => {
     const { ds, graph } = window.app.canvas
     const node = graph.getNodeById(id)
@@ -80,10 +76,6 @@ def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_o
         assert direct.pids() == before
 
 
-def own_problems(editor: Editor) -> list[str]:
-    return [problem for problem in editor.problems if OF_THE_FIRST_WORKFLOW not in problem]
-
-
 def open_demo(page: Page, plan: dict | None = None, **sampler: int) -> None:
     """Opens the demo's workflow with these widgets in it."""
     workflow = json.loads(WORKFLOW.read_text())
@@ -91,10 +83,6 @@ def open_demo(page: Page, plan: dict | None = None, **sampler: int) -> None:
     page.evaluate(SET, ["ParallelDiT_LoadDiffusionModel", {"model_name": "shapes-dit"}])
     page.evaluate(SET, ["ParallelDiT_Plan", plan or {}])
     page.evaluate(SET, ["KSampler", sampler])
-
-
-def press_run(page: Page) -> None:
-    page.get_by_test_id("queue-button").click()
 
 
 def card_of(page: Page) -> Locator:
@@ -106,7 +94,7 @@ def card_of(page: Page) -> Locator:
 def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     page = editor.page
     open_demo(page, TOO_MANY)
-    press_run(page)
+    editor.run()
     focused = page.evaluate("document.activeElement.className")
     card = card_of(page)
     expect(card.locator(TITLE)).to_have_text("The plan does not fit")
@@ -129,7 +117,7 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Escape")
     expect(card).to_have_count(0)
-    assert own_problems(editor) == []
+    assert editor.problems == []
 
 
 def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(editor: Editor, host: ComfyHost) -> None:
@@ -139,7 +127,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
         "() => window.app.api.addEventListener('progress', ({ detail }) => { window.reached = detail.value })"
     )
     open_demo(page, seed=4711, steps=3000)
-    press_run(page)
+    editor.run()
     page.wait_for_function("window.reached > 3", timeout=SERVED)
     os.kill(ranks(host)[1], signal.SIGKILL)
     card = card_of(page)
@@ -157,38 +145,23 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
         assert words in copied
     page.evaluate("() => window.app.api.addEventListener('execution_success', () => { window.served = true })")
     page.evaluate(SET, ["KSampler", {"steps": 2}])
-    press_run(page)
+    editor.run()
     expect(card).to_have_count(0, timeout=SERVED)
     page.wait_for_function("window.served", timeout=SERVED)
-    assert own_problems(editor) == []
-
-
-@pytest.fixture(params=["light", "dark"])
-def themed(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The editor in a theme, which is the host's for the time."""
-    choose_theme(host, request.param)
-    with open_editor(browser, host) as editor:
-        yield editor
-    choose_theme(host, "dark")
-
-
-def choose_theme(host: ComfyHost, name: str) -> None:
-    body, kind = json.dumps(name).encode(), {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{host.url}/settings/Comfy.ColorPalette", body, kind)
-    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+    assert editor.problems == []
 
 
 def test_an_error_is_readable_in_the_theme_dismissed_by_its_button_and_gone_with_its_workflow(themed: Editor) -> None:
     page = themed.page
     open_demo(page, TOO_MANY)
-    press_run(page)
+    themed.run()
     card = card_of(page)
     for text in (card.locator(TITLE), card.get_by_test_id(f"{CARD}-cause"), card.get_by_test_id(f"{CARD}-advice")):
         assert text.evaluate(CONTRAST) >= READABLE
     card.get_by_test_id(f"{CARD}-dismiss").press("Enter")
     expect(card).to_have_count(0)
-    press_run(page)
+    themed.run()
     card = card_of(page)
     open_demo(page)
     expect(card).to_have_count(0)
-    assert own_problems(themed) == []
+    assert themed.problems == []

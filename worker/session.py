@@ -26,6 +26,7 @@ from .torchrun import rank_environment, ranks_a_machine, torchrun_command
 
 POLL_SECONDS = 0.05
 LAST_WORDS_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
+SLOW_WORDS_SECONDS = 8.0  # more of them, once no rank is left
 MACHINE_SECONDS = 3.0
 LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
 STOPPED = Explanation("It was stopped.")
@@ -102,18 +103,29 @@ class Session:
         """
         with self.burial:
             if self.verdict is None:
-                if not verdict and not self.process.exited.wait(LAST_WORDS_SECONDS):
+                if not verdict and not self._await_last_words():
                     verdict = self._who_has_gone()
                 self.process.stop()
                 self.verdict = verdict or self.process.reason()
         return self.verdict
 
+    def _await_last_words(self) -> bool:
+        """Whether torchrun has ended, and so said why: it takes longer if it still has a rank to end, or little CPU."""
+        if self.process.exited.wait(LAST_WORDS_SECONDS):
+            return True
+        all_gone = self.pids and len(self._gone()) == len(self.pids)
+        return bool(all_gone) and self.process.exited.wait(SLOW_WORDS_SECONDS)
+
+    def _gone(self) -> list[int]:
+        """The ranks whose processes have ended; of other machines' nothing is known."""
+        return [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
+
     def _who_has_gone(self) -> Explanation:
         """What there is to say where torchrun cannot: it waits for a rank that does not end."""
-        gone = [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
-        names = " and ".join(f"Rank {rank} (process {self.pids[rank]})" for rank in gone) or "A rank"
+        gone = self._gone()[:1]
+        name = f"Rank {gone[0]} (process {self.pids[gone[0]]})" if gone else "A rank"
         tail = self.process.log_tail(gone[0]) if gone else ""
-        return Explanation(f"{names} has ended, and another does not end; torchrun did not say why.", details=tail)
+        return Explanation(f"{name} has ended, and another does not end; torchrun did not say why.", details=tail)
 
     def close(self) -> None:
         """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
