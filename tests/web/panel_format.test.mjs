@@ -1,0 +1,74 @@
+import assert from 'node:assert/strict'
+import test from 'node:test'
+
+import {
+  bytes, fileName, percent, planWords, roughSeconds, seconds, secondsLeft, summary
+} from '../../web/panel/format.js'
+import { bars } from '../../web/panel/timeline.js'
+
+const t = (path, values = {}) => [path, ...Object.values(values)].join(' ')
+const near = (actual, wanted) => assert.ok(Math.abs(actual - wanted) < 1e-9, `${actual} is not ${wanted}`)
+
+test('bytes, seconds and shares', () => {
+  assert.equal(bytes(0), '0 MiB')
+  assert.equal(bytes(812 * 2 ** 20), '812 MiB')
+  assert.equal(bytes(1.25 * 2 ** 30), '1.3 GiB')
+  assert.equal(bytes(128 * 2 ** 30), '128 GiB')
+  assert.deepEqual([0.0031, 0.42, 12.34, 125].map(seconds), ['3 ms', '0.42 s', '12.3 s', '2 min 5 s'])
+  assert.deepEqual([5.2, 59.4, 125].map(roughSeconds), ['6 s', '1 min 0 s', '2 min 5 s'])
+  assert.equal(percent(0.184), '18%')
+})
+
+test('the name of a file, from either kind of path', () => {
+  assert.equal(fileName('/models/flux1-dev.safetensors'), 'flux1-dev.safetensors')
+  assert.equal(fileName('C:\\models\\flux1-dev.safetensors'), 'flux1-dev.safetensors')
+})
+
+test('a run in numbers: the median step, and the share of all time that is communication', () => {
+  assert.equal(summary([]), null)
+  const odd = summary([[5, 1], [1, 0.5], [2, 0.5]])
+  near(odd.median, 2)
+  near(odd.share, 0.25)
+  near(summary([[1, 0], [3, 0]]).median, 2)
+})
+
+test('what a run still takes, where its number of steps is known', () => {
+  const steps = [[1, 0], [2, 0], [3, 0]]
+  assert.equal(secondsLeft({ steps, made: 3, total: 10 }), 14)
+  assert.equal(secondsLeft({ steps, made: 3, total: null }), null)
+  assert.equal(secondsLeft({ steps: [], made: 0, total: 10 }), null)
+  assert.equal(secondsLeft(null), null)
+})
+
+test('a plan in words, as its Python class says it', () => {
+  const one = { dp: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1, tp: 1, patches: 0, sync_steps: 1, attention: 'auto' }
+  assert.equal(planWords(one, t), 'panel.planOneRank')
+  assert.equal(planWords({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
+  const patches = 'pipefusion=2 × panel.planPatches 2 1 × panel.planAttention flash'
+  assert.equal(planWords({ ...one, pipefusion: 2, attention: 'flash' }, t), patches)
+})
+
+test('bars: heights by time, communication within them', () => {
+  const drawn = bars([[2, 1], [4, 1], [3, 0]], 20).bars
+  assert.deepEqual(drawn.map(({ number }) => number), [1, 2, 3])
+  near(drawn[1].height, 1)
+  near(drawn[0].height, 0.5)
+  near(drawn[0].below, 0.25)
+  assert.equal(drawn[2].below, 0)
+  assert.ok(drawn.every(({ cut }) => !cut))
+})
+
+test('bars: one slow step does not make the others small', () => {
+  const [slow, ...others] = bars([[100, 50], [1, 0], [1, 0], [1, 0]], 4).bars
+  assert.deepEqual([slow.cut, slow.height, slow.below], [true, 1, 0.5])
+  near(others[0].height, 0.5)
+})
+
+test('bars: room for the steps to come, and for the end of a long run', () => {
+  assert.equal(bars([[1, 0]], 20).slots, 20)
+  assert.ok(bars([[1, 0]], null).slots > 1)
+  const end = bars(Array(500).fill([1, 0]), 900, 401)
+  assert.deepEqual([end.slots, end.bars[0].number, end.bars.at(-1).number], [500, 401, 900])
+  assert.deepEqual(bars([], 20).bars, [])
+  assert.equal(bars([[0, 0]], 1).bars[0].height, 0)
+})

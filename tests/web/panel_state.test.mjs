@@ -1,0 +1,106 @@
+import assert from 'node:assert/strict'
+import test from 'node:test'
+
+import {
+  RUNS, actionsOf, answered, badgeOf, empty, hasLogs, opened, ranksOf, read, stateOf, stepOf, told
+} from '../../web/panel/state.js'
+
+const READY = {
+  state: 'ready',
+  deaths: 0,
+  last_death: null,
+  operation: null,
+  step: null,
+  device: 'cpu',
+  pids: [11, 12],
+  memory: [{ resident: 5, accelerator: 0, total: 9 }, { resident: 6, accelerator: 0, total: 9 }],
+  beats: [0.1, 4.2],
+  model: 'FluxTransformer2DModel'
+}
+const STOPPED = { state: 'stopped', deaths: 0, last_death: null }
+const run = (id, state = 'done', made = 3) => ({ id, state, made, total: null, operation: 'forward', steps: [] })
+const page = (status = READY, runs = []) =>
+  answered(empty(), { groups: [{ group: 1, status, runs }], device: 'cpu', devices: 2 })
+const event = (changes) => ({ group: 1, status: READY, run: null, log: [], ...changes })
+const only = (model) => model.groups[0]
+
+test('a page without groups shows the first one, stopped', () => {
+  const model = answered(empty(), { groups: [], device: 'cuda', devices: 4 })
+  assert.deepEqual([model.groups.length, only(model).number, stateOf(only(model))], [1, 1, 'stopped'])
+  assert.equal(hasLogs(only(model)), false)
+})
+
+test('events follow the answer: status, runs newest first, ten of them', () => {
+  let model = page(STOPPED)
+  for (let id = 1; id <= 12; id++) model = told(model, event({ run: run(id) }))
+  assert.equal(only(model).runs.length, RUNS)
+  assert.deepEqual([only(model).runs[0].id, only(model).runs.at(-1).id], [12, 3])
+  assert.equal(stateOf(only(model)), 'ready')
+})
+
+test('a run that goes on replaces what was known of it, and an event without a run leaves it', () => {
+  const before = page(READY, [run(2, 'running', 1), run(1)])
+  const after = told(told(before, event({ run: run(2, 'running', 5) })), event())
+  assert.deepEqual(only(after).runs.map(({ id, made }) => [id, made]), [[2, 5], [1, 3]])
+  assert.equal(only(before).runs[0].made, 1)
+})
+
+test('another group comes with its first event, in order of numbers', () => {
+  const model = told(told(empty(), event({ group: 3 })), event({ group: 2 }))
+  assert.deepEqual(model.groups.map(({ number }) => number), [2, 3])
+})
+
+test('between the forwards of one run the group is busy, and the run tells the step', () => {
+  const group = only(page(READY, [run(1, 'running', 7)]))
+  assert.equal(stateOf(group), 'busy')
+  assert.deepEqual(stepOf(group), { at: 7, of: null })
+  assert.equal(stateOf(only(page(READY, [run(1)]))), 'ready')
+  assert.equal(stateOf(only(page({ ...READY, state: 'failed' }, [run(1, 'running')]))), 'failed')
+})
+
+test('the step of a sampler call is that of its status', () => {
+  assert.deepEqual(stepOf(only(page({ ...READY, state: 'busy', step: [7, 20] }))), { at: 7, of: 20 })
+  assert.equal(stepOf(only(page({ ...READY, state: 'busy', operation: 'load' }))), null)
+})
+
+test('ranks: memory of what they compute on, and who is silent', () => {
+  const [first, second] = ranksOf(only(page()))
+  assert.deepEqual([first.pid, first.used, first.total, first.silent], [11, 5, 9, 0])
+  assert.equal(second.silent, 4.2)
+  const memory = [{ resident: 5, accelerator: 7, total: 8 }]
+  const [gpu] = ranksOf(only(page({ ...READY, device: 'cuda', pids: [1], memory, beats: [0] })))
+  assert.equal(gpu.used, 7)
+  assert.deepEqual(ranksOf(only(page(STOPPED))), [])
+})
+
+test('which buttons make sense in which state', () => {
+  const possible = (status) => {
+    const actions = actionsOf(only(page({ ...READY, ...status })))
+    return Object.keys(actions).filter((name) => actions[name]).join(' ')
+  }
+  assert.equal(possible({ state: 'stopped' }), 'start')
+  assert.equal(possible({ state: 'starting' }), 'stop')
+  assert.equal(possible({ state: 'ready' }), 'stop restart park')
+  assert.equal(possible({ state: 'ready', model: undefined }), 'stop restart')
+  assert.equal(possible({ state: 'busy' }), 'stop restart park')
+  assert.equal(possible({ state: 'parked' }), 'stop restart')
+  assert.equal(possible({ state: 'restarting' }), 'stop restart')
+  assert.equal(possible({ state: 'failed' }), 'restart')
+})
+
+test('only logs that are open are kept, and a new answer closes them', () => {
+  const log = [{ rank: 0, text: 'a' }, { rank: 1, text: 'b' }]
+  const model = told(read(opened(page(), 1, 1), 1, 1, 'before'), event({ log }))
+  assert.deepEqual(only(model).logs[1].lines, ['before', 'b'])
+  assert.equal(only(model).logs[0], undefined)
+  const again = answered(model, { groups: [{ group: 1, status: READY, runs: [] }], device: 'cpu', devices: 2 })
+  assert.deepEqual(only(again).logs, {})
+  assert.deepEqual(only(read(again, 1, 1, 'late')).logs, {})
+})
+
+test('the badge tells of a failed group first, then of one that works', () => {
+  const failed = event({ group: 2, status: { ...STOPPED, state: 'failed' } })
+  assert.equal(badgeOf(page()), '')
+  assert.equal(badgeOf(page({ ...READY, state: 'busy' })), '•')
+  assert.equal(badgeOf(told(page({ ...READY, state: 'busy' }), failed)), '!')
+})

@@ -1,0 +1,56 @@
+// Pure: numbers and names as the panel shows them.
+
+const MEBIBYTE = 2 ** 20
+const GIBIBYTE = 2 ** 30
+const AXES = ['dp', 'cfg', 'pipefusion', 'ring', 'ulysses', 'tp'] // outermost first
+
+/** "412 MiB", "1.2 GiB", "128 GiB". */
+export function bytes(count) {
+  if (count < GIBIBYTE) return `${Math.round(count / MEBIBYTE)} MiB`
+  const gibibytes = count / GIBIBYTE
+  return `${gibibytes.toFixed(gibibytes < 100 ? 1 : 0)} GiB`
+}
+
+/** "3 ms", "0.42 s", "12.3 s", "2 min 5 s". */
+export function seconds(count) {
+  if (count < 0.1) return `${Math.round(count * 1000)} ms`
+  if (count < 10) return `${count.toFixed(2)} s`
+  return count < 60 ? `${count.toFixed(1)} s` : roughSeconds(count)
+}
+
+/** "6 s", "2 min 5 s". */
+export function roughSeconds(count) {
+  const whole = Math.ceil(count)
+  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`
+}
+
+/** "18%". */
+export const percent = (share) => `${Math.round(share * 100)}%`
+
+/** The last part of a path, of either kind. */
+export const fileName = (path) => path.split(/[\\/]/).pop()
+
+/** Of a run's steps, each [seconds, seconds of it in communication]: the median, and communication's share of all. */
+export function summary(steps) {
+  if (!steps.length) return null
+  const lengths = steps.map(([length]) => length).sort((a, b) => a - b)
+  const middle = lengths.length >> 1
+  const median = lengths.length % 2 ? lengths[middle] : (lengths[middle - 1] + lengths[middle]) / 2
+  const sum = (column) => steps.reduce((total, step) => total + step[column], 0)
+  return { median, share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
+}
+
+/** About how many seconds a run still takes; null where that is not known. */
+export function secondsLeft(run) {
+  const known = run && run.total && summary(run.steps)
+  return known ? Math.max(0, run.total - run.made) * known.median : null
+}
+
+/** A plan in the words of its Python class. t: the texts, by path and values. */
+export function planWords(plan, t) {
+  const parts = AXES.filter((axis) => plan[axis] > 1).map((axis) => `${axis}=${plan[axis]}`)
+  const patches = plan.patches || plan.pipefusion || 1
+  if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
+  if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
+  return parts.join(' × ') || t('panel.planOneRank')
+}

@@ -1,0 +1,181 @@
+// One worker group: its state and why, the buttons, the job that runs, and the parts below them.
+
+import { t } from '../text.js'
+import { attribute, element, fold, shown, text, uniqueId } from './dom.js'
+import { fileName, planWords, roughSeconds, seconds, secondsLeft, summary } from './format.js'
+import { LogView } from './logs.js'
+import { RankList } from './ranks.js'
+import { RunList } from './runs.js'
+import { actionsOf, runningOf, stateOf, stepOf } from './state.js'
+
+const ICONS = {
+  stopped: 'pi pi-circle',
+  starting: 'pi pi-spinner pi-spin',
+  ready: 'pi pi-check-circle',
+  busy: 'pi pi-spinner pi-spin',
+  parked: 'pi pi-moon',
+  restarting: 'pi pi-spinner pi-spin',
+  failed: 'pi pi-exclamation-triangle'
+}
+const BUTTONS = { start: 'pi pi-play', stop: 'pi pi-stop', restart: 'pi pi-refresh', park: 'pi pi-moon' }
+const KNOWN_OPERATIONS = ['load', 'adapt', 'sample', 'forward', 'vae', 'park', 'unload', 'trace']
+
+export class GroupView {
+  constructor(number, actions, openLog) {
+    this.number = number
+    this.actions = actions
+    this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }))
+    this.parts = [new StateView(), new ButtonRow((action) => this.press(action)), new JobView()]
+    this.folds = [new ModelView(), new RankList(), new LogView(openLog), new RunList()]
+    const attributes = { class: 'pd-group', 'data-group': number, 'aria-labelledby': this.heading.id }
+    this.element = element('section', attributes, this.heading)
+    this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))
+  }
+
+  update({ group, many, device, devices }) {
+    this.group = group
+    attribute(this.heading, 'class', many ? 'pd-group-name' : 'pd-unseen')
+    const pending = (action) => this.actions.isPending(action, this.number)
+    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending })
+  }
+
+  press(action) {
+    this.actions.run(action, this.number, stateOf(this.group) === 'busy')
+  }
+}
+
+/** The state in words, what it means, how often the group died and why, and what is to be said of its plan. */
+class StateView {
+  constructor() {
+    this.icon = element('i', { 'aria-hidden': 'true' })
+    this.word = element('span', { role: 'status', 'data-testid': 'paralleldit-state', class: 'pd-state-word' })
+    this.size = element('span', { class: 'pd-aside' })
+    this.hint = element('p', { class: 'pd-quiet' })
+    this.note = element('p', { class: 'pd-notice' })
+    this.deaths = element('summary')
+    this.death = element('pre', { class: 'pd-death', tabindex: 0 })
+    this.why = element('details', { class: 'pd-why', 'data-testid': 'paralleldit-death' }, this.deaths, this.death)
+    const line = element('div', { class: 'pd-state' }, this.icon, this.word, this.size)
+    this.element = element('div', { class: 'pd-about' }, line, this.hint, this.note, this.why)
+  }
+
+  update(group, { device, devices }) {
+    const state = stateOf(group)
+    const { note, deaths, last_death: death, pids } = group.status
+    attribute(this.element, 'data-state', state)
+    attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
+    text(this.word, t(`panel.state.${state}`))
+    const count = pids?.length ?? devices
+    text(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
+    const isNew = state === 'stopped' && !group.runs.length && !death
+    const hint = t(isNew ? 'panel.newcomer' : `panel.hint.${state}`)
+    text(this.hint, hint.startsWith('panel.') ? '' : hint)
+    shown(this.hint, this.hint.textContent)
+    text(this.note, note ?? '')
+    shown(this.note, note)
+    text(this.deaths, deathWords(deaths))
+    text(this.death, death ?? '')
+    shown(this.why, death)
+  }
+}
+
+/** Start, stop, restart, park. One that makes no sense is marked as disabled, and keeps the focus if it has it. */
+class ButtonRow {
+  constructor(press) {
+    this.element = element('div', { class: 'pd-buttons', role: 'group', 'aria-label': t('panel.buttons') })
+    this.buttons = Object.entries(BUTTONS).map(([action, icon]) => {
+      const label = element('span', {}, t(`panel.action.${action}`))
+      const button = element('button', { type: 'button', class: 'pd-button', 'data-testid': `paralleldit-${action}` })
+      button.append(element('i', { class: icon, 'aria-hidden': 'true' }), label)
+      button.addEventListener('click', () => {
+        if (button.getAttribute('aria-disabled') !== 'true') press(action)
+      })
+      this.element.append(button)
+      return { action, button }
+    })
+  }
+
+  update(group, { device, pending }) {
+    const possible = actionsOf(group)
+    for (const { action, button } of this.buttons) {
+      attribute(button, 'aria-disabled', !possible[action] || pending(action))
+      attribute(button, 'aria-busy', pending(action) ? 'true' : null)
+      const onCpu = action === 'park' && (group.status.device ?? device) === 'cpu'
+      attribute(button, 'title', t(onCpu ? 'panel.help.parkCpu' : `panel.help.${action}`))
+    }
+  }
+}
+
+/** The operation that runs, and how far it is. */
+class JobView {
+  constructor() {
+    this.operation = element('span', { class: 'pd-strong' })
+    this.count = element('span', { class: 'pd-aside' })
+    this.fill = element('div')
+    this.bar = element('div', { class: 'pd-bar pd-progress', role: 'progressbar', 'aria-valuemin': 0 }, this.fill)
+    this.pace = element('p', { class: 'pd-quiet' })
+    const line = element('div', { class: 'pd-line' }, this.operation, this.count)
+    this.element = element('div', { class: 'pd-job', 'data-testid': 'paralleldit-step' }, line, this.bar, this.pace)
+  }
+
+  update(group) {
+    const { operation: current } = group.status
+    const operation = current ?? runningOf(group)?.operation
+    shown(this.element, stateOf(group) === 'busy')
+    if (this.element.hidden) return
+    text(this.operation, operationWords(operation))
+    const step = stepOf(group)
+    const words = step ? t(step.of ? 'panel.step' : 'panel.stepOpen', step) : ''
+    text(this.count, words)
+    shown(this.bar, step?.of)
+    if (step?.of) {
+      attribute(this.bar, 'aria-label', operationWords(operation))
+      attribute(this.bar, 'aria-valuemax', step.of)
+      attribute(this.bar, 'aria-valuenow', step.at)
+      attribute(this.bar, 'aria-valuetext', words)
+      this.fill.style.width = `${(100 * step.at) / step.of}%`
+    }
+    text(this.pace, step ? paceWords(runningOf(group)) : '')
+    shown(this.pace, this.pace.textContent)
+  }
+}
+
+/** What is loaded, under which plan, from which files. */
+class ModelView {
+  constructor() {
+    const folded = fold(t('panel.model'), true)
+    this.element = folded.element
+    this.name = element('p', { class: 'pd-strong pd-cut-off' })
+    this.plan = element('p')
+    this.files = element('ul', { class: 'pd-files', 'aria-label': t('panel.files') })
+    this.element.append(this.name, this.plan, this.files)
+  }
+
+  update(group) {
+    const { model, plan, files = [] } = group.status
+    shown(this.element, model)
+    if (!model) return
+    text(this.name, model)
+    attribute(this.name, 'title', model)
+    text(this.plan, plan ? t('panel.plan', { plan: planWords(plan, t) }) : '')
+    if (this.paths === files.join('\n')) return
+    this.paths = files.join('\n')
+    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, fileName(path))))
+  }
+}
+
+const operationWords = (operation) =>
+  KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))
+
+function deathWords(count) {
+  if (!count) return t('panel.lastDeath')
+  return count === 1 ? t('panel.diedOnce') : t('panel.died', { count })
+}
+
+function paceWords(run) {
+  const known = run && summary(run.steps)
+  if (!known) return ''
+  const left = secondsLeft(run)
+  const pace = t('panel.pace', { seconds: seconds(known.median) })
+  return left ? `${pace} · ${t('panel.left', { seconds: roughSeconds(left) })}` : pace
+}

@@ -1,0 +1,87 @@
+// The last runs, newest first: what was run, how long a step took, and what became of it.
+
+import { t } from '../text.js'
+import { Children, attribute, element, fold, shown, text } from './dom.js'
+import { percent, seconds, summary } from './format.js'
+import { Timeline } from './timeline.js'
+
+const OUTCOMES = {
+  running: 'pi pi-spinner pi-spin',
+  done: 'pi pi-check',
+  cancelled: 'pi pi-ban',
+  failed: 'pi pi-times'
+}
+
+export class RunList {
+  constructor() {
+    const compute = element('span', { class: 'pd-key pd-compute' }, t('panel.compute'))
+    const communication = element('span', { class: 'pd-key pd-communication' }, t('panel.communication'))
+    this.list = element('ol', { class: 'pd-runs' })
+    const legend = element('p', { class: 'pd-legend' }, compute, communication)
+    const folded = fold(t('panel.runs'), true, legend, this.list)
+    this.element = folded.element
+    this.rows = new Children(this.list, ({ id }) => id, () => new RunRow())
+  }
+
+  update(group) {
+    shown(this.element, group.runs.length)
+    this.rows.update(group.runs)
+  }
+}
+
+class RunRow {
+  constructor() {
+    this.model = element('span', { class: 'pd-strong pd-cut-off' })
+    this.icon = element('i', { 'aria-hidden': 'true' })
+    this.word = element('span')
+    this.outcome = element('span', { class: 'pd-outcome' }, this.icon, this.word)
+    this.about = element('p', { class: 'pd-quiet' })
+    this.numbers = element('span')
+    this.share = element('span', { class: 'pd-key pd-communication' })
+    this.timeline = new Timeline(t, { seconds })
+    const line = element('div', { class: 'pd-line' }, this.model, this.outcome)
+    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about)
+    this.element.append(this.timeline.element, element('p', { class: 'pd-numbers' }, this.numbers, this.share))
+  }
+
+  update(run) {
+    if (this.run === run) return
+    this.run = run
+    attribute(this.element, 'data-state', run.state)
+    text(this.model, run.model)
+    attribute(this.model, 'title', run.model)
+    attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
+    text(this.word, t(`panel.outcome.${run.state}`))
+    const began = new Date(run.began * 1000)
+    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, began.toLocaleTimeString()].join(' · '))
+    attribute(this.about, 'title', aboutNode(run, began))
+    this.count(run, summary(run.steps))
+  }
+
+  /** known: the summary of the run's steps, null if there are none. */
+  count(run, known) {
+    const numbers = known ? [stepWords(run), t('panel.pace', { seconds: seconds(known.median) })] : [stepWords(run)]
+    text(this.numbers, numbers.join(' · '))
+    shown(this.timeline.element, known)
+    shown(this.share, known)
+    if (!known) return
+    const share = t('panel.share', { share: percent(known.share) })
+    text(this.share, percent(known.share))
+    attribute(this.share, 'title', share)
+    attribute(this.share, 'aria-hidden', 'true') // the drawing says it in words
+    const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: slowest(run) })
+    this.timeline.update(run, label)
+  }
+}
+
+function aboutNode(run, began) {
+  const date = began.toLocaleString()
+  return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
+}
+
+function stepWords({ made, total }) {
+  if (made === 1 && (total ?? 1) === 1) return t('panel.oneStep')
+  return !total || made === total ? t('panel.steps', { made }) : t('panel.stepsOf', { made, total })
+}
+
+const slowest = (run) => seconds(Math.max(...run.steps.map(([length]) => length)))

@@ -1,0 +1,36 @@
+// The whole panel: its head, what is wrong with the connection, and the groups.
+
+import { t } from '../text.js'
+import { Children, attribute, element, shown, text } from './dom.js'
+import { GroupView } from './group.js'
+
+export class PanelView {
+  /** actions: see actions.js. openLog: called with a group's number and a rank. retry: asks the server again. */
+  constructor(actions, openLog, retry) {
+    this.problem = element('p')
+    this.retry = element('button', { type: 'button', class: 'pd-button' }, t('panel.retry'))
+    this.retry.addEventListener('click', retry)
+    this.notice = element('div', { class: 'pd-notice pd-bad', role: 'alert' }, this.problem, this.retry)
+    this.waiting = element('p', { class: 'pd-quiet pd-waiting' }, t('panel.waiting'))
+    this.groups = element('div', { class: 'pd-groups' })
+    this.views = new Children(
+      this.groups,
+      ({ group }) => group.number,
+      ({ group }) => new GroupView(group.number, actions, openLog)
+    )
+    const head = element('header', { class: 'pd-head' }, element('h2', {}, t('panel.title')))
+    this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' })
+    attribute(this.element, 'aria-label', t('panel.title'))
+    this.element.append(head, this.notice, this.waiting, this.groups)
+  }
+
+  update(model) {
+    text(this.problem, model.connected ? model.problem : t('panel.disconnected'))
+    shown(this.notice, model.problem || !model.connected)
+    shown(this.retry, model.connected)
+    shown(this.waiting, !model.loaded && !model.problem)
+    const many = model.groups.length > 1
+    const { device, devices } = model
+    this.views.update(model.groups.map((group) => ({ group, many, device, devices })))
+  }
+}
