@@ -98,6 +98,12 @@ def decoder(latent_channels: int) -> Weights:
     return seeded({f"decoder.{name}": tensor for name, tensor in built.state_dict().items()})
 
 
+def sdxl() -> Weights:
+    """SDXL's, which PixArt-Sigma has too."""
+    identity = torch.eye(4)[:, :, None, None]
+    return {**decoder(4), "post_quant_conv.weight": identity, "post_quant_conv.bias": torch.zeros(4)}
+
+
 def flux2() -> Weights:
     """Flux.2's: 32 channels in patches of 2×2, normalised."""
     identity = torch.eye(32)[:, :, None, None]
@@ -112,7 +118,7 @@ def wan() -> Weights:
     return seeded(built.state_dict())
 
 
-VAES = {"flux": lambda: decoder(16), "flux2": flux2, "wan": wan}
+VAES = {"flux": lambda: decoder(16), "flux2": flux2, "sdxl": sdxl, "wan": wan}
 
 
 def main(comfyui: str, folder: str) -> None:
