@@ -27,7 +27,7 @@ class DiTClassLabel(io.ComfyNode):
                     tooltip="A class name (any of its comma-separated names), or a number from 0. Empty: no class.",
                 ),
             ],
-            outputs=[io.Conditioning.Output()],
+            outputs=[io.Conditioning.Output(tooltip="For the positive or the negative of a sampler.")],
         )
 
     @classmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 
 import comfy.model_management
@@ -16,6 +15,7 @@ from ..parallel_backend.plan import ParallelPlan
 from .families import family_for
 from .group import GROUPS, worker_group
 from .host_names import host_names
+from .installed import check_installed
 from .loop_mode import serve_stock_samplers
 from .model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .parallel_plan import PlanType, resolve_plan
@@ -42,14 +42,15 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                     "model_name",
                     options=list(list_models()),
                     tooltip="A safetensors file in models/diffusion_models, a checkpoint in models/checkpoints (its "
-                    "diffusion model alone is read), or a diffusers folder in models/diffusers or "
-                    "models/diffusion_models.",
+                    "diffusion model alone is read), a diffusers folder in models/diffusers or "
+                    "models/diffusion_models, or the demo model.",
                 ),
                 io.Combo.Input(
                     "dtype",
                     options=[AUTO, *DTYPES],
                     default=AUTO,
-                    tooltip="What the weights are cast to. auto: what ComfyUI would choose for its own device.",
+                    tooltip="What the model computes in, and what its weights are cast to. auto: what ComfyUI would "
+                    "choose for its own device.",
                 ),
                 io.Boolean.Input(
                     "loop_mode",
@@ -70,7 +71,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                     "read anew; models of different groups stay loaded side by side, on the same devices.",
                 ),
             ],
-            outputs=[io.Model.Output()],
+            outputs=[io.Model.Output(tooltip="For stock samplers, guiders and LoRA loaders, and Parallel Sampler.")],
         )
 
     @classmethod
@@ -81,11 +82,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
     def execute(
         cls, model_name: str, dtype: str, loop_mode: bool = True, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
-        if importlib.util.find_spec("diffusers") is None:
-            raise RuntimeError(
-                "ParallelDiT needs the diffusers package, which is not installed; run "
-                "`python -m pip install -r requirements.txt` in the ComfyUI-ParallelDiT folder and restart ComfyUI."
-            )
+        check_installed()
         models = list_models()
         if model_name not in models:
             raise ValueError(why_not_listed(model_name))

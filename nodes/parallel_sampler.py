@@ -37,7 +37,7 @@ class ParallelSampler(io.ComfyNode):
                     min=0,
                     max=MAX_SEED,
                     control_after_generate=True,
-                    tooltip="Of the noise, which is the same as a stock KSampler's.",
+                    tooltip="Of the noise, which is the same as a stock KSampler's for the same seed.",
                 ),
                 io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Denoising steps."),
                 io.Float.Input(
@@ -54,11 +54,13 @@ class ParallelSampler(io.ComfyNode):
                     options=list(SCHEDULERS),
                     default=MODELS_OWN,
                     tooltip="A diffusers scheduler, with the settings in the model's folder. model's own: the one that "
-                    "the folder names. Those with flow in the name are for SD3 and Flux.",
+                    "the folder or the model's family names. Those with flow in their names are for flow matching "
+                    "(SD3, Flux, Wan and others), CogVideoX ones for CogVideoX, the rest for DiT, PixArt and "
+                    "HunyuanDiT.",
                 ),
                 io.Conditioning.Input("positive", tooltip="What the image shall show."),
                 io.Conditioning.Input("negative", tooltip="What it shall not."),
-                io.Latent.Input("latent_image", tooltip="The latent to denoise; its noise mask is honoured."),
+                io.Latent.Input("latent_image", tooltip="The latent to denoise. Where its noise mask is 0, it stays."),
                 io.Float.Input(
                     "denoise",
                     default=1.0,
@@ -68,7 +70,7 @@ class ParallelSampler(io.ComfyNode):
                     tooltip="Below 1, the latent's image shows through: only the last steps run.",
                 ),
             ],
-            outputs=[io.Latent.Output()],
+            outputs=[io.Latent.Output(tooltip="The denoised latent.")],
         )
 
     @classmethod

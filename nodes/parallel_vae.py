@@ -12,6 +12,7 @@ from comfy_api.latest import io
 from ..parallel_backend.loading import DTYPES
 from ..parallel_backend.vae_files import describe_vae
 from .group import device_count, worker_group
+from .installed import check_installed
 from .remote_model import check_interrupt
 
 AUTO = "auto"
@@ -41,8 +42,8 @@ class ParallelVAEDecode(io.ComfyNode):
             description="Decodes a latent on all ranks of the worker group, each with a band of the image. The same "
             "image as VAE Decode, without tiles and their seams.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
-            inputs=[io.Latent.Input("samples", tooltip="The latent to decode."), *vae_inputs()],
-            outputs=[io.Image.Output()],
+            inputs=[io.Latent.Input("samples", tooltip="The latent of an image; not of a video."), *vae_inputs()],
+            outputs=[io.Image.Output(tooltip="The image, as VAE Decode gives it.")],
         )
 
     @classmethod
@@ -66,7 +67,7 @@ class ParallelVAEEncode(io.ComfyNode):
             description="Encodes an image on all ranks of the worker group, each with a band of it.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
             inputs=[io.Image.Input("pixels", tooltip="The image to encode."), *vae_inputs()],
-            outputs=[io.Latent.Output()],
+            outputs=[io.Latent.Output(tooltip="The latent, as VAE Encode gives it.")],
         )
 
     @classmethod
@@ -78,7 +79,9 @@ class ParallelVAEEncode(io.ComfyNode):
 
 
 def run(direction: str, vae_name: str, dtype: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The worker group's result. Raises ValueError for a file that is not there or not an AutoencoderKL."""
+    """The worker group's result. Raises ValueError for a file that is not there or not an AutoencoderKL, and
+    RuntimeError where diffusers is not installed."""
+    check_installed()
     if vae_name not in list_vaes():
         raise ValueError(f"There is no VAE {vae_name!r} among the safetensors files in ComfyUI's models/vae.")
     path = folder_paths.get_full_path_or_raise("vae", vae_name)
