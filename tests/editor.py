@@ -27,7 +27,9 @@ FLAGS = (
 )
 VIEWPORT = {"width": 1600, "height": 900}
 LOAD_TIMEOUT_MS = 60_000
-READY = "() => window.app?.canvas && window.app.extensionManager && !document.querySelector('#splash-loader')"
+# Up, with a workflow open: a first one, or that of before a reload.
+READY = """() => window.app?.canvas && window.app.extensionManager && window.app.graph?.nodes.length
+    && !document.querySelector('#splash-loader')"""
 CONVERT = """async (workflow) => {
     await window.app.loadGraphData(workflow)
     return (await window.app.graphToPrompt()).output

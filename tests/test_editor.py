@@ -26,7 +26,7 @@ NODES = {
 }
 LONG = 3000  # steps, of a job that does not end by itself while the test looks
 HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
-TYPES = "() => window.app.graph.nodes.map((node) => node.type)"
+PLACED = "window.app.graph.nodes.filter((node) => !node.flags.ghost).map((node) => node.type)"
 
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -45,7 +45,7 @@ def open_demo(editor: Editor, steps: int, seed: int) -> None:
 
 
 def open_panel(page: Page) -> Locator:
-    page.get_by_role("button", name="ParallelDiT").click()
+    page.get_by_role("button", name="Parallel workers").click()
     panel = page.get_by_test_id("paralleldit-panel")
     expect(panel).to_be_visible()
     return panel
@@ -67,12 +67,16 @@ def wait_for_step(panel: Locator, step: int) -> None:
 
 def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) -> None:
     for title, node_type in NODES.items():
-        page.evaluate("window.app.graph.clear()")
+        editor.open({"nodes": [], "links": [], "version": 0.4})
         page.mouse.dblclick(800, 500)
-        page.get_by_placeholder("Search for nodes").or_(page.get_by_role("combobox")).first.fill(title)
+        search = page.get_by_placeholder("Add a node")
+        search.fill(title)
         page.get_by_text(title, exact=True).first.wait_for()
         page.keyboard.press("Enter")
-        page.wait_for_function(f"({TYPES})().includes('{node_type}')")
+        expect(search).to_be_hidden()
+        page.mouse.move(590, 400)
+        page.mouse.click(600, 400)  # until then it follows the pointer
+        page.wait_for_function(f"{PLACED}.includes('{node_type}')")
     assert editor.problems == []
 
 
