@@ -75,7 +75,8 @@ async def logs(request: web.Request) -> web.Response:
         rank, lines = -1, 0
     if rank < 0 or not 0 < lines <= MAX_LINES:
         return web.Response(status=400, text=f"Ask for ?rank=0 or higher, and for ?lines=1 to {MAX_LINES}.")
-    text = await asyncio.to_thread(tail, log_path(group_of(request).folder, rank), lines)
-    if not text:
+    group = group_of(request)
+    text = await asyncio.to_thread(tail, log_path(group.folder, rank), lines)
+    if not text and rank >= group.ranks:
         return web.Response(status=404, text=f"There is no log of rank {rank}; the ranks start with the first prompt.")
     return web.Response(text=text)

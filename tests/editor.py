@@ -38,6 +38,7 @@ CONVERT = """async (workflow) => {
 USUAL_404 = ("/user.css", "/api/userdata")
 # The first comes with each 404, the last with files that the default workflow, or an example, lacks here.
 USUAL_ERRORS = ("Failed to load resource", "graph accessed before initialization", "https://huggingface.co/")
+GIVEN_UP = "net::ERR_ABORTED"  # by the page itself: it is left, or does not read the answer
 SCREENSHOTS = Path(__file__).with_name("screenshots")  # not in the repository
 WIDGET = """([type, name, value]) => {
     const node = window.app.graph.nodes.find((node) => node.type === type)
@@ -120,7 +121,7 @@ class Editor:
             self.problems.append(f"HTTP {response.status}: {response.url}")
 
     def _on_failure(self, request: Request) -> None:
-        if not self._usual(request.url):
+        if request.failure != GIVEN_UP and not self._usual(request.url):
             self.problems.append(f"{request.failure}: {request.url}")
 
     def _on_foreign(self, route: Route) -> None:

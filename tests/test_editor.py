@@ -125,7 +125,7 @@ def test_a_reload_in_the_middle_of_a_job_loses_nothing_of_the_panel(editor: Edit
     panel = page.get_by_test_id("paralleldit-panel")
     if not panel.is_visible():  # the editor may remember which tab was open
         panel = open_panel(page)
-    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("busy", ignore_case=True)
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("running", ignore_case=True)
     wait_for_step(panel, step_of(panel) + 20)
     page.get_by_role("button", name="Cancel current run").click()
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)

@@ -45,7 +45,7 @@ class WorkerGroup:
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
         self.changed = threading.Event()  # for one who follows the status, and clears it
-        self.runs = Runs()
+        self.runs = Runs(self.changed)
         self.ranks = 0  # of the last session
         self.note = ""
         self.last_death: str | None = None
@@ -124,7 +124,6 @@ class WorkerGroup:
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step("sample", event["seconds"], event["communication"], event["steps"])
-                self.changed.set()
                 on_step(event, denoised)
 
             return self._request(header, {**tensors, **new}, check, noted, size)["latents"]

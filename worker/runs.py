@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -38,9 +39,10 @@ class Run:
 
 
 class Runs:
-    """The last runs, newest first. Written by the thread that samples, read by any."""
+    """The last runs, newest first. Written by the thread that samples, read by any. changed: set with each change."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: threading.Event) -> None:
+        self.changed = changed
         self.kept: deque[Run] = deque(maxlen=KEPT)
         self.ids = itertools.count(1)
 
@@ -53,6 +55,7 @@ class Runs:
         """While entered, steps are those of one run. node: the id of ComfyUI's node that samples."""
         run = Run(next(self.ids), node, model, plan)
         self.kept.appendleft(run)
+        self.changed.set()
         try:
             yield
         except Exception:
@@ -61,7 +64,10 @@ class Runs:
         except BaseException:  # an interrupt is no Exception in ComfyUI
             run.state = "cancelled"
             raise
-        run.state = "done"
+        else:
+            run.state = "done"
+        finally:
+            self.changed.set()
 
     def step(self, operation: str, seconds: float, communication: float, total: int | None = None) -> None:
         """Notes a step of the run that goes on, if one does."""
@@ -70,6 +76,7 @@ class Runs:
             run.operation, run.total = operation, total
             run.steps.append((seconds, communication))
             run.made += 1
+            self.changed.set()
 
     def to_json(self) -> list[dict[str, Any]]:
         return [run.to_json() for run in list(self.kept)]

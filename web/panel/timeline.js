@@ -6,6 +6,7 @@ import { attribute, svg, text } from './dom.js'
 const HEIGHT = 40
 const SLOT = 10
 const GAP = 1.5
+const DENSE = 80 // slots, from which on the bars are too thin for gaps between them
 const LEAST_SLOTS = 12 // so that a run of few steps has no broad blocks
 const CLIP = 2 // medians; what took longer, as the first step often does, is cut off there
 
@@ -43,16 +44,17 @@ export class Timeline {
     attribute(this.element, 'aria-label', label)
     while (this.drawn.length > wanted.length) this.drawn.pop().element.remove()
     while (this.drawn.length < wanted.length) this.drawn.push(this.addBar(this.drawn.length))
-    wanted.forEach((bar, at) => this.draw(this.drawn[at], bar))
+    const gap = slots < DENSE ? GAP : 0
+    attribute(this.element, 'shape-rendering', gap ? 'auto' : 'crispEdges')
+    wanted.forEach((bar, at) => this.draw(this.drawn[at], bar, at * SLOT + gap / 2, SLOT - gap))
   }
 
   addBar(at) {
     const x = at * SLOT
-    const part = (kind) => svg('rect', { class: kind, x: x + GAP / 2, width: SLOT - GAP })
     const parts = {
       title: svg('title'),
-      compute: part('pd-compute'),
-      communication: part('pd-communication'),
+      compute: svg('rect', { class: 'pd-compute' }),
+      communication: svg('rect', { class: 'pd-communication' }),
       cut: svg('rect', { class: 'pd-cut', x, width: SLOT, y: 4, height: 3 })
     }
     const whole = svg('rect', { class: 'pd-hit', x, width: SLOT, y: 0, height: HEIGHT })
@@ -61,17 +63,19 @@ export class Timeline {
     return { element, ...parts }
   }
 
-  draw(parts, bar) {
+  draw(parts, bar, x, width) {
     const { seconds } = this.format
     const values = { step: bar.number, length: seconds(bar.length), waiting: seconds(bar.waiting) }
     text(parts.title, this.t('panel.barTitle', values))
-    place(parts.compute, HEIGHT * (1 - bar.height), HEIGHT * (bar.height - bar.below))
-    place(parts.communication, HEIGHT * (1 - bar.below), HEIGHT * bar.below)
+    place(parts.compute, x, width, HEIGHT * (1 - bar.height), HEIGHT * (bar.height - bar.below))
+    place(parts.communication, x, width, HEIGHT * (1 - bar.below), HEIGHT * bar.below)
     attribute(parts.cut, 'visibility', bar.cut ? 'visible' : 'hidden')
   }
 }
 
-function place(rectangle, y, height) {
+function place(rectangle, x, width, y, height) {
+  attribute(rectangle, 'x', x)
+  attribute(rectangle, 'width', width)
   attribute(rectangle, 'y', y.toFixed(2))
   attribute(rectangle, 'height', Math.max(0, height).toFixed(2))
 }
