@@ -13,16 +13,9 @@ OPEN = """async (path) => {
     for (let frame = 0; frame < 5; frame++) await new Promise(requestAnimationFrame)
 }"""
 BOXES = "() => window.app.graph.nodes.map((node) => [node.title, ...node.getBounding()])"
-# What a host without API nodes does not let the editor ask: how large the downloads are that it offers, and what the
-# registry has of a pack. And the list of ComfyUI's own templates, which a host without all of their package lacks.
-USUAL = (
-    "Content Security Policy",
-    "Fetch API cannot load https://",
-    "csp: https://",
-    "/templates/",
-    "workflow templates",
-    "fuse options",
-)
+# The editor may not ask, under a host without API nodes, how large the downloads are that it offers; and a host without
+# all of ComfyUI's templates package lacks their list.
+USUAL = ("Content Security Policy", "Fetch API cannot load", "/templates/", "workflow templates", "fuse options")
 Box = tuple[str, float, float, float, float]
 
 
