@@ -93,7 +93,7 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
     Raises PlanError if the model or the machine forbids it.
     """
     if plan is None:
-        return ResolvedPlan(ParallelPlan.auto(device_count(), spec.sizes(config).heads))
+        return ResolvedPlan(ParallelPlan.auto(device_count(), spec.sizes(config).heads, spec.guided(config)))
     plan.check_model(**spec.limits(config))
     return fit_to_machine(plan)
 

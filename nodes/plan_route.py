@@ -69,6 +69,10 @@ class Bounds(NamedTuple):
         return spec_for(self.model_class).sizes(self.config).heads
 
     @property
+    def guided(self) -> bool:
+        return spec_for(self.model_class).guided(self.config)
+
+    @property
     def blocks(self) -> int:
         return spec_for(self.model_class).sizes(self.config).blocks
 
@@ -176,8 +180,8 @@ def remarks_on(
     """Why auto chose the plan, and what it is no good for. plan: None where it depends on a model and none is known."""
     remarks = []
     if asked is None:
-        heads = models[0].heads if models else None
-        remarks += why_auto(device_count(), device_type() == "cuda", settings().ranks > 0, plan, heads)
+        model = (models[0].heads, models[0].guided) if models else None
+        remarks += why_auto(device_count(), device_type() == "cuda", settings().ranks > 0, plan, model)
     elif not models:
         remarks.append(remark("unchecked"))
     if plan and plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
@@ -193,8 +197,7 @@ def resolve(plan: ParallelPlan | None, models: list[Bounds]) -> ResolvedPlan | N
         return [resolve_plan(plan, model.config, spec_for(model.model_class)) for model in models][0]
     if plan is not None:
         return fit_to_machine(plan)
-    with_one_head, with_many = (ParallelPlan.auto(device_count(), heads) for heads in (1, device_count()))
-    return ResolvedPlan(with_one_head) if with_one_head == with_many else None
+    return None if device_count() > 1 else ResolvedPlan(ParallelPlan())
 
 
 def has_branches(loaders: list[Loader]) -> bool:

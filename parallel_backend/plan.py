@@ -65,10 +65,10 @@ class ParallelPlan:
         return asdict(self)
 
     @classmethod
-    def auto(cls, devices: int, heads: int) -> ParallelPlan:
+    def auto(cls, devices: int, heads: int, guided: bool) -> ParallelPlan:
         """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as heads divide,
-        and what is left to ring."""
-        cfg = 2 if devices >= 2 and devices % 2 == 0 else 1
+        and what is left to ring. guided: whether there is classifier-free guidance to split."""
+        cfg = 2 if guided and devices >= 2 and devices % 2 == 0 else 1
         ulysses = math.gcd(devices // cfg, heads)
         return cls(cfg=cfg, ulysses=ulysses, ring=devices // cfg // ulysses)
 

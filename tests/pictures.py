@@ -1,7 +1,8 @@
-"""`COMFYUI_PATH=... python -m tests.pictures [NAME...]`: makes example_workflows/*.jpg anew.
+"""`COMFYUI_PATH=... python -m tests.pictures [NAME...]`: makes the templates' and the README's pictures anew.
 
-Each is a screenshot of the workflow's graph in the real editor, cropped to the nodes and reduced. The demo model's
-workflows are run first and show what they drew; the others have empty files by the names of their models.
+The README's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
+is a screenshot of the workflow's graph in the real editor, cropped to the nodes and reduced. The demo model's
+workflows are run first and show what they drew; the others have tiny files by the names of their models.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import FloatRect
 
-from demo.host import ComfyHost
-from tests.editor import Editor, open_browser, open_editor
+from demo.host import REPOSITORY, ComfyHost
+from tests.editor import SCREENSHOTS, Editor, open_browser, open_editor
 from tests.examples import EXAMPLES, FOLDER, boxes, open_example
-from tests.template_files import EXAMPLE_FILES
+from tests.template_files import EXAMPLE_FILES, files_in
 
 RUN = ("demo", "pipefusion")
+README_PICTURES = {"panel": "panel-dark", "plan": "plan-invalid-canvas", "error": "error-killed-rank"}
 WIDTH = 1200
 MARGIN = 20
 BADGE = 16  # the height of the pack's name, which stands above its nodes
@@ -43,13 +45,12 @@ SHOWS_AN_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'Sav
 
 @contextlib.contextmanager
 def host_with_names(comfyui: Path) -> Iterator[ComfyHost]:
-    """A ComfyUI that lists every model which the workflows name."""
-    with tempfile.TemporaryDirectory() as base:
-        for name in EXAMPLE_FILES:
-            path = Path(base) / "models" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-        with ComfyHost(comfyui, base, extra_args=("--preview-method", "latent2rgb")) as host:
+    """A ComfyUI that has every model which the workflows name, with tiny weights."""
+    with tempfile.TemporaryDirectory() as base, tempfile.TemporaryDirectory() as scratch:
+        with (
+            files_in(EXAMPLE_FILES, comfyui, Path(base), Path(scratch)),
+            ComfyHost(comfyui, base, extra_args=("--preview-method", "latent2rgb")) as host,
+        ):
             yield host
 
 
@@ -68,14 +69,21 @@ def photograph(editor: Editor, name: str) -> Image.Image:
     clip = FloatRect(
         x=CHROME["left"] - MARGIN, y=CHROME["top"] - MARGIN, width=width + 2 * MARGIN, height=height + 2 * MARGIN
     )
-    image = Image.open(io.BytesIO(editor.page.screenshot(clip=clip))).convert("RGB")
+    return reduced(Image.open(io.BytesIO(editor.page.screenshot(clip=clip))).convert("RGB"))
+
+
+def reduced(image: Image.Image) -> Image.Image:
     return image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
 
 
 def main(*names: str) -> None:
     comfyui = Path(os.environ["COMFYUI_PATH"])
+    names = names or (*README_PICTURES, *EXAMPLES)
+    for name in [name for name in names if name in README_PICTURES]:
+        image = Image.open(SCREENSHOTS / f"{README_PICTURES[name]}.png").convert("RGB")
+        reduced(image).save(REPOSITORY / "web" / "docs" / f"{name}.jpg", quality=QUALITY, optimize=True)
     with host_with_names(comfyui) as host, open_browser() as browser:
-        for name in names or EXAMPLES:
+        for name in [name for name in names if name not in README_PICTURES]:
             with open_editor(browser, host) as editor:
                 photograph(editor, name).save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
                 print(f"{name}.jpg: {(FOLDER / f'{name}.jpg').stat().st_size // 1024} KB", *editor.problems, sep="\n")

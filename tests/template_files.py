@@ -116,7 +116,7 @@ def files_in(files: Files, comfyui: Path, base: Path, scratch: Path) -> Iterator
     write_cases(comfyui, scratch, [make for make in files.values() if isinstance(make, str)])
     for name, make in files.items():
         path = base / "models" / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(make, str):
             shutil.move(scratch / "models" / "diffusion_models" / f"{make}.safetensors", path)
         else:

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Route
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.editor import VIEWPORT, Editor
+from tests.editor import VIEWPORT, Editor, use_setting
 from tests.node_defs import inputs_of, node_defs, own_nodes, read
 
 DOCS = REPOSITORY / "web" / "docs"
@@ -40,7 +40,8 @@ PLACE = """(type) => {
     node.pos = [500 * window.app.graph.nodes.length, 300]
     window.app.graph.add(node)
     const sockets = node.inputs.filter((input) => !input.widget).map((input) => [input.name, input.localized_name])
-    const widgets = node.widgets?.filter((widget) => widget.name !== 'control_after_generate') ?? []
+    const helpers = ['control_after_generate', 'mesh']  // the second is the plan's drawing
+    const widgets = node.widgets?.filter((widget) => !helpers.includes(widget.name)) ?? []
     const labels = widgets.map((widget) => [widget.name, widget.label])
     return { title: node.title, names: Object.fromEntries([...sockets, ...labels]) }
 }"""
@@ -159,7 +160,10 @@ def test_the_editor_shows_nodes_and_their_help_in_its_language(
     browser: Browser, host: ComfyHost, language: str, accepted: str
 ) -> None:
     said = read(language)
-    with contextlib.closing(browser.new_context(viewport=VIEWPORT, locale=accepted)) as context:
+    with (
+        use_setting(host, "Comfy.Locale", language, "en"),
+        contextlib.closing(browser.new_context(viewport=VIEWPORT, locale=accepted)) as context,
+    ):
         context.route("**/api/settings/**", keep_settings)
         editor = Editor(context.new_page(), host)
         editor.page.evaluate("() => window.app.graph.clear()")

@@ -102,14 +102,25 @@ def test_with_several_devices_but_too_few_the_plan_is_refused(devices: int) -> N
 
 @pytest.mark.parametrize("devices", range(1, 9))
 @pytest.mark.parametrize("heads", [1, 6, 16, 24])
-def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: int) -> None:
-    plan = ParallelPlan.auto(devices, heads)
+@pytest.mark.parametrize("guided", [True, False])
+def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: int, guided: bool) -> None:
+    plan = ParallelPlan.auto(devices, heads, guided)
     plan.check_model(heads, pipefusion=False)
     plan.check_devices(devices)
 
 
 def test_an_automatic_plan_uses_every_device_where_the_heads_allow() -> None:
-    assert ParallelPlan.auto(8, heads=16) == ParallelPlan(cfg=2, ulysses=4)
+    assert ParallelPlan.auto(8, heads=16, guided=True) == ParallelPlan(cfg=2, ulysses=4)
+
+
+def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None:
+    assert ParallelPlan.auto(2, heads=24, guided=False) == ParallelPlan(ulysses=2)
+    guided = {name: spec_for(name).guided({"guidance_embeds": True}) for name in model_classes()}
+    assert {name for name in guided if not guided[name]} == {
+        "FluxTransformer2DModel",
+        "Flux2Transformer2DModel",
+        "HunyuanVideoTransformer3DModel",
+    }
 
 
 def test_an_unknown_transformer_class_points_to_the_manual() -> None:

@@ -69,6 +69,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: 
     alert = page.locator(".pdit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
+    editor.screenshot(f"plan-invalid-{renderer}")
     if renderer == "vue":
         expect(page.locator("[data-pdit-error]")).to_have_text("ulysses")
     box, frame = alert.bounding_box(), page.locator(".pdit-plan").bounding_box()

@@ -99,7 +99,8 @@ def test_an_error_is_told_in_the_words_that_the_run_ends_with(
 def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
     answer = ask(host, {"values": {"mode": "manual", "cfg": 2}})
     assert (answer["world"], answer["ranks"][0]["heads"], keys(answer)) == (2, None, ["unchecked"])
-    assert ask(host, {"values": {"mode": "auto"}})["plan"] == "cfg=2"
+    answer = ask(host, {"values": {"mode": "auto"}})
+    assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "needs_model"])
 
 
 def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: ComfyHost) -> None:

@@ -48,6 +48,7 @@ register(
         head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),
+        guided=lambda _config: False,
         tensor_parallel=True,
         timestep_scale=1e-3,
         check=needs(

@@ -47,6 +47,7 @@ register(
         widths={"encoder_hidden_states": "joint_attention_dim"},
         tensor_parallel=True,
         timestep_scale=1e-3,
+        guided=lambda config: not config["guidance_embeds"],
         check=needs(guidance=lambda config: config["guidance_embeds"]),
         inputs=inputs,
         output=output,

@@ -74,6 +74,7 @@ class ModelSpec:
     appended: those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
     sizes: config to heads, head dim and number of blocks.
     geometry: config to latent channels and patch.
+    guided: config to whether the model is sampled with classifier-free guidance, and does not have it distilled in.
     largest: config to the most patches along each of the latents' last dims, if the model has positions for so many.
     inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     (B, C, H, W), or (B, C, F, H, W) for video.
@@ -110,6 +111,7 @@ class ModelSpec:
     widths: Mapping[str, str] = field(default_factory=dict)
     sizes: Callable[[Config], Sizes] = usual_sizes
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
+    guided: Callable[[Config], bool] = lambda _config: True
     largest: Callable[[Config], tuple[int, ...]] | None = None
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
     head: str | None = None
