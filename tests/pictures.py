@@ -24,7 +24,12 @@ from tests.examples import EXAMPLES, FOLDER, boxes, open_example
 from tests.template_files import EXAMPLE_FILES, files_in
 
 RUN = ("demo", "pipefusion")
-README_PICTURES = {"panel": "panel-dark", "plan": "plan-invalid-canvas", "error": "error-killed-rank"}
+# The README's pictures: of which screenshot, and which part of it (left, top, right, bottom).
+README_PICTURES = {
+    "panel": ("panel-dark", (0, 0, 1600, 900)),
+    "plan": ("plan-invalid-canvas", (190, 240, 1040, 640)),
+    "error": ("error-killed-rank", (0, 0, 1600, 900)),
+}
 WIDTH = 1200
 MARGIN = 20
 BADGE = 16  # the height of the pack's name, which stands above its nodes
@@ -73,15 +78,19 @@ def photograph(editor: Editor, name: str) -> Image.Image:
 
 
 def reduced(image: Image.Image) -> Image.Image:
-    return image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
+    width = min(WIDTH, image.width)
+    return image.resize((width, round(image.height * width / image.width)), Image.Resampling.LANCZOS)
 
 
 def main(*names: str) -> None:
     comfyui = Path(os.environ["COMFYUI_PATH"])
     names = names or (*README_PICTURES, *EXAMPLES)
     for name in [name for name in names if name in README_PICTURES]:
-        image = Image.open(SCREENSHOTS / f"{README_PICTURES[name]}.png").convert("RGB")
-        reduced(image).save(REPOSITORY / "web" / "docs" / f"{name}.jpg", quality=QUALITY, optimize=True)
+        screenshot, part = README_PICTURES[name]
+        image = reduced(Image.open(SCREENSHOTS / f"{screenshot}.png").convert("RGB").crop(part))
+        image.save(REPOSITORY / "web" / "docs" / f"{name}.jpg", quality=QUALITY, optimize=True)
+    if all(name in README_PICTURES for name in names):
+        return
     with host_with_names(comfyui) as host, open_browser() as browser:
         for name in [name for name in names if name not in README_PICTURES]:
             with open_editor(browser, host) as editor:

@@ -158,13 +158,6 @@ test("a remark is in the editor's language where that has it, else in the server
   assert.equal(remarkWords(remark, inChinese), '自动：使用全部 4 块 GPU。')
 })
 
-test('both languages have the same texts, but for remarks, which the server says in English', () => {
-  const { remarks: _, ...chinese } = texts('zh').plan
-  const { remarks: none, ...english } = en.plan
-  assert.deepEqual(Object.keys(chinese).sort(), Object.keys(english).sort())
-  assert.deepEqual(none, {})
-})
-
 const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 
 test('a burst of changes is one question, and the same question is not asked again', async () => {
