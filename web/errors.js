@@ -2,6 +2,7 @@
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { addStyle } from './elements.js'
 import { errorCard } from './errors/card.js'
 import { explain, kindOf } from './errors/message.js'
 import { nodeIn, place, rectangle } from './errors/place.js'
@@ -75,17 +76,10 @@ function view() {
   return { x: free.x - canvas.x, y: 0, width: free.width, height: free.bottom - canvas.y }
 }
 
-function addStyle() {
-  const link = document.createElement('link')
-  link.rel = 'stylesheet'
-  link.href = new URL('./errors/card.css', import.meta.url)
-  document.head.append(link)
-}
-
 app.registerExtension({
   name: 'ParallelDiT.Errors',
   setup() {
-    addStyle()
+    addStyle(new URL('./errors/card.css', import.meta.url))
     api.addEventListener('execution_start', () => shown?.remove())
     api.addEventListener('execution_error', async ({ detail }) => {
       const kind = kindOf(detail, PACK)

@@ -3,8 +3,8 @@
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { addStyle } from './elements.js'
 import { Actions } from './panel/actions.js'
-import { element } from './panel/dom.js'
 import { answered, badgeOf, empty, opened, read, told } from './panel/state.js'
 import { PanelView } from './panel/view.js'
 import { loaded, t } from './text.js'
@@ -95,8 +95,7 @@ app.registerExtension({
     const panel = new Panel()
     panel.listen()
     await loaded
-    const style = new URL('./panel/style.css', import.meta.url)
-    document.head.append(element('link', { rel: 'stylesheet', href: style }))
+    addStyle(new URL('./panel/style.css', import.meta.url))
     app.extensionManager.registerSidebarTab({
       id: ID,
       icon: 'pi pi-server',

@@ -2,9 +2,9 @@
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { addStyle, element } from './elements.js'
 import { asker } from './plan/ask.js'
 import { LOADER, PLAN, questionOf } from './plan/graph.js'
-import { addStyle } from './plan/style.js'
 import { draw, drawSilence } from './plan/view.js'
 import { loaded } from './text.js'
 
@@ -19,7 +19,7 @@ app.registerExtension({
   name: 'ParallelDiT.Plan',
 
   setup() {
-    addStyle()
+    addStyle(new URL('./plan/style.css', import.meta.url))
     api.addEventListener('graphChanged', () => askAll())
     api.addEventListener('reconnected', () => {
       hasRoute = true
@@ -47,13 +47,10 @@ function askAll(force) {
 
 /** Gives a plan node the widget that explains it; nothing of it is saved or queued. */
 function explain(node) {
-  const content = document.createElement('div')
-  content.className = 'pdit-content'
-  const element = document.createElement('div')
-  element.className = 'pdit-plan'
-  element.append(content)
+  const content = element('div', { class: 'pdit-content' })
+  const frame = element('div', { class: 'pdit-plan' }, content)
   let height = 0
-  const widget = node.addDOMWidget('mesh', 'paralleldit_plan', element, {
+  const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
     margin: MARGIN,
     getMinHeight: () => height + 2 * MARGIN,

@@ -1,23 +1,19 @@
 // The card that shows an error: its elements, and what its buttons do. `errors.js` puts it at the node.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
 import { report } from './message.js'
 
 const COPIED_MS = 2000
 
-function element(tag, properties, ...children) {
-  const made = document.createElement(tag)
-  const { data, ...rest } = properties
-  Object.assign(made, rest)
-  Object.assign(made.dataset, data)
-  made.append(...children)
-  return made
-}
+/** What the tests know an element of the card by. */
+const testId = (part) => ({ 'data-testid': `paralleldit-error-${part}` })
 
 /** label: what an icon alone does not say; empty for a button with words. */
-function button(className, label, data, onclick, ...children) {
-  const made = element('button', { type: 'button', className, onclick, data }, ...children)
-  if (label) Object.assign(made, { title: label, ariaLabel: label })
+function button(className, label, attributes, onclick, ...children) {
+  const named = label ? { title: label, 'aria-label': label } : {}
+  const made = element('button', { type: 'button', class: className, ...named, ...attributes }, ...children)
+  made.addEventListener('click', onclick)
   return made
 }
 
@@ -27,37 +23,35 @@ function button(className, label, data, onclick, ...children) {
  */
 export function errorCard(kind, said, node, { onDismiss, onShow }) {
   const title = t(`errors.titles.${kind}`)
-  const copied = button('paralleldit-error-action', '', { testid: 'paralleldit-error-copy' }, copy, t('errors.copy'))
+  const copied = button('paralleldit-error-action', '', testId('copy'), copy, t('errors.copy'))
   async function copy() {
     await toClipboard(report(`${title} (${node})`, said))
     copied.textContent = t('errors.copied')
     setTimeout(() => (copied.textContent = t('errors.copy')), COPIED_MS)
   }
-  const dismiss = { testid: 'paralleldit-error-dismiss' }
   const card = element(
     'section',
-    { className: 'paralleldit-error', role: 'alert', data: { testid: 'paralleldit-error', kind } },
+    { class: 'paralleldit-error', role: 'alert', 'data-testid': 'paralleldit-error', 'data-kind': kind },
     element(
       'header',
       {},
       icon('pi-times-circle'),
       element('strong', {}, title),
-      button('paralleldit-error-close', t('errors.dismiss'), dismiss, onDismiss, icon('pi-times')),
+      button('paralleldit-error-close', t('errors.dismiss'), testId('dismiss'), onDismiss, icon('pi-times')),
     ),
-    element('p', { className: 'paralleldit-error-cause', data: { testid: 'paralleldit-error-cause' } }, said.cause),
+    element('p', { class: 'paralleldit-error-cause', ...testId('cause') }, said.cause),
   )
   if (said.advice) {
-    const label = element('span', { className: 'paralleldit-error-label' }, t('errors.advice'))
-    const advice = { className: 'paralleldit-error-advice', data: { testid: 'paralleldit-error-advice' } }
-    card.append(element('p', advice, label, said.advice))
+    const label = element('span', { class: 'paralleldit-error-label' }, t('errors.advice'))
+    card.append(element('p', { class: 'paralleldit-error-advice', ...testId('advice') }, label, said.advice))
   }
   if (said.details) {
     card.append(
       element(
         'details',
-        { data: { testid: 'paralleldit-error-details' } },
+        testId('details'),
         element('summary', {}, t('errors.details')),
-        element('pre', { tabIndex: 0 }, said.details),
+        element('pre', { tabindex: 0 }, said.details),
       ),
     )
   }
@@ -74,9 +68,7 @@ export function errorCard(kind, said, node, { onDismiss, onShow }) {
 }
 
 function icon(name) {
-  const made = element('i', { className: `pi ${name}` })
-  made.ariaHidden = 'true'
-  return made
+  return element('i', { class: `pi ${name}`, 'aria-hidden': true })
 }
 
 /** Also on a page that a browser takes for insecure, which ComfyUI on another machine is. */
@@ -84,7 +76,8 @@ async function toClipboard(text) {
   try {
     await navigator.clipboard.writeText(text)
   } catch {
-    const area = element('textarea', { value: text, className: 'paralleldit-error-copying' })
+    const area = element('textarea', { class: 'paralleldit-error-copying' })
+    area.value = text
     const focused = document.activeElement
     document.body.append(area)
     area.select()

@@ -1,22 +1,6 @@
 // Elements that are made once and then changed in place, so that focus, selection and scrolling stay where they are.
 
-const SVG = 'http://www.w3.org/2000/svg'
-
-/** An element with these attributes and children; a child that is a string becomes text. */
-export function element(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children)
-}
-
-/** As `element`, of a drawing. */
-export function svg(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children)
-}
-
-function filled(made, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value)
-  made.append(...children)
-  return made
-}
+import { element } from '../elements.js'
 
 /** Sets an element's text, where it is another. */
 export function text(target, words) {

@@ -1,7 +1,8 @@
 // One worker group: its state and why, the buttons, the job that runs, and the parts below them.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
-import { attribute, element, fold, shown, text, uniqueId } from './dom.js'
+import { attribute, fold, shown, text, uniqueId } from './dom.js'
 import { fileName, planWords, roughSeconds, seconds, secondsLeft, summary } from './format.js'
 import { LogView } from './logs.js'
 import { RankList } from './ranks.js'

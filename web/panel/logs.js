@@ -1,7 +1,8 @@
 // The end of a rank's log, which stays at its end as lines come, unless one has scrolled up to read.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
-import { attribute, element, fold, shown, text, uniqueId } from './dom.js'
+import { attribute, fold, shown, text, uniqueId } from './dom.js'
 import { hasLogs } from './state.js'
 
 const NEAR_THE_END = 8 // px

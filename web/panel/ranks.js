@@ -1,7 +1,8 @@
 // A row for each rank: its number, process, memory, and whether it is silent.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
-import { Children, attribute, element, fold, shown, text } from './dom.js'
+import { Children, attribute, fold, shown, text } from './dom.js'
 import { bytes } from './format.js'
 import { ranksOf } from './state.js'
 

@@ -1,7 +1,8 @@
 // The last runs, newest first: what was run, how long a step took, and what became of it.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
-import { Children, attribute, element, fold, shown, text } from './dom.js'
+import { Children, attribute, fold, shown, text } from './dom.js'
 import { percent, seconds, summary } from './format.js'
 import { Timeline } from './timeline.js'
 

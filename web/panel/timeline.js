@@ -1,7 +1,8 @@
 // A run's steps as bars: how long each took, the part of it that was communication below.
 // `bars` is pure; `Timeline` draws.
 
-import { attribute, svg, text } from './dom.js'
+import { svg } from '../elements.js'
+import { attribute, text } from './dom.js'
 
 const HEIGHT = 40
 const SLOT = 10

@@ -1,7 +1,8 @@
 // The whole panel: its head, what is wrong with the connection, and the groups.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
-import { Children, attribute, element, shown, text } from './dom.js'
+import { Children, attribute, shown, text } from './dom.js'
 import { GroupView } from './group.js'
 
 export class PanelView {

@@ -1,20 +1,21 @@
 // Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
 
+import { element } from '../elements.js'
 import { t } from '../text.js'
 import { captionOf, cellWords, COMPACT_ABOVE, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
 
 const MAX_PATCHES_DRAWN = 16
 
 /** Replaces what the element shows. answer: the server's. open: names of values that only a run can tell. */
-export function draw(element, answer, open) {
-  if (open.length) element.replaceChildren(line('pdit-remark', t('plan.open', { names: open.join(', ') })))
-  else if (answer.error) element.replaceChildren(errorBox(answer.error))
-  else element.replaceChildren(...plan(answer))
+export function draw(target, answer, open) {
+  if (open.length) target.replaceChildren(line('pdit-remark', t('plan.open', { names: open.join(', ') })))
+  else if (answer.error) target.replaceChildren(errorBox(answer.error))
+  else target.replaceChildren(...plan(answer))
 }
 
 /** Says, without alarm, that there is no answer. */
-export function drawSilence(element, reason) {
-  element.replaceChildren(line('pdit-remark', t('plan.unanswered', { reason })))
+export function drawSilence(target, reason) {
+  target.replaceChildren(line('pdit-remark', t('plan.unanswered', { reason })))
 }
 
 function* plan(answer) {
@@ -30,7 +31,8 @@ function* plan(answer) {
 
 function* mesh(answer) {
   const groups = meshGroups(answer)
-  const drawn = make('div', `pdit-mesh${answer.ranks.length > COMPACT_ABOVE ? ' pdit-compact' : ''}`)
+  const compact = answer.ranks.length > COMPACT_ABOVE ? ' pdit-compact' : ''
+  const drawn = element('div', { class: `pdit-mesh${compact}` })
   drawn.setAttribute('role', 'img')
   drawn.setAttribute('aria-label', meshWords(groups, answer.world, t))
   for (const group of groups) {
@@ -44,7 +46,8 @@ function* mesh(answer) {
 
 function stage(part, group) {
   const cells = part.cells.map((cell) => {
-    const tile = make('div', 'pdit-cell', make('span', 'pdit-rank', String(cell.rank)), bar('tokens', cell.tokens))
+    const rank = element('span', { class: 'pdit-rank' }, String(cell.rank))
+    const tile = element('div', { class: 'pdit-cell' }, rank, bar('tokens', cell.tokens))
     if (cell.heads) tile.append(bar('heads', [cell.heads]))
     if (cell.weights) tile.append(bar('weights', [cell.weights]))
     tile.title = cellWords(cell, group, part, t)
@@ -57,25 +60,27 @@ function stage(part, group) {
 function bar(kind, spans) {
   const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN)
   const pieces = patches.map(([start, stop], patch) => {
-    const fill = make('i', 'pdit-fill')
+    const fill = element('i', { class: 'pdit-fill' })
     fill.style.marginInlineStart = `${(start * spans.length - patch) * 100}%`
     fill.style.inlineSize = `${(stop - start) * spans.length * 100}%`
-    return make('span', 'pdit-piece', fill)
+    return element('span', { class: 'pdit-piece' }, fill)
   })
-  return make('div', `pdit-bar pdit-${kind}`, ...pieces)
+  return element('div', { class: `pdit-bar pdit-${kind}` }, ...pieces)
 }
 
 function legend(kinds) {
-  const keys = kinds.map((kind) => make('span', `pdit-key pdit-${kind}`, make('i', 'pdit-fill'), t(`plan.${kind}`)))
-  const list = make('div', 'pdit-legend', ...keys)
+  const keys = kinds.map((kind) => {
+    return element('span', { class: `pdit-key pdit-${kind}` }, element('i', { class: 'pdit-fill' }), t(`plan.${kind}`))
+  })
+  const list = element('div', { class: 'pdit-legend' }, ...keys)
   list.setAttribute('aria-hidden', 'true')
   return list
 }
 
 function box(className, caption, children) {
-  const frame = make('div', caption ? `${className} pdit-boxed` : className)
-  if (caption) frame.append(make('div', 'pdit-caption', caption))
-  frame.append(make('div', 'pdit-row', ...children))
+  const frame = element('div', { class: caption ? `${className} pdit-boxed` : className })
+  if (caption) frame.append(element('div', { class: 'pdit-caption' }, caption))
+  frame.append(element('div', { class: 'pdit-row' }, ...children))
   return frame
 }
 
@@ -86,12 +91,5 @@ function errorBox(words) {
 }
 
 function line(className, words) {
-  return make('div', className, words)
-}
-
-function make(tag, className, ...children) {
-  const element = document.createElement(tag)
-  element.className = className
-  element.append(...children)
-  return element
+  return element('div', { class: className }, words)
 }
