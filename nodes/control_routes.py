@@ -1,6 +1,7 @@
 """POST /paralleldit/start, /restart, /stop and /park: what changes a worker group. For pages of this ComfyUI alone."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from .group import device_count
 from .status_route import group_of
 
 PARK_SECONDS = 30.0  # for the job that runs to end
+POLL_SECONDS = 0.05
 
 
 def start(group: WorkerGroup) -> None:
@@ -20,12 +22,15 @@ def start(group: WorkerGroup) -> None:
 
 
 def restart(group: WorkerGroup) -> None:
-    group.restart()
-    start(group)
+    group.restart(device_count(), lambda: None)
 
 
 def park(group: WorkerGroup) -> None:
-    if not group.park(patience=PARK_SECONDS):
+    """Waits for the run that goes on, which has turns of its own for each forward where ComfyUI runs the loop."""
+    until = time.monotonic() + PARK_SECONDS
+    while group.runs.current and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+    if group.runs.current or not group.park(patience=max(0.0, until - time.monotonic())):
         raise RequestRefused(
             "A job runs in the worker group, and has not ended: interrupt it, or park the group when it is done."
         )
@@ -59,7 +64,10 @@ def handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request], Aw
 
 def refuse_foreign(request: web.Request) -> None:
     """Raises HTTPForbidden for a request that a page of another site makes: a browser says where it comes from."""
-    origin = request.headers.get("Origin")
-    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
-    if foreign or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is None:  # over plain http a browser says only where the page is from
+        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+    else:  # which no page can forge, and no proxy changes
+        foreign = site not in ("none", "same-origin")
+    if foreign:
         raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its worker groups.")

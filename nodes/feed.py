@@ -20,7 +20,7 @@ LOG_BYTES = 64 << 10  # of one rank's log, in one event
 
 
 class Feed(threading.Thread):
-    """Sends an event where something of the group has changed: its status, the run that goes on, its ranks' logs."""
+    """Sends an event when something of the group has changed, and now and then: its ranks alone know how they are."""
 
     def __init__(self, number: int, group: WorkerGroup, server: PromptServer) -> None:
         super().__init__(name=f"paralleldit-feed-{number}", daemon=True)
@@ -28,7 +28,7 @@ class Feed(threading.Thread):
         self.group = group
         self.server = server
         self.logs: dict[int, LogReader] = {}
-        self.told_run: dict[str, Any] | None = None
+        self.told_runs: dict[int, dict[str, Any]] = {}
 
     def run(self) -> None:
         while True:
@@ -42,19 +42,18 @@ class Feed(threading.Thread):
     def patience(self) -> float | None:
         session = self.group.session
         if session is None:
-            return None
+            return IDLE_SECONDS if self.group.phase in ("starting", "restarting") else None
         return BUSY_SECONDS if session.operation else IDLE_SECONDS
 
     def event(self) -> dict[str, Any]:
-        """The status whole; the run if it has changed since the last event; of the logs the lines since then."""
+        """The status whole; the runs that have changed since the last event; of the logs the lines since then."""
         status = self.group.status()
-        newest = self.group.runs.newest
-        run = newest.to_json() if newest else None
-        changed, self.told_run = run != self.told_run, run
-        for rank in range(len(status.get("pids", ()))):
+        runs = {run["id"]: run for run in self.group.runs.to_json()}
+        changed, self.told_runs = [run for id, run in runs.items() if run != self.told_runs.get(id)], runs
+        for rank in range(self.group.ranks):
             self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
         log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]
-        return {"group": self.number, "status": status, "run": run if changed else None, "log": log}
+        return {"group": self.number, "status": status, "runs": changed, "log": log}
 
 
 class LogReader:
@@ -79,9 +78,10 @@ class LogReader:
         except OSError as error:
             logging.debug("[ParallelDiT] %s", error)
             return ""
-        whole = text[: text.rfind(b"\n") + 1]
-        self.at = start + len(whole)
-        return whole.decode(errors="replace").rstrip("\n")
+        end = text.rfind(b"\n") + 1
+        begin = text.find(b"\n") + 1 if start > self.at else 0
+        self.at = start + end
+        return text[begin:end].decode(errors="replace").rstrip("\n")
 
     def _size(self) -> int:
         try:

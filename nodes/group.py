@@ -68,7 +68,7 @@ def device_count() -> int:
 def most_ranks() -> int:
     """How many ranks any plan may ask for, on all machines together: one a GPU, or one a CPU core and 2 at least."""
     if device_type() == "cuda":
-        return device_count()
+        return torch.cuda.device_count() * max(1, len(settings().machines))
     here = settings().cpu_ranks or max(CPU_RANKS, usable_cores())
     return max(device_count(), here * max(1, len(settings().machines)))
 

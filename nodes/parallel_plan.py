@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from comfy_api.latest import io
 
+from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
+from ..worker.settings import SettingsError
+from ..worker.torchrun import ranks_a_machine
 from .group import device_count, device_type, most_ranks, settings
-from .plan_words import Remark, why_one_rank
+from .plan_words import Remark, remark, why_one_rank
 
 AUTO = "auto"
 MANUAL = "manual"
 MAX_DEGREE = 64
+ON_THE_CPU = (AUTO, "native")  # the kernels of attention that need no GPU
 
 PlanType = io.Custom("PARALLEL_PLAN")
 
@@ -100,6 +105,16 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     """The plan as ParallelPlan.fitted has it on this machine, or on all that the settings name. Raises PlanError."""
-    most, on_gpus = most_ranks(), device_type() == "cuda"
+    most, on_gpus, note = most_ranks(), device_type() == "cuda", ()
     fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
-    return ResolvedPlan(plan) if fitted is plan else ResolvedPlan(fitted, why_one_rank(plan, most, on_gpus))
+    if fitted is not plan:
+        note += why_one_rank(plan, most, on_gpus)
+    if not on_gpus and plan.attention not in ON_THE_CPU:
+        fitted = replace(fitted, attention=AUTO)
+        note += (remark("cpu_kernel", attention=plan.attention),)
+    try:
+        ranks_a_machine(fitted.world_size, settings())
+    except SettingsError as error:
+        axes = (axis for axis, degree in fitted.degrees().items() if degree > 1)
+        raise PlanError(str(error), *axes) from error
+    return ResolvedPlan(fitted, note)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, Route, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, Route, expect, sync_playwright
 
 from demo.host import ComfyHost
 
@@ -27,6 +27,8 @@ FLAGS = (
 )
 VIEWPORT = {"width": 1600, "height": 900}
 LOAD_TIMEOUT_MS = 60_000
+PATIENCE_MS = 60_000  # of every expectation: a prompt may have to be served first
+expect.set_options(timeout=PATIENCE_MS)
 # Up, with a workflow open: a first one, or that of before a reload.
 READY = """() => window.app?.canvas && window.app.extensionManager && window.app.graph?.nodes.length
     && !document.querySelector('#splash-loader')"""
@@ -40,11 +42,14 @@ USUAL_404 = ("/user.css", "/api/userdata")
 USUAL_ERRORS = ("Failed to load resource", "graph accessed before initialization", "https://huggingface.co/")
 GIVEN_UP = "net::ERR_ABORTED"  # by the page itself: it is left, or does not read the answer
 SCREENSHOTS = Path(__file__).with_name("screenshots")  # not in the repository
-WIDGET = """([type, name, value]) => {
+WIDGETS = """([type, values]) => {
     const node = window.app.graph.nodes.find((node) => node.type === type)
-    const widget = node.widgets.find((widget) => widget.name === name)
-    widget.value = value
-    widget.callback?.(value, window.app.canvas, node)
+    for (const [name, value] of Object.entries(values)) {
+        const widget = node.widgets.find((widget) => widget.name === name)
+        widget.value = value
+        widget.callback?.(value, window.app.canvas, node)
+    }
+    return node.id
 }"""
 
 
@@ -96,9 +101,9 @@ class Editor:
         """Opens a workflow in a tab of its own, and has all of it in view."""
         self.page.evaluate("async (workflow) => { await window.app.loadGraphData(workflow) }", workflow)
 
-    def set_widget(self, node_type: str, name: str, value: Any) -> None:
-        """Sets a widget of the node of that type, as turning it by hand does."""
-        self.page.evaluate(WIDGET, [node_type, name, value])
+    def set_widgets(self, node_type: str, **values: Any) -> int:
+        """Sets widgets of the node of that type, as turning them by hand does; returns its id."""
+        return self.page.evaluate(WIDGETS, [node_type, values])
 
     def run(self) -> None:
         """Presses the Run button."""

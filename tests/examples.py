@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from demo.host import PACK_NAME, REPOSITORY
 from tests.editor import Editor
 
@@ -22,6 +26,13 @@ Box = tuple[str, float, float, float, float]
 def open_example(editor: Editor, name: str) -> None:
     """Opens one from where the host serves it."""
     editor.page.evaluate(OPEN, f"/api/workflow_templates/{PACK_NAME}/{name}.json")
+
+
+def open_demo(editor: Editor, plan: Mapping[str, Any] | None = None, **sampler: int) -> None:
+    """Opens the demo with these widgets of its plan and of its sampler: another seed makes it a prompt never run."""
+    editor.open(json.loads((FOLDER / "demo.json").read_text()))
+    editor.set_widgets("ParallelDiT_Plan", **(plan or {}))
+    editor.set_widgets("KSampler", **sampler)
 
 
 def boxes(editor: Editor) -> list[Box]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,10 +14,10 @@ from playwright.sync_api import Locator, Page, expect
 from demo.host import REPOSITORY, ComfyHost
 from tests.direct_group import direct_group, go_on
 from tests.editor import Editor
+from tests.examples import open_demo
 from tests.graphs import ranks
 from worker.errors import DETAILS, Explanation, RequestRefused, WorkerGroupError
 
-WORKFLOW = REPOSITORY / "example_workflows" / "demo.json"
 CARD, TITLE = "paralleldit-error", "header strong"
 TOO_MANY = {"mode": "manual", "tp": 3}
 SERVED = 60_000  # milliseconds for a prompt, or its error
@@ -29,11 +28,6 @@ NODE_BOTTOM = """(id) => {
     return [(node.pos[0] + ds.offset[0]) * ds.scale, (node.pos[1] + node.size[1] + ds.offset[1]) * ds.scale]
 }"""
 PAN = "([x, y]) => { window.app.canvas.ds.offset[0] += x; window.app.canvas.ds.offset[1] += y }"
-SET = """([type, values]) => {
-    const node = window.app.graph.nodes.find((node) => node.type === type)
-    for (const widget of node.widgets) if (widget.name in values) widget.value = values[widget.name]
-    return node.id
-}"""
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 # Of a text and the opaque background behind it, by WCAG's formula.
 CONTRAST = r"""(text) => {
@@ -76,15 +70,6 @@ def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_o
         assert direct.pids() == before
 
 
-def open_demo(page: Page, plan: dict | None = None, **sampler: int) -> None:
-    """Opens the demo's workflow with these widgets in it."""
-    workflow = json.loads(WORKFLOW.read_text())
-    page.evaluate("(workflow) => window.app.loadGraphData(workflow)", workflow)
-    page.evaluate(SET, ["ParallelDiT_LoadDiffusionModel", {"model_name": "shapes-dit"}])
-    page.evaluate(SET, ["ParallelDiT_Plan", plan or {}])
-    page.evaluate(SET, ["KSampler", sampler])
-
-
 def card_of(page: Page) -> Locator:
     card = page.get_by_test_id(CARD)
     expect(card).to_be_visible(timeout=SERVED)
@@ -93,7 +78,7 @@ def card_of(page: Page) -> Locator:
 
 def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     page = editor.page
-    open_demo(page, TOO_MANY)
+    open_demo(editor, TOO_MANY)
     editor.run()
     focused = page.evaluate("document.activeElement.className")
     card = card_of(page)
@@ -102,7 +87,7 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Use tp=1")
     expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
     assert page.evaluate("document.activeElement.className") == focused
-    loader = page.evaluate(SET, ["ParallelDiT_LoadDiffusionModel", {}])
+    loader = editor.set_widgets("ParallelDiT_LoadDiffusionModel")
     for way in ((0, 0), (150, -120), (40, -60)):
         page.evaluate(PAN, way)
         page.evaluate(FRAME)
@@ -126,7 +111,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
     page.evaluate(
         "() => window.app.api.addEventListener('progress', ({ detail }) => { window.reached = detail.value })"
     )
-    open_demo(page, seed=4711, steps=3000)
+    open_demo(editor, seed=4711, steps=3000)
     editor.run()
     page.wait_for_function("window.reached > 3", timeout=SERVED)
     os.kill(ranks(host)[1], signal.SIGKILL)
@@ -144,7 +129,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
     for words in ("The worker group failed (KSampler)", "SIGKILL", "rank-1.log"):
         assert words in copied
     page.evaluate("() => window.app.api.addEventListener('execution_success', () => { window.served = true })")
-    page.evaluate(SET, ["KSampler", {"steps": 2}])
+    editor.set_widgets("KSampler", steps=2)
     editor.run()
     expect(card).to_have_count(0, timeout=SERVED)
     page.wait_for_function("window.served", timeout=SERVED)
@@ -153,7 +138,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
 
 def test_an_error_is_readable_in_the_theme_dismissed_by_its_button_and_gone_with_its_workflow(themed: Editor) -> None:
     page = themed.page
-    open_demo(page, TOO_MANY)
+    open_demo(themed, TOO_MANY)
     themed.run()
     card = card_of(page)
     for text in (card.locator(TITLE), card.get_by_test_id(f"{CARD}-cause"), card.get_by_test_id(f"{CARD}-advice")):
@@ -162,6 +147,6 @@ def test_an_error_is_readable_in_the_theme_dismissed_by_its_button_and_gone_with
     expect(card).to_have_count(0)
     themed.run()
     card = card_of(page)
-    open_demo(page)
+    open_demo(themed)
     expect(card).to_have_count(0)
     assert themed.problems == []

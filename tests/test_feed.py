@@ -12,7 +12,7 @@ from demo.host import ComfyHost, PromptError
 from tests.faults import spaced
 from tests.graphs import Job, post, status
 
-JOB = Job("tiny-dit", "3", seed=5, steps=30, loop_mode=True)
+JOB = Job("tiny-dit", "3", seed=5, steps=150, loop_mode=True)
 
 
 def groups(host: ComfyHost) -> list[dict]:
@@ -35,9 +35,9 @@ def test_a_run_is_told_of_step_by_step(loop_mode: bool, operation: str, host: Co
     steps = 60
     told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, loop_mode=loop_mode))
     assert "busy" in {event["status"]["state"] for event in told}
-    made = [event["run"]["made"] for event in told if event["run"]]
+    made = [run["made"] for event in told for run in event["runs"][:1]]
     assert made == sorted(made)
-    (group,) = groups(host)
+    group = groups(host)[0]
     run = group["runs"][0]
     assert run["state"] == "done" and run["operation"] == operation
     assert run["made"] == len(run["steps"]) == steps
@@ -78,8 +78,9 @@ def test_a_group_is_parked_when_asked(host: ComfyHost) -> None:
     follow(host, JOB)
 
 
-def test_a_park_during_a_job_waits_for_it(host: ComfyHost) -> None:
-    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=150, loop_mode=True)).prompt())
+@pytest.mark.parametrize("loop_mode", [True, False])
+def test_a_park_during_a_job_waits_for_it(loop_mode: bool, host: ComfyHost) -> None:
+    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=150, loop_mode=loop_mode)).prompt())
     parked = []
 
     def park(event: dict) -> None:
@@ -89,6 +90,7 @@ def test_a_park_during_a_job_waits_for_it(host: ComfyHost) -> None:
     entry = host.wait(prompt_id, on_event=park)
     assert entry["status"]["completed"] and parked
     assert "model" not in status(host)
+    assert groups(host)[0]["runs"][0]["made"] == 150
 
 
 def test_another_group_than_there_can_be_is_named(host: ComfyHost) -> None:

@@ -11,33 +11,30 @@ from playwright.sync_api import Page, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.editor import Editor
+from tests.editor import Editor, use_setting
 
 TEMPLATES = REPOSITORY / "example_workflows"
 ROUTE = "**/paralleldit/plan"
-SET = """async ([type, values]) => {
-    const node = window.app.graph.nodes.find((node) => node.type === type)
-    for (const [name, value] of Object.entries(values)) {
-        const widget = node.widgets.find((widget) => widget.name === name)
-        widget.value = value
-        widget.callback?.(value)
-    }
-}"""
 STROKE = """() => {
     const node = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
     return Object.values(node.strokeStyles).some((style) => style.call(node)?.color === LiteGraph.NODE_ERROR_COLOUR)
 }"""
 OUTLINED = """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan').widgets
     .filter((widget) => widget.getOutlineColor() === LiteGraph.NODE_ERROR_COLOUR).map((widget) => widget.name)"""
+TURN_RING = """() => {
+    const { widgets } = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
+    const [mode, ring] = ['mode', 'ring'].map((name) => widgets.find((widget) => widget.name === name))
+    for (const [widget, value] of [[mode, 'manual'], [ring, 2], [ring, 3], [ring, 4]]) {
+        widget.value = value
+        widget.callback?.(value)
+    }
+}"""
+UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 HEADS = "ulysses=3 does not divide the model's 8 heads; use 2 or 4, or ring=3."
 
 
 def template(name: str) -> dict[str, Any]:
     return json.loads((TEMPLATES / f"{name}.json").read_text())
-
-
-def set_plan(page: Page, **values: Any) -> None:
-    page.evaluate(SET, ["ParallelDiT_Plan", values])
 
 
 def count_questions(page: Page) -> list[str]:
@@ -62,10 +59,10 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: 
     mesh = page.locator(".pdit-mesh")
     expect(mesh).to_have_attribute("aria-label", "2 ranks. Rank 0: cond, all tokens. Rank 1: uncond, all tokens")
     expect(page.locator(".pdit-content")).to_contain_text("Guidance is split first")
-    set_plan(page, mode="manual", cfg=2, ulysses=2)
+    editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".pdit-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
     expect(page.locator(".pdit-cell")).to_have_count(4)
-    set_plan(page, cfg=1, ulysses=3)
+    editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
     alert = page.locator(".pdit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
@@ -74,7 +71,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: 
         expect(page.locator("[data-pdit-error]")).to_have_text("ulysses")
     box, frame = alert.bounding_box(), page.locator(".pdit-plan").bounding_box()
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the error is cut off"
-    set_plan(page, ulysses=4)
+    editor.set_widgets("ParallelDiT_Plan", ulysses=4)
     expect(page.locator(".pdit-title")).to_have_text("4 ranks · ulysses=4")
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
 
@@ -102,11 +99,10 @@ def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None
     page.mouse.click(1500, 850)
     page.wait_for_timeout(600)
     assert asked == []
-    for ring in (2, 3, 4):
-        set_plan(page, mode="manual", ring=ring)
+    page.evaluate(TURN_RING)
     expect(page.locator(".pdit-title")).to_have_text("4 ranks · ring=4")
     assert len(asked) == 1
-    page.evaluate(SET, ["ParallelDiT_LoadDiffusionModel", {"model_name": "tiny-dit"}])
+    editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
     page.wait_for_timeout(600)
     assert json.loads(asked[-1])["loaders"][0]["model_name"] == "tiny-dit" and len(asked) == 2
     page.evaluate(
@@ -116,23 +112,37 @@ def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None
     assert json.loads(asked[-1])["loaders"] == []
 
 
+def test_a_changed_degree_is_one_step_to_undo(editor: Editor) -> None:
+    page = editor.page
+    editor.prompt(template("demo"))
+    title = page.locator(".pdit-title")
+    expect(title).to_have_text("2 ranks · cfg=2")
+    page.mouse.click(1500, 850)  # upon which the editor looks for what has changed
+    steps = page.evaluate(UNDO_STEPS)
+    for ring in (3, 4):
+        editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=ring)
+        page.mouse.click(1500, 850)
+        expect(title).to_have_text(f"{ring} ranks · ring={ring}")
+        page.mouse.click(1500, 850)
+        steps += 1
+        assert page.evaluate(UNDO_STEPS) == steps
+    page.keyboard.press("Control+z")
+    expect(title).to_have_text("3 ranks · ring=3")
+
+
 def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     page = editor.page
     page.route(ROUTE, lambda route: route.fulfill(status=404, body="404: Not Found"))
     editor.prompt(template("demo"))
     expect(page.locator(".pdit-content")).to_have_text("What this plan does cannot be shown here: HTTP 404")
-    set_plan(page, mode="manual", ring=2)
+    editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=2)
     page.wait_for_timeout(500)
     ours = [problem for problem in editor.problems if "paralleldit" in problem or "uncaught" in problem]
     assert len(ours) == 1 and ours[0].startswith("HTTP 404"), "asked once, and never again"
 
 
-def test_the_drawing_is_in_the_editors_language(editor: Editor) -> None:
-    page = editor.page
-    page.evaluate("() => window.app.extensionManager.setting.set('Comfy.Locale', 'zh')")
-    page.reload()
-    page.wait_for_function("() => window.app?.canvas && window.app.extensionManager")
-    editor.prompt(template("demo"))
-    expect(page.locator(".pdit-content")).to_contain_text("先拆分引导")
-    page.evaluate("() => window.app.extensionManager.setting.set('Comfy.Locale', 'en')")
-    page.wait_for_timeout(300)
+def test_the_drawing_is_in_the_editors_language(editor: Editor, host: ComfyHost) -> None:
+    with use_setting(host, "Comfy.Locale", "zh", "en"):
+        editor.reload()
+        editor.prompt(template("demo"))
+        expect(editor.page.locator(".pdit-content")).to_contain_text("先拆分引导")

@@ -171,6 +171,8 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert "the plan cfg=2 × ulysses=2 asks for 4" in note and "The image is the same" in note
     assert torch.equal(latents(single_host, looped.under({"cfg": 2, "pipefusion": 2}).prompt()), alone[1])
     assert "The image is the exact one" in status(single_host)["note"]
+    assert torch.equal(latents(single_host, job.under({"attention": "flash"}).prompt()), alone[0])
+    assert status(single_host)["note"] == "flash attention needs a GPU; the CPU's own kernel computes it here."
     assert len(ranks(single_host)) == 1
     assert note in single_host.log.read_text()
     answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))

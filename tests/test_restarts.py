@@ -116,7 +116,8 @@ def test_a_group_that_keeps_dying_is_left_down_and_says_why(
     wait_until(lambda: group.status()["state"] == "failed")
     with pytest.raises(WorkerGroupError, match=r"died 4 times in ten minutes.*killed by SIGKILL"):
         load()
-    group.restart()
+    group.restart(2, lambda: None)
+    assert group.status()["state"] == "ready"
     assert load().isfinite().all()
 
 

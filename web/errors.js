@@ -1,4 +1,4 @@
-// Shows an error of this pack at the node that failed, until the next prompt starts or another workflow is opened.
+// Shows an error of this pack at the node that failed, until Run is pressed again or another workflow is opened.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
@@ -20,7 +20,7 @@ class Shown {
     const name = this.node()?.title ?? event.node_type
     this.card = errorCard(kind, explain(event, kind), name, {
       onDismiss: () => this.dismiss(),
-      onShow: () => this.node() && app.canvas.centerOnNode(this.node()),
+      onShow: () => this.show(),
     })
     this.onKey = (event) => this.dismissByKey(event)
     document.addEventListener('keydown', this.onKey)
@@ -34,6 +34,12 @@ class Shown {
     const node = nodeIn(app.canvas.graph, app.rootGraph, this.nodeId)
     const inside = String(this.nodeId).includes(':')
     return node && (inside || node.type === this.nodeType) ? node : undefined
+  }
+
+  /** Goes to the node, out of a subgraph that it is not in. */
+  show() {
+    if (!this.node()) app.canvas.setGraph(app.rootGraph)
+    if (this.node()) app.canvas.centerOnNode(this.node())
   }
 
   /** Keeps the card at the node, whatever moves either. */
@@ -80,7 +86,8 @@ app.registerExtension({
   name: 'ParallelDiT.Errors',
   setup() {
     addStyle(new URL('./errors/card.css', import.meta.url))
-    api.addEventListener('execution_start', () => shown?.remove())
+    // Another prompt that waits in the queue starts at once: it takes no card away, but the next press of Run does.
+    api.addEventListener('promptQueueing', () => shown?.remove())
     api.addEventListener('execution_error', async ({ detail }) => {
       const kind = kindOf(detail, PACK)
       if (!kind) return

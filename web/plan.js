@@ -12,7 +12,7 @@ const PAUSE_MS = 150
 const MARGIN = 10
 const NO_ROUTE = 404
 
-const asking = new Set() // the ask functions of the plan nodes that there are
+const asks = new WeakMap() // by plan node, what asks for it
 let hasRoute = true
 
 app.registerExtension({
@@ -42,7 +42,9 @@ app.registerExtension({
 })
 
 function askAll(force) {
-  for (const ask of asking) ask(force)
+  for (const graph of [app.rootGraph, ...app.rootGraph.subgraphs.values()]) {
+    for (const node of graph.nodes) asks.get(node)?.(force)
+  }
 }
 
 /** Gives a plan node the widget that explains it; nothing of it is saved or queued. */
@@ -96,13 +98,16 @@ function explain(node) {
     node.graph?.setDirtyCanvas(true, true)
   }).observe(content)
 
-  asking.add(ask)
+  // The height of the drawing follows from the answer: saved, each answer would be a step to undo.
+  const { onSerialize } = node
+  node.onSerialize = function (saved) {
+    onSerialize?.call(this, saved)
+    if (node.size[1] <= node.computeSize()[1]) saved.size[1] -= height
+  }
+
+  asks.set(node, ask)
   follow(node, ask)
-  chain(node, 'onAdded', () => {
-    asking.add(ask)
-    ask()
-  })
-  chain(node, 'onRemoved', () => asking.delete(ask))
+  chain(node, 'onAdded', () => ask())
 }
 
 /** Has `changed` called when a widget of the node changes, or a link to or from it. */
@@ -138,6 +143,7 @@ function mark(node, names) {
     delete widget.getOutlineColor
     if (names.includes(widget.name)) widget.getOutlineColor = () => window.LiteGraph.NODE_ERROR_COLOUR
   }
+  if (node.graph !== app.canvas.graph) return // a node that is seen may have the same id
   const labels = names.map((name) => node.widgets?.find((widget) => widget.name === name)?.label ?? name)
   for (const row of document.querySelectorAll(`[data-node-id="${node.id}"] [data-testid="node-widget"]`)) {
     const label = row.querySelector('[data-testid="widget-layout-field-label"]')?.textContent.trim()

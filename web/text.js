@@ -8,10 +8,13 @@ let trees = []
 
 /** Fetches the texts, once; to be awaited before `t`. */
 export const loaded = (async () => {
-  const response = await api.fetchApi('/i18n')
-  const all = await response.json()
   const language = app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
-  trees = [all[language], all.en].map((tree) => tree?.paralleldit ?? {})
+  try {
+    const all = await (await api.fetchApi('/i18n')).json()
+    trees = [all[language], all[language.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
+  } catch (error) {
+    console.warn('[ParallelDiT]', error) // what is shown then has names in place of words
+  }
 })()
 
 /** The text at a path like 'panel.stop', with {names} filled in. */

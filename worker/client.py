@@ -46,7 +46,7 @@ class WorkerGroup:
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
         self.changed = threading.Event()  # for one who follows the status, and clears it
         self.runs = Runs(self.changed)
-        self.ranks = 0  # of the last session
+        self.ranks = 0  # of the session, or of the last one
         self.note = ""
         self.last_death: str | None = None
         self.resident: object | None = None  # what answers for the model's memory in ComfyUI, and lives as long
@@ -65,6 +65,7 @@ class WorkerGroup:
         with self.turn(check):
             self._ensure(ranks, check)
             self.note = note
+            self.changed.set()
             if self.loaded == (source, plan):
                 return
             self.loaded, self.sent = None, SentConditions()
@@ -141,13 +142,28 @@ class WorkerGroup:
             header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
             return self._request(header, {"input": tensor}, check)["result"]
 
-    def start(self, ranks: int, check: Check) -> None:
+    def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
         """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
 
-        Raises as `load` does.
+        stops: how often the group had been stopped when this was asked for; by default, until now. Raises as `load`
+        does, and WorkerGroupError if it is stopped meanwhile.
         """
-        with self.turn(check):
-            self._ensure(self.ranks or ranks, check)
+        stops = self.stops if stops is None else stops
+        while not self.lock.acquire(timeout=POLL_SECONDS):
+            check()
+            if self.is_running:  # a prompt was quicker
+                return
+        try:
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped while it started.")
+            if not self.is_running:
+                self._ensure(self.ranks or ranks, check)
+        finally:
+            self.lock.release()
+
+    @property
+    def is_running(self) -> bool:
+        return self.session is not None and not self.session.is_over
 
     def park(self, unload: bool = False, patience: float = 0.0) -> bool:
         """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.
@@ -207,23 +223,26 @@ class WorkerGroup:
         if session is None:
             return own
         try:
-            return {**own, **session.questions.ask({"op": "status"}, STATUS_SECONDS)}
+            session.told = session.questions.ask({"op": "status"}, STATUS_SECONDS)
+            return {**own, **session.told}
         except (ConnectionError, TimeoutError):
-            return {**own, "state": "restarting" if session.is_over else "busy"}
+            return {**session.told, **own, "state": "restarting" if session.is_over else "busy"}
 
     def stop(self) -> None:
         """Ends the group, and the job that it runs; the next request starts it again."""
         self.stops += 1
         session, self.session = self.session, None
-        if session:
-            session.end(STOPPED)
         self._forget()
         self._enter("stopped")
+        if session:
+            session.end(STOPPED)
 
-    def restart(self) -> None:
-        """Ends the group, and forgets how often it died: the next request starts it again."""
+    def restart(self, ranks: int, check: Check) -> None:
+        """Ends the group, forgets how often it died, and starts it again. Raises as `start` does."""
+        stops = self.stops + 1  # with its own
         self.stop()
         self.restarts.forgive()
+        self.start(ranks, check, stops)
 
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
@@ -245,6 +264,7 @@ class WorkerGroup:
 
     def _forget(self) -> None:
         """What a new session does not have."""
+        self.note = ""
         self.loaded, self.adapted, self.sent = None, None, SentConditions()
 
     def _request(
@@ -349,6 +369,7 @@ class WorkerGroup:
             else:
                 self._enter("starting")
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
+            self.ranks = ranks
             session = Session(ranks, self.device, self.settings, self.folder, check_both)
         except WorkerGroupError as error:
             if self.stops == stops:
@@ -359,7 +380,7 @@ class WorkerGroup:
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
         self._forget()
-        self.session, self.ranks = session, ranks
+        self.session = session
         self._enter("ready")
         if self.stops != stops:  # just now
             self.stop()
@@ -371,7 +392,7 @@ class WorkerGroup:
         while not session.process.exited.wait(WATCH_SECONDS):
             session.check_life()
         self.changed.set()
-        stops, loaded = self.stops, self.loaded
+        stops, loaded, note = self.stops, self.loaded, self.note
 
         def check() -> None:
             if self.stops != stops:
@@ -382,6 +403,6 @@ class WorkerGroup:
                 if self.session is session:  # else it was stopped, or a prompt was quicker
                     self._ensure(session.ranks, check)
                     if loaded:
-                        self.load(*loaded, session.ranks, check)
+                        self.load(*loaded, session.ranks, check, note)
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)

@@ -47,8 +47,9 @@ class Runs:
         self.ids = itertools.count(1)
 
     @property
-    def newest(self) -> Run | None:
-        return self.kept[0] if self.kept else None
+    def current(self) -> Run | None:
+        """The run that goes on, if one does; of one inside another, the inner."""
+        return next((run for run in list(self.kept) if run.state == "running"), None)
 
     @contextlib.contextmanager
     def run(self, node: str | None, model: str, plan: str) -> Iterator[None]:
@@ -71,8 +72,8 @@ class Runs:
 
     def step(self, operation: str, seconds: float, communication: float, total: int | None = None) -> None:
         """Notes a step of the run that goes on, if one does."""
-        run = self.newest
-        if run and run.state == "running":
+        run = self.current
+        if run:
             run.operation, run.total = operation, total
             run.steps.append((seconds, communication))
             run.made += 1

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -53,6 +54,7 @@ class Session:
         self.given_up = False  # the last request, whose answer is still to come
         self.verdict: Explanation | None = None
         self.pids: list[int] = []
+        self.told: dict[str, Any] = {}  # the last status that the ranks gave
         self.burial = threading.Lock()
         started = time.monotonic()
         try:

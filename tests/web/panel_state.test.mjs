@@ -21,7 +21,7 @@ const STOPPED = { state: 'stopped', deaths: 0, last_death: null }
 const run = (id, state = 'done', made = 3) => ({ id, state, made, total: null, operation: 'forward', steps: [] })
 const page = (status = READY, runs = []) =>
   answered(empty(), { groups: [{ group: 1, status, runs }], device: 'cpu', devices: 2 })
-const event = (changes) => ({ group: 1, status: READY, run: null, log: [], ...changes })
+const event = (changes) => ({ group: 1, status: READY, runs: [], log: [], ...changes })
 const only = (model) => model.groups[0]
 
 test('a page without groups shows the first one, stopped', () => {
@@ -30,9 +30,15 @@ test('a page without groups shows the first one, stopped', () => {
   assert.equal(hasLogs(only(model)), false)
 })
 
+test('a run that ends as the next one begins is told of with it', () => {
+  const before = told(empty(), event({ runs: [run(1, 'running')] }))
+  const after = told(before, event({ runs: [run(2, 'running'), run(1)] }))
+  assert.deepEqual(after.groups[0].runs.map(({ id, state }) => [id, state]), [[2, 'running'], [1, 'done']])
+})
+
 test('events follow the answer: status, runs newest first, ten of them', () => {
   let model = page(STOPPED)
-  for (let id = 1; id <= 12; id++) model = told(model, event({ run: run(id) }))
+  for (let id = 1; id <= 12; id++) model = told(model, event({ runs: [run(id)] }))
   assert.equal(only(model).runs.length, RUNS)
   assert.deepEqual([only(model).runs[0].id, only(model).runs.at(-1).id], [12, 3])
   assert.equal(stateOf(only(model)), 'ready')
@@ -40,7 +46,7 @@ test('events follow the answer: status, runs newest first, ten of them', () => {
 
 test('a run that goes on replaces what was known of it, and an event without a run leaves it', () => {
   const before = page(READY, [run(2, 'running', 1), run(1)])
-  const after = told(told(before, event({ run: run(2, 'running', 5) })), event())
+  const after = told(told(before, event({ runs: [run(2, 'running', 5)] })), event())
   assert.deepEqual(only(after).runs.map(({ id, made }) => [id, made]), [[2, 5], [1, 3]])
   assert.equal(only(before).runs[0].made, 1)
 })

@@ -3,6 +3,9 @@
 // The form is that of `worker/errors.py`: paragraphs, of which the last is the details, under a line of their own.
 const DETAILS = '\n\nDetails:\n'
 
+/** What an error's text says before its details. */
+export const beforeDetails = (text) => text.split(DETAILS)[0]
+
 /** The kind of each class of errors, by the end of its full name. */
 export const KINDS = {
   'worker.errors.WorkerGroupError': 'group',
@@ -14,6 +17,11 @@ export const KINDS = {
   'parallel_backend.errors.UnknownModelError': 'model',
   'parallel_backend.errors.RequestError': 'refused',
 }
+// How our advice begins.
+const ADVICE = [
+  'ask|choose|connect|download|install|interrupt|leave|load|lower|mend|put|queue|raise|remove|rename|restart|run|set',
+  'shorten|take|unload|update|use|wait',
+].join('|')
 const SPOKEN = ['ValueError', 'RuntimeError']
 
 /**
@@ -38,12 +46,13 @@ export function explain({ exception_type: type, exception_message: message, trac
   const [head, ...rest] = text.split(DETAILS)
   const [first, ...others] = head.split(/\n{2,}/)
   const [cause, advice] = others.length ? [first, others.join('\n')] : divided(first)
-  return { cause, advice, details: rest.join(DETAILS) }
+  const details = rest.join(DETAILS) || (SPOKEN.includes(type) ? traceback.join('').trimEnd() : '')
+  return { cause, advice, details }
 }
 
-/** Our texts of one paragraph say what cannot be, and after a semicolon, or in a last sentence, what to do. */
+/** Our texts of one paragraph say what cannot be, and after a semicolon or a full stop what to do. */
 function divided(text) {
-  const found = text.match(/^([^;]+); (.+)$/s) ?? text.match(/^(.+)\. ([^.].*)$/s)
+  const found = text.match(new RegExp(`^(.+?)[;.] ((?:${ADVICE})\\b.*)$`, 'is'))
   if (!found) return [text, '']
   const [, cause, advice] = found
   return [`${cause}.`, advice[0].toUpperCase() + advice.slice(1)]

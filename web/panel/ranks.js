@@ -10,7 +10,7 @@ const NEARLY_FULL = 0.92
 
 export class RankList {
   constructor() {
-    this.list = element('ul', { class: 'pd-ranks' })
+    this.list = element('ul', { class: 'pd-ranks', tabindex: 0 })
     const folded = fold(t('panel.ranks'), true, this.list)
     this.element = folded.element
     this.aside = folded.aside
@@ -51,6 +51,8 @@ class RankRow {
     attribute(this.bar, 'title', `${t(`panel.memoryOf.${device}`, { rank })}: ${words}`)
     attribute(this.bar, 'class', share > NEARLY_FULL ? 'pd-bar pd-full' : 'pd-bar')
     this.fill.style.width = `${100 * share}%`
+    shown(this.bar, total) // a system that does not tell, tells 0
+    shown(this.memory, total)
     shown(this.silentLine, silent)
     attribute(this.element, 'class', silent ? 'pd-is-silent' : null)
     text(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '')

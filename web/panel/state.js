@@ -29,11 +29,11 @@ export function answered(model, answer) {
 }
 
 /** After an event `paralleldit.group`. */
-export function told(model, { group: number, status, run, log: lines }) {
+export function told(model, { group: number, status, runs, log: lines }) {
   return changed(model, number, (old) => ({
     ...old,
     status,
-    runs: run ? withRun(old.runs, run) : old.runs,
+    runs: (runs ?? []).reduce(withRun, old.runs),
     logs: withLines(old.logs, lines ?? [])
   }))
 }
@@ -104,7 +104,8 @@ export function actionsOf(group) {
 
 /** Whether there is a log to ask for: a group that has not started has none. */
 export function hasLogs({ status, runs }) {
-  return Boolean(status.pids || status.deaths || status.last_death || runs.length)
+  const started = status.pids || status.state === 'starting'
+  return Boolean(started || status.deaths || status.last_death || runs.length)
 }
 
 /** What the tab's icon shows: of all groups, whether one has failed or one works. */

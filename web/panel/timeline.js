@@ -8,6 +8,7 @@ const HEIGHT = 40
 const SLOT = 10
 const GAP = 1.5
 const DENSE = 80 // slots, from which on the bars are too thin for gaps between them
+const MOST_SLOTS = 500 // as many steps of a run as the server keeps
 const LEAST_SLOTS = 12 // so that a run of few steps has no broad blocks
 const CLIP = 2 // medians; what took longer, as the first step often does, is cut off there
 
@@ -19,7 +20,7 @@ const CLIP = 2 // medians; what took longer, as the first step often does, is cu
 export function bars(steps, total, first = 1) {
   const lengths = steps.map(([length]) => length).sort((a, b) => a - b)
   const longest = Math.min(lengths.at(-1) ?? 0, CLIP * (lengths[lengths.length >> 1] ?? 0)) || 1
-  const slots = Math.max(steps.length, first === 1 ? (total ?? 0) : 0, LEAST_SLOTS)
+  const slots = Math.max(steps.length, first === 1 ? Math.min(total ?? 0, MOST_SLOTS) : 0, LEAST_SLOTS)
   const drawn = steps.map(([length, waiting], at) => {
     const height = Math.min(length / longest, 1)
     const share = length > 0 ? Math.min(waiting / length, 1) : 0

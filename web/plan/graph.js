@@ -31,7 +31,7 @@ function samplersOf(node, seen, cfg) {
       samplers.push(...samplersOf(target, seen, guidance))
     } else if (gives.some((type) => SAMPLED.includes(type))) {
       const name = values.sampler_name ?? valueOf(originOf(target, 'sampler'), 'sampler_name')
-      samplers.push({ type: target.type, sampler_name: name ?? null, cfg: guidance })
+      samplers.push({ type: target.type, sampler_name: ofType('string', name), cfg: ofType('number', guidance) })
     }
   }
   return samplers
@@ -65,6 +65,9 @@ function widgetValues(node) {
   }
   return { values, open }
 }
+
+/** A value that the server takes: other packs' nodes may have another kind by the same name. */
+const ofType = (type, value) => (typeof value === type ? value : null)
 
 function valueOf(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
