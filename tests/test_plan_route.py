@@ -133,7 +133,7 @@ def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Pa
         {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [{"type": None}]}]},
         {"values": {"mode": "auto"}, "loaders": [{"model_name": "a"}] * 100},
     ],
-    ids=str,
+    ids=lambda value: repr(value)[:60],
 )
 def test_what_is_no_question_is_refused_with_a_sentence(body: Any, host: ComfyHost) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
