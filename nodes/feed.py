@@ -49,7 +49,7 @@ class Feed(threading.Thread):
         """The status whole; the runs that have changed since the last event; of the logs the lines since then."""
         status = self.group.status()
         runs = {run["id"]: run for run in self.group.runs.to_json()}
-        changed, self.told_runs = [run for id, run in runs.items() if run != self.told_runs.get(id)], runs
+        changed, self.told_runs = [run for number, run in runs.items() if run != self.told_runs.get(number)], runs
         for rank in range(self.group.ranks):
             self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
         log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]

@@ -7,7 +7,7 @@ export const COMPACT_ABOVE = 16
  * A cell's tokens, heads and weights are [start, stop] fractions; heads and weights are null where they are not shared.
  */
 export function meshGroups({ ranks, degrees }) {
-  const shares = degrees ? degrees.dp * degrees.cfg : 1
+  const shares = degrees.dp * degrees.cfg
   const groups = []
   for (const rank of ranks) {
     const { batch, pipefusion, ulysses, tp } = rank.places
