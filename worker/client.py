@@ -225,8 +225,11 @@ class WorkerGroup:
         try:
             session.told = session.questions.ask({"op": "status"}, STATUS_SECONDS)
             return {**own, **session.told}
-        except (ConnectionError, TimeoutError):
-            return {**session.told, **own, "state": "restarting" if session.is_over else "busy"}
+        except ConnectionError:  # it has died
+            return {**own, "state": "restarting" if session.is_over else "busy"}
+        except TimeoutError:
+            last = {} if session.is_over else session.told
+            return {**last, **own, "state": "restarting" if session.is_over else "busy"}
 
     def stop(self) -> None:
         """Ends the group, and the job that it runs; the next request starts it again."""
