@@ -112,11 +112,11 @@ class Session:
         return self.verdict
 
     def _await_last_words(self) -> bool:
-        """Whether torchrun has ended, and so said why: it takes longer if it still has a rank to end, or little CPU."""
+        """Whether torchrun has ended, and so said why; with little CPU it takes a while, though no rank is left here."""
         if self.process.exited.wait(LAST_WORDS_SECONDS):
             return True
-        all_gone = self.pids and len(self._gone()) == len(self.pids)
-        return bool(all_gone) and self.process.exited.wait(SLOW_WORDS_SECONDS)
+        here = self.pids[: ranks_a_machine(self.ranks, self.settings)]
+        return bool(here) and not any(map(is_alive, here)) and self.process.exited.wait(SLOW_WORDS_SECONDS)
 
     def _gone(self) -> list[int]:
         """The ranks whose processes have ended; of other machines' nothing is known."""
