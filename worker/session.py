@@ -112,7 +112,7 @@ class Session:
         return self.verdict
 
     def _await_last_words(self) -> bool:
-        """Whether torchrun has ended, and so said why; with little CPU it takes a while, though no rank is left here."""
+        """Whether torchrun has ended, and so said why: with little CPU it takes a while, though no rank is left."""
         if self.process.exited.wait(LAST_WORDS_SECONDS):
             return True
         here = self.pids[: ranks_a_machine(self.ranks, self.settings)]
