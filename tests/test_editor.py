@@ -150,3 +150,19 @@ def test_the_group_is_stopped_and_started_by_the_panels_buttons(editor: Editor, 
     expect(state).to_contain_text("ready", ignore_case=True)
     assert status(host)["pids"]
     assert editor.problems == []
+
+
+def test_stop_asks_first_where_a_job_runs(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=LONG, seed=107)
+    panel = open_panel(page)
+    editor.run()
+    wait_for_step(panel, 5)
+    stop, dialog = panel.get_by_test_id("paralleldit-stop"), page.get_by_role("dialog")
+    stop.click()
+    dialog.get_by_role("button", name="Cancel").click()
+    wait_for_step(panel, step_of(panel) + 5)  # it goes on
+    stop.click()
+    dialog.get_by_role("button", name="Confirm").click()
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("stopped", ignore_case=True)
+    expect(page.get_by_test_id("paralleldit-error")).to_contain_text("It was stopped")
+    assert editor.problems == []
