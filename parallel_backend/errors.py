@@ -37,9 +37,17 @@ class ModelFileError(RequestError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on whichever device."""
+    """Whether an allocation failed, on whichever device; also where a library says it in an error of its own."""
+    if isinstance(error, RequestError):
+        return False
+    return _lacked_memory(error) or any(
+        is_out_of_memory(reason) for reason in (error.__cause__, error.__context__) if reason
+    )
+
+
+def _lacked_memory(error: BaseException) -> bool:
     import torch  # what only describes requests needs none
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    return not isinstance(error, RequestError) and any(text in str(error) for text in NO_MEMORY)
+    return any(text in str(error) for text in NO_MEMORY)

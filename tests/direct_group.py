@@ -12,7 +12,7 @@ import torch
 
 from parallel_backend.loading import ModelSource
 from parallel_backend.plan import ParallelPlan
-from tests.families import FAMILIES, Family
+from tests.families import Family
 from worker.client import WorkerGroup
 from worker.sampler_call import SamplerCall
 
@@ -49,14 +49,13 @@ class DirectGroup:
 
 
 @contextmanager
-def direct_group(folder: Path, family: str, **degrees: int) -> Iterator[DirectGroup]:
+def direct_group(folder: Path, family: Family, **degrees: int) -> Iterator[DirectGroup]:
     """A group that has the family's tiny model under this plan."""
-    tiny = FAMILIES[family]
-    weights = tiny.save(folder / "model") / "diffusion_pytorch_model.safetensors"
+    weights = family.save(folder / "model") / "diffusion_pytorch_model.safetensors"
     group = WorkerGroup("cpu", folder / "logs")
     try:
-        source = ModelSource(tiny.model_class, tiny.config, (str(weights),))
-        direct = DirectGroup(group, tiny, source, ParallelPlan(**degrees))
+        source = ModelSource(family.model_class, family.config, (str(weights),))
+        direct = DirectGroup(group, family, source, ParallelPlan(**degrees))
         direct.load()
         yield direct
     finally:

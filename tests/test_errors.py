@@ -15,6 +15,7 @@ from demo.host import REPOSITORY, ComfyHost
 from tests.direct_group import direct_group, go_on
 from tests.editor import Editor
 from tests.examples import open_demo
+from tests.families import FAMILIES
 from tests.graphs import ranks
 from worker.errors import DETAILS, Explanation, RequestRefused, WorkerGroupError
 
@@ -59,7 +60,7 @@ def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
 
 
 def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(tmp_path: Path) -> None:
-    with direct_group(tmp_path, "dit", cfg=2) as direct:
+    with direct_group(tmp_path, FAMILIES["dit"], cfg=2) as direct:
         before = direct.pids()
         source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
         with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:

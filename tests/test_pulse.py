@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from tests.direct_group import CALL, DirectGroup, direct_group, wait_until
+from tests.families import FAMILIES
 from worker.job_groups import connected_sockets, opened
 from worker.pulse import INTERVAL, Pulse
 
@@ -32,7 +33,7 @@ class GivenUp(Exception):
 
 @pytest.fixture(scope="module")
 def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
-    with direct_group(tmp_path_factory.mktemp("pulse"), "dit", ulysses=2) as direct:
+    with direct_group(tmp_path_factory.mktemp("pulse"), FAMILIES["dit"], ulysses=2) as direct:
         yield direct
 
 
