@@ -283,7 +283,7 @@ def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
 
 def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
     """An empty POST. Raises HTTPError for a refusal."""
-    _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=30).close()
+    _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=120).close()
 
 
 def ranks(host: ComfyHost) -> list[int]:

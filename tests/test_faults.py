@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from demo.host import ComfyHost
-from tests.faults import CASES, LACKS, frail_host, good, lack, suffer, wait_until
+from tests.faults import CASES, LACKS, Case, frail_host, good, lack, suffer, wait_until
 from tests.graphs import alive, post, status, worker_processes
+from tests.tiers import slow_but
+
+QUICK = ("kill rank 1, in a step", "stop rank 0, in a step of ComfyUI's loop")
+QUICK_LACKS = ("delete the checkpoint",)
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +24,8 @@ def frail(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         yield host
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_a_fault_is_named_soon_and_the_next_prompt_is_served(name: str, frail: ComfyHost) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize("case", slow_but(QUICK, {name: (case,) for name, case in CASES.items()}))
+def test_a_fault_is_named_soon_and_the_next_prompt_is_served(case: Case, frail: ComfyHost) -> None:
     outcome = suffer(frail, case.moment, case.fault)
     for pattern in case.says:
         assert re.search(pattern, outcome.said), outcome.said
@@ -32,12 +34,10 @@ def test_a_fault_is_named_soon_and_the_next_prompt_is_served(name: str, frail: C
     assert not outcome.left
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LACKS)
+@pytest.mark.parametrize(("file", "harm", "says"), slow_but(QUICK_LACKS, LACKS))
 def test_a_file_that_is_harmed_between_prompts_is_named_and_served_again_when_it_is_mended(
-    name: str, frail: ComfyHost
+    file: str, harm: Callable[[Path], None], says: tuple[str, ...], frail: ComfyHost
 ) -> None:
-    file, harm, says = LACKS[name]
     outcome = lack(frail, frail.base / file, harm)
     for words in says:
         assert words in outcome.said

@@ -135,7 +135,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup
     group.stop()
 
 
-@pytest.mark.slow
 def test_ranks_on_the_cpu_give_their_weights_back_and_draw_the_same_again(wide: tuple) -> None:
     group, source = wide
     weights = Path(source.files[0]).stat().st_size // 2 * PLAN.world_size
@@ -206,7 +205,6 @@ def lora(models: Path) -> str:
     return "free.safetensors"
 
 
-@pytest.mark.slow
 def test_free_in_comfyui_unloads_the_ranks_and_the_next_prompt_draws_the_same(host: ComfyHost, models: Path) -> None:
     file = lora(models)
 

@@ -22,6 +22,7 @@ from parallel_backend.loading import ModelSource
 from tests.families import FAMILIES, SQUARE
 from tests.first_machine import FAMILY
 from tests.network import FIRST, SECOND, Network, why_impossible
+from tests.tiers import slow_but
 from worker.meeting import Meeting, MeetingError
 from worker.settings import Settings, SettingsError
 from worker.torchrun import Machines, ranks_a_machine, torchrun_command
@@ -32,6 +33,7 @@ SILENCE = 3.0
 DEADLINE = 10.0
 PATIENCE = 120.0
 ULYSSES = {"ulysses": 2}
+PLANS = {"ulysses": (ULYSSES,), "cfg": ({"cfg": 2},), "four ranks": ({"cfg": 2, "ulysses": 2},)}
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +158,7 @@ def pair(
         assert pair.second.end() == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", [ULYSSES, {"cfg": 2}, {"cfg": 2, "ulysses": 2}], ids=["ulysses", "cfg", "four ranks"])
+@pytest.mark.parametrize("plan", slow_but(("ulysses",), PLANS))
 def test_both_machines_together_predict_what_one_process_does(
     plan: dict[str, int], pair: Pair, reference: torch.Tensor
 ) -> None:
@@ -171,7 +172,6 @@ def test_both_machines_together_predict_what_one_process_does(
     assert error <= 1e-5
 
 
-@pytest.mark.slow
 def test_a_file_that_the_second_machine_lacks_is_refused_in_its_name(pair: Pair) -> None:
     before = pair.first.forward(pair.both, ULYSSES)
     answer = pair.first.forward(pair.first_only, ULYSSES)
@@ -229,8 +229,7 @@ def assert_served(pair: Pair, reference: torch.Tensor) -> None:
     assert (pair.first.prediction() - reference).abs().max() <= 1e-5 * reference.abs().max()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("lose", "silent", "said"), LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(("lose", "silent", "said"), slow_but(("its rank is killed", "its cable is pulled"), LOSSES))
 def test_a_loss_in_a_job_is_an_error_within_seconds_and_the_next_request_is_served(
     lose: Callable[[Pair, list[int]], None], silent: float, said: str, pair: Pair, reference: torch.Tensor
 ) -> None:
