@@ -139,3 +139,21 @@ def test_any_rank_can_run_out_of_memory_in_the_vae(two: DirectGroup, tmp_path: P
             decode(256)
         assert torch.equal(decode(8), before)
     assert two.pids() == pids
+
+
+@pytest.mark.slow
+def test_a_lack_of_memory_in_a_request_that_was_given_up_is_known_to_the_next(two: DirectGroup) -> None:
+    two.load()
+    before, pids = two.forward(*SMALL), two.pids()
+
+    def give_up() -> None:
+        if two.group.session.operation == "forward":
+            raise InterruptedError
+
+    with little_memory(pids[1]):
+        with pytest.raises(InterruptedError):
+            two.group.forward(*two.family.inputs(2, *LARGE), give_up)
+        two.group.trace()  # which waits for its end
+    two.load()
+    assert torch.equal(two.forward(*SMALL), before)
+    assert two.pids() == pids

@@ -1,30 +1,27 @@
-"""ComfyUI's side of the worker group: starts it on first use, talks to rank 0, notices when it dies."""
+"""ComfyUI's side of the worker group: what it can be asked for."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .conditions import SentConditions
-from .errors import Explanation, OutOfMemory, RequestRefused, WorkerGroupError
+from .errors import OutOfMemory, RequestRefused, WorkerGroupError
+from .held import Held
 from .protocol import Header
-from .restarts import Restarts
 from .runs import Runs
 from .sampler_call import SamplerCall
-from .session import POLL_SECONDS, STOPPED, Check, OnStep, Session
-from .settings import Settings, SettingsError
+from .session import Check, OnStep, Session
+from .settings import Settings
+from .supervision import Supervisor
 from .tensors import Tensors, UnsendableError
-from .torchrun import ranks_a_machine
 
-WATCH_SECONDS = 1.0
-STATUS_SECONDS = 2.0
 SETTLE_SECONDS = 10.0  # for a request that was given up to end, before it is parked
 
 
@@ -40,21 +37,38 @@ class WorkerGroup:
         self.device = device
         self.folder = folder
         self.settings = settings or Settings()
-        self.lock = threading.RLock()
-        self.restarts = Restarts(self.settings.restarts)
-        self.session: Session | None = None
-        self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
         self.changed = threading.Event()  # for one who follows the status, and clears it
+        self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive)
         self.runs = Runs(self.changed)
-        self.ranks = 0  # of the session, or of the last one
-        self.note = ""
-        self.last_death: str | None = None
         self.resident: object | None = None  # what answers for the model's memory in ComfyUI, and lives as long
-        self.stops = 0
-        self.loads = 0
-        self.loaded: tuple[Header, Mapping[str, int]] | None = None
-        self.adapted: str | None = None  # the key of the additions to the weights; empty while it is not known
-        self.sent = SentConditions()
+        self.loads = 0  # so far; steps of one model are no measure for another's
+
+    @property
+    def session(self) -> Session | None:
+        return self.supervisor.session
+
+    @property
+    def phase(self) -> str:
+        """stopped, starting, restarting or failed; while a session runs, its ranks know more."""
+        return self.supervisor.phase
+
+    @property
+    def ranks(self) -> int:
+        """Of the session, or of the last one; 0 before the first."""
+        return self.supervisor.ranks
+
+    @property
+    def loaded(self) -> tuple[Header, Mapping[str, int]] | None:
+        """Source and plan of the model that the ranks hold; parked counts."""
+        return self._held.model
+
+    def turn(self, check: Check) -> AbstractContextManager[None]:
+        """One request, or one restart, at a time.
+
+        For requests that belong together: nothing comes between them while this is entered, not a restart either, after
+        which the model is there without its additions.
+        """
+        return self.supervisor.turn(check)
 
     def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "") -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
@@ -63,15 +77,16 @@ class WorkerGroup:
         is to say of the plan, for the status. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
-            self._ensure(ranks, check)
-            self.note = note
+            self.supervisor.ensure(ranks, check)
+            held = self._held
+            held.note = note
             self.changed.set()
-            if self.loaded == (source, plan):
+            if held.model == (source, plan):
                 return
-            self.loaded, self.sent = None, SentConditions()
+            held.model, held.conditions = None, SentConditions()
             self.loads += 1
             self._request({"op": "load", "source": source, "plan": plan}, {}, check)
-            self.loaded, self.adapted = (source, plan), None
+            held.model, held.additions = (source, plan), None
 
     def adapt(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
@@ -81,16 +96,17 @@ class WorkerGroup:
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
-            if self.adapted == key:
+            held = self._held
+            if held.additions == key:
                 return
             additions, tensors = build()
-            self.adapted = ""
+            held.additions = ""
             try:
                 self._request({"op": "adapt", "additions": additions}, tensors, check)
             except BaseException:  # given up, the group drops its model as it does when it refuses
-                self.loaded = None
+                held.model = None
                 raise
-            self.adapted = key
+            held.additions = key
 
     def forward(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
@@ -100,7 +116,7 @@ class WorkerGroup:
         Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
-            keys, new, dropped = self.sent.exchange(conditions)
+            keys, new, dropped = self._held.conditions.exchange(conditions)
             header = {"op": "forward", "conditions": keys, "drop": dropped}
             tensors = {"latents": latents, "timestep": timestep_B, **new}
             return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
@@ -117,7 +133,7 @@ class WorkerGroup:
         with self.turn(check):
             named = {("conditions", name): tensor for name, tensor in conditions.items()}
             named |= {("negative", name): tensor for name, tensor in negative.items()}
-            keys, new, dropped = self.sent.exchange(named)
+            keys, new, dropped = self._held.conditions.exchange(named)
             header = {"op": "sample", "call": call.to_json(), "drop": dropped, "conditions": {}, "negative": {}}
             for (kind, name), key in keys.items():
                 header[kind][name] = key
@@ -138,32 +154,9 @@ class WorkerGroup:
         """
         with self.turn(check):
             session = self.session
-            self._ensure(session.ranks if session else ranks, check)
+            self.supervisor.ensure(session.ranks if session else ranks, check)
             header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
             return self._request(header, {"input": tensor}, check)["result"]
-
-    def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
-        """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
-
-        stops: how often the group had been stopped when this was asked for; by default, until now. Raises as `load`
-        does, and WorkerGroupError if it is stopped meanwhile.
-        """
-        stops = self.stops if stops is None else stops
-        while not self.lock.acquire(timeout=POLL_SECONDS):
-            check()
-            if self.is_running:  # a prompt was quicker
-                return
-        try:
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped while it started.")
-            if not self.is_running:
-                self._ensure(self.ranks or ranks, check)
-        finally:
-            self.lock.release()
-
-    @property
-    def is_running(self) -> bool:
-        return self.session is not None and not self.session.is_over
 
     def park(self, unload: bool = False, patience: float = 0.0) -> bool:
         """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.
@@ -172,29 +165,12 @@ class WorkerGroup:
         node: does nothing where no group runs or a request is under way, for whose end it waits up to `patience`
         seconds, and only logs it when the group dies. Returns whether nothing is left on the accelerators.
         """
-        if not self.lock.acquire(timeout=patience):
-            return False
         try:
-            session = self.session
-            if session is None or session.is_over:
-                return True
-            session.settle(lambda: None, SETTLE_SECONDS)
-            if session.operation:  # it still runs, or this is called from within its callback
-                return False
-            if not unload and self.device != "cpu":
-                try:
-                    self._request({"op": "park"}, {}, lambda: None)
-                    return True
-                except RequestRefused as refusal:
-                    logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
-            self._forget()
-            self._request({"op": "unload"}, {}, lambda: None)
-            return True
+            with self.supervisor.turn_within(patience) as has_come:
+                return has_come and self._park(unload)
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
             return isinstance(error, WorkerGroupError)
-        finally:
-            self.lock.release()
 
     def device_bytes(self) -> int:
         """What rank 0 keeps of its accelerator, which is the first of those visible, as ComfyUI's own is; else 0."""
@@ -206,73 +182,66 @@ class WorkerGroup:
 
         Raises RequestRefused, also while a job runs, and WorkerGroupError.
         """
-        if not self.lock.acquire(blocking=False):
-            raise RequestRefused("The worker group is busy with a job; ask for the trace again when it has ended.")
-        try:
+        with self.supervisor.turn_within(0.0) as has_come:
+            if not has_come:
+                raise RequestRefused("The worker group is busy with a job; ask for the trace again when it has ended.")
             return self._request({"op": "trace"}, {}, lambda: None)["trace"].numpy().tobytes()
-        finally:
-            self.lock.release()
 
     def status(self) -> dict[str, Any]:
         """State, process ids, what is loaded, and how often the group died lately; answered while a job runs.
 
         state: stopped, starting, ready, busy, parked, restarting or failed.
         """
-        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death, "note": self.note}
-        session = self.session
-        if session is None:
-            return own
-        try:
-            session.told = session.questions.ask({"op": "status"}, STATUS_SECONDS)
-            return {**own, **session.told}
-        except ConnectionError:  # it has died
-            return {**own, "state": "restarting" if session.is_over else "busy"}
-        except TimeoutError:
-            last = {} if session.is_over else session.told
-            return {**last, **own, "state": "restarting" if session.is_over else "busy"}
+        return self.supervisor.status()
+
+    def start(self, ranks: int, check: Check) -> None:
+        """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
+
+        Raises as `load` does, and WorkerGroupError if it is stopped meanwhile.
+        """
+        self.supervisor.start(ranks, check)
 
     def stop(self) -> None:
         """Ends the group, and the job that it runs; the next request starts it again."""
-        self.stops += 1
-        session, self.session = self.session, None
-        self._forget()
-        self._enter("stopped")
-        if session:
-            session.end(STOPPED)
+        self.supervisor.stop()
 
     def restart(self, ranks: int, check: Check) -> None:
         """Ends the group, forgets how often it died, and starts it again. Raises as `start` does."""
-        stops = self.stops + 1  # with its own
-        self.stop()
-        self.restarts.forgive()
-        self.start(ranks, check, stops)
+        self.supervisor.restart(ranks, check)
 
-    @contextlib.contextmanager
-    def turn(self, check: Check) -> Iterator[None]:
-        """One request, or one restart, at a time.
+    @property
+    def _held(self) -> Held:
+        """Of the session; what is noted without one is lost."""
+        session = self.session
+        return session.held if session else Held()
 
-        For requests that belong together: nothing comes between them while this is entered, not a restart either, after
-        which the model is there without its additions.
-        """
-        while not self.lock.acquire(timeout=POLL_SECONDS):
-            check()
-        try:
-            yield
-        finally:
-            self.lock.release()
+    def _revive(self, held: Held, check: Check) -> None:
+        """Loads the model again that the ranks held when they died; its additions come with the next request."""
+        if held.model:
+            self.load(*held.model, self.ranks, check, held.note)
 
-    def _enter(self, phase: str) -> None:
-        self.phase = phase
-        self.changed.set()
-
-    def _forget(self) -> None:
-        """What a new session does not have."""
-        self.note = ""
-        self.loaded, self.adapted, self.sent = None, None, SentConditions()
+    def _park(self, unload: bool) -> bool:
+        """Within a turn. Raises RequestRefused, WorkerGroupError."""
+        session = self.session
+        if session is None or session.is_over:
+            return True
+        session.settle(lambda: None, SETTLE_SECONDS)
+        if session.operation:  # it still runs, or this is called from within its callback
+            return False
+        if not unload and self.device != "cpu":
+            try:
+                self._request({"op": "park"}, {}, lambda: None)
+                return True
+            except RequestRefused as refusal:
+                logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
+        session.held = Held()
+        self._request({"op": "unload"}, {}, lambda: None)
+        return True
 
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
     ) -> Tensors:
+        """A request's results. size: of what its steps compute, if it has steps."""
         session = self.session
         if session is None:
             raise WorkerGroupError("The worker group does not run.", "Queue a prompt to start it.")
@@ -282,9 +251,8 @@ class WorkerGroup:
             reply, results = session.request(header, tensors, check, on_step, kind)
         except WorkerGroupError as error:
             died = error.explanation
-            raise WorkerGroupError(died.cause, self._what_now(session), died.details) from error
+            raise WorkerGroupError(died.cause, self.supervisor.what_now(session), died.details) from error
         except UnsendableError as error:
-            self.sent = SentConditions()  # which believes that they have gone
             raise RequestRefused(str(error)) from error
         finally:
             self.changed.set()
@@ -292,120 +260,5 @@ class WorkerGroup:
             if header["op"] == "forward":
                 self.runs.step("forward", reply["seconds"], reply["communication"])
             return results
-        self.sent = SentConditions()  # of a request that was refused, the ranks may not have taken them
-        if reply.get("kind") == "memory":
-            self._forget()
-            raise OutOfMemory.parse(reply["error"])
-        raise RequestRefused.parse(reply["error"])
-
-    def _what_now(self, session: Session) -> str:
-        """For the person whose prompt failed with the session."""
-        if session.verdict == STOPPED:
-            return "Queue the prompt again to start it."
-        if self.restarts.count() >= self.restarts.most:
-            return "It has died too often to be started again by itself: mend the cause, then restart the group."
-        return "It is started again: queue the prompt again."
-
-    def _ensure(self, ranks: int, check: Check) -> None:
-        """Has a session of that many ranks run, after a pause if the last one died.
-
-        Raises WorkerGroupError, and RequestRefused for ranks that the machines can't share.
-        """
-        try:
-            ranks_a_machine(ranks, self.settings)
-        except SettingsError as error:
-            raise RequestRefused(str(error)) from error
-        session = self.session
-        if session and not session.is_over:
-            self._settle(session, check)
-        if session and session.is_over:
-            self._bury(session)
-        elif session and session.ranks != ranks:
-            self.session = None
-            session.close()
-            self._forget()
-        if self.session:
-            return
-        left = self.restarts.seconds_left()
-        if left:
-            self._enter("failed")
-            last = Explanation.parse(self.last_death)
-            raise WorkerGroupError(
-                f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
-                f"{left:.0f} s. The last time: {last.cause}",
-                "Mend the cause, and restart the group or ComfyUI.",
-                last.details,
-            )
-        self._start(ranks, check)
-
-    def _settle(self, session: Session, check: Check) -> None:
-        """Has a request that was given up end: its outcome can concern the next."""
-        with contextlib.suppress(WorkerGroupError):  # if it has died of it, it is buried as any other
-            reply = session.settle(check)
-            if reply and reply.get("kind") == "memory":
-                self._forget()
-
-    def _bury(self, session: Session) -> None:
-        """Lets go of a session that has died, and counts it."""
-        self.session = None
-        self.last_death = str(session.end())
-        session.close()
-        self._forget()
-        self.restarts.note_death()
-        self._enter("restarting")
-        logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
-
-    def _start(self, ranks: int, check: Check) -> None:
-        stops = self.stops
-
-        def check_both() -> None:
-            check()
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped while it started.", "Queue the prompt again.")
-
-        try:
-            if self.phase == "restarting":
-                resume = time.monotonic() + self.restarts.pause()
-                while time.monotonic() < resume:
-                    check_both()
-                    time.sleep(POLL_SECONDS)
-            else:
-                self._enter("starting")
-            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
-            self.ranks = ranks
-            session = Session(ranks, self.device, self.settings, self.folder, check_both)
-        except WorkerGroupError as error:
-            if self.stops == stops:
-                self.last_death = str(error)
-                self._enter("failed")
-            raise
-        except BaseException:  # an interrupt is no Exception in ComfyUI
-            self._enter("restarting" if self.phase == "restarting" else "stopped")
-            raise
-        self._forget()
-        self.session = session
-        self._enter("ready")
-        if self.stops != stops:  # just now
-            self.stop()
-            check_both()
-        threading.Thread(target=self._follow, args=(session,), name="paralleldit-watch", daemon=True).start()
-
-    def _follow(self, session: Session) -> None:
-        """Watches one session to its end; if it died, starts the next one and loads the model again."""
-        while not session.process.exited.wait(WATCH_SECONDS):
-            session.check_life()
-        self.changed.set()
-        stops, loaded, note = self.stops, self.loaded, self.note
-
-        def check() -> None:
-            if self.stops != stops:
-                raise WorkerGroupError("The worker group was stopped.")
-
-        try:
-            with self.turn(check):
-                if self.session is session:  # else it was stopped, or a prompt was quicker
-                    self._ensure(session.ranks, check)
-                    if loaded:
-                        self.load(*loaded, session.ranks, check, note)
-        except (WorkerGroupError, RequestRefused) as error:
-            logging.error("[ParallelDiT] %s", error)
+        refusal = OutOfMemory if reply.get("kind") == "memory" else RequestRefused
+        raise refusal.parse(reply["error"])

@@ -19,11 +19,11 @@ from parallel_backend.timeline import Timeline
 
 from .control import ControlServer
 from .endpoint import connect
+from .executor import Executor
 from .job_groups import JobGroups
 from .lifetime import die_with_parent
 from .logs import open_log
 from .memory import held
-from .operations import Operations
 from .protocol import Header, decode, send_frame
 from .pulse import Pulse, agent_store
 from .relay import FrameRelay
@@ -31,13 +31,13 @@ from .tensors import Tensors, UnsendableError
 from .torchrun import DEVICE
 
 
-def serve(job: socket.socket | None, operations: Operations, relay: FrameRelay) -> None:
+def serve(job: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
     """Executes requests until ComfyUI closes the job channel; `job` is None on ranks other than 0."""
     while True:
         header, tensors = decode(relay.receive(job))
         if header.get("op") == "stop":
             return
-        reply, results = operations.execute(header, tensors)
+        reply, results = executor.execute(header, tensors)
         if job:
             answer(job, {"id": header.get("id"), **reply}, results)
 
@@ -62,10 +62,10 @@ def main() -> None:
     relay = FrameRelay()
     pulse.start()  # by now every rank has made its own
     job = connect("job") if rank == 0 else None
-    operations = Operations(device, relay.group, groups, pulse, timeline, functools.partial(send_frame, job))
+    executor = Executor(device, relay.group, groups, pulse, timeline, functools.partial(send_frame, job))
     if job:
-        ControlServer(connect("control"), {"status": operations.status, "cancel": operations.cancel}).start()
-    serve(job, operations, relay)
+        ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
+    serve(job, executor, relay)
     dist.destroy_process_group()
 
 

@@ -15,8 +15,10 @@ from typing import Any
 import psutil
 import torch
 
+from .conditions import SentConditions
 from .endpoint import Endpoint
 from .errors import Explanation, WorkerGroupError
+from .held import Held
 from .pace import Pace
 from .process import WorkerProcess
 from .protocol import Header, ProtocolError, decode, receive_frame, send_frame
@@ -39,7 +41,7 @@ OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the est
 
 
 class Session:
-    """The processes of a group and its two channels."""
+    """The processes of a group, its two channels, and what its ranks hold."""
 
     def __init__(self, ranks: int, device: str, settings: Settings, folder: Path, check: Check) -> None:
         """Starts the processes, and returns when rank 0 has connected. Raises WorkerGroupError, and what `check` does.
@@ -49,6 +51,7 @@ class Session:
         self.ranks = ranks
         self.settings = settings
         self.pace = Pace()
+        self.held = Held()
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request, whose answer is still to come
@@ -161,35 +164,45 @@ class Session:
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
         except UnsendableError:  # nothing has been sent
-            self.operation = None
+            self.operation, self.held.conditions = None, SentConditions()
             raise
         except BaseException:  # an interrupt is no Exception in ComfyUI
             self.given_up = True
             self.cancel(self.last_id)
             raise
-        self.operation = None
+        self._end_request(reply)
         return reply, results
 
-    def settle(self, check: Check, patience: float = math.inf) -> Header | None:
-        """Waits for the end of a request that was given up: its reply; None if there is none, or it takes longer.
+    def settle(self, check: Check, patience: float = math.inf) -> None:
+        """Waits for the end of a request that was given up, if there is one, and no longer than `patience` seconds.
 
-        Until it is read, the ranks may wait for that, and would not read another request. Raises as `request` does.
+        Until its reply is read, the ranks may wait for that, and would not read another request. Raises as `request`
+        does.
         """
         if not self.given_up:
-            return None
+            return
         deadline = time.monotonic() + patience
         try:
             while True:
                 while not self.incoming.select(POLL_SECONDS):
                     check()
                     if time.monotonic() > deadline:
-                        return None
+                        return
                 reply, _ = decode(receive_frame(self.job))
                 if "event" not in reply:
-                    self.given_up, self.operation = False, None
-                    return reply
+                    self.given_up = False
+                    self._end_request(reply)
+                    return
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
+
+    def _end_request(self, reply: Header) -> None:
+        """Notes what a reply means for what the ranks hold."""
+        self.operation = None
+        if reply.get("kind") == "memory":
+            self.held = Held()
+        elif "error" in reply:
+            self.held.conditions = SentConditions()  # which believes that the ranks have taken them
 
     def _ended(self, error: Exception) -> WorkerGroupError:
         unread = isinstance(error, ProtocolError)
