@@ -74,6 +74,18 @@ SCHEDULERS = {"tiny-sd3": SD3_SCHEDULER, "tiny-flux": FLUX_SCHEDULER}
 CHANNELS = {"tiny-sd3": {"in_channels": 16, "out_channels": 16}, "tiny-flux": {"in_channels": 64}}
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+
+
 @pytest.fixture(scope="session")
 def comfyui() -> Path:
     """The ComfyUI that the tests drive."""
@@ -128,14 +140,19 @@ def host(comfyui: Path, models: Path) -> Iterator[ComfyHost]:
         yield host
 
 
+def own_base_in(folder: Path, models: Path) -> Path:
+    """Makes the folder a base folder with the same models, for a host of a test's own."""
+    (folder / "models").symlink_to(models / "models", target_is_directory=True)
+    (folder / "input").symlink_to(models / "input", target_is_directory=True)
+    for name in NODE_PACKS:
+        shutil.copytree(models / "custom_nodes" / name, folder / "custom_nodes" / name)
+    return folder
+
+
 @pytest.fixture
 def own_base(models: Path, tmp_path: Path) -> Path:
     """A base folder with the same models, for a host of the test's own."""
-    (tmp_path / "models").symlink_to(models / "models", target_is_directory=True)
-    (tmp_path / "input").symlink_to(models / "input", target_is_directory=True)
-    for name in NODE_PACKS:
-        shutil.copytree(models / "custom_nodes" / name, tmp_path / "custom_nodes" / name)
-    return tmp_path
+    return own_base_in(tmp_path, models)
 
 
 @pytest.fixture

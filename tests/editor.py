@@ -7,11 +7,22 @@ import json
 import os
 import shutil
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    Response,
+    Route,
+    expect,
+    sync_playwright,
+)
+from playwright.sync_api import TimeoutError as NotInTime
 
 from demo.host import ComfyHost
 
@@ -26,8 +37,8 @@ FLAGS = (
     "--disable-sync",
 )
 VIEWPORT = {"width": 1600, "height": 900}
-LOAD_TIMEOUT_MS = 60_000
-PATIENCE_MS = 60_000  # of every expectation: a prompt may have to be served first
+PATIENCE_MS = 60_000  # with whatever is to come: a prompt may have to be served first, by a machine that has more to do
+TRIES = 10
 expect.set_options(timeout=PATIENCE_MS)
 # Up, with a workflow open: a first one, or that of before a reload.
 READY = """() => window.app?.canvas && window.app.extensionManager && window.app.graph?.nodes.length
@@ -85,13 +96,14 @@ class Editor:
         page.on("response", self._on_response)
         page.on("requestfailed", self._on_failure)
         page.route(lambda url: not url.startswith((host.url, "data:", "blob:")), self._on_foreign)
-        page.goto(host.url, timeout=LOAD_TIMEOUT_MS)
-        page.wait_for_function(READY, timeout=LOAD_TIMEOUT_MS)
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(host.url)
+        page.wait_for_function(READY)
 
     def reload(self) -> None:
         """Loads the page anew, as F5 does."""
-        self.page.reload(timeout=LOAD_TIMEOUT_MS)
-        self.page.wait_for_function(READY, timeout=LOAD_TIMEOUT_MS)
+        self.page.reload()
+        self.page.wait_for_function(READY)
 
     def prompt(self, workflow: dict) -> dict[str, Any]:
         """Opens a workflow; returns the prompt that the editor would queue, in API format, subgraphs unfolded."""
@@ -108,6 +120,13 @@ class Editor:
     def run(self) -> None:
         """Presses the Run button."""
         self.page.get_by_test_id("queue-button").click()
+
+    def open_panel(self) -> Locator:
+        """Opens the pack's panel, unless the editor has done so: after a reload it may remember which tab was open."""
+        button = self.page.get_by_role("button", name="Parallel workers")
+        panel = self.page.get_by_test_id("paralleldit-panel")
+        insist(lambda: panel.is_visible() or button.click(), lambda ms: panel.wait_for(timeout=ms))
+        return panel
 
     def theme(self) -> str:
         """dark or light, as the page has it."""
@@ -151,6 +170,21 @@ def use_setting(host: ComfyHost, name: str, value: Any, usual: Any) -> Iterator[
         yield
     finally:
         post(usual)
+
+
+def insist(act: Callable[[], Any], came: Callable[[float], Any]) -> None:
+    """Acts again until what is to come of it is there, as a person does: a busy page may miss a click on its canvas.
+
+    came: waits for it so many milliseconds, and raises NotInTime.
+    """
+    for left in reversed(range(TRIES)):
+        act()
+        try:
+            came(PATIENCE_MS / TRIES)
+            return
+        except NotInTime:
+            if not left:
+                raise
 
 
 def use_theme(host: ComfyHost, theme: str) -> contextlib.AbstractContextManager[None]:

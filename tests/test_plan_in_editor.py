@@ -56,23 +56,23 @@ def renderer(request: pytest.FixtureRequest, editor: Editor) -> Iterator[str]:
 def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: Editor) -> None:
     page = editor.page
     editor.prompt(template("demo"))
-    mesh = page.locator(".pdit-mesh")
+    mesh = page.locator(".paralleldit-plan-mesh")
     expect(mesh).to_have_attribute("aria-label", "2 ranks. Rank 0: cond, all tokens. Rank 1: uncond, all tokens")
-    expect(page.locator(".pdit-content")).to_contain_text("Guidance is split first")
+    expect(page.locator(".paralleldit-plan-content")).to_contain_text("Guidance is split first")
     editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
-    expect(page.locator(".pdit-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
-    expect(page.locator(".pdit-cell")).to_have_count(4)
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
+    expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
     editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
-    alert = page.locator(".pdit-plan").get_by_role("alert")
+    alert = page.locator(".paralleldit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
     editor.screenshot(f"plan-invalid-{renderer}")
     if renderer == "vue":
-        expect(page.locator("[data-pdit-error]")).to_have_text("ulysses")
-    box, frame = alert.bounding_box(), page.locator(".pdit-plan").bounding_box()
+        expect(page.locator("[data-paralleldit-plan-error]")).to_have_text("ulysses")
+    box, frame = alert.bounding_box(), page.locator(".paralleldit-plan").bounding_box()
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the error is cut off"
     editor.set_widgets("ParallelDiT_Plan", ulysses=4)
-    expect(page.locator(".pdit-title")).to_have_text("4 ranks · ulysses=4")
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ulysses=4")
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
 
 
@@ -80,7 +80,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: 
 def test_nothing_of_the_drawing_is_saved_or_queued(name: str, editor: Editor, host: ComfyHost) -> None:
     workflow = template(name)
     prompt = editor.prompt(workflow)
-    expect(editor.page.locator(".pdit-mesh")).to_be_attached()
+    expect(editor.page.locator(".paralleldit-plan-mesh")).to_be_attached()
     assert prompt["1"]["inputs"] == api_prompt(workflow, host.object_info())["1"]["inputs"]
     (saved,) = [
         node for node in editor.page.evaluate("() => window.app.graph.serialize()")["nodes"] if node["id"] in (1, "1")
@@ -93,29 +93,30 @@ def test_nothing_of_the_drawing_is_saved_or_queued(name: str, editor: Editor, ho
 def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None:
     page = editor.page
     editor.prompt(template("demo"))
-    expect(page.locator(".pdit-mesh")).to_be_attached()
+    expect(page.locator(".paralleldit-plan-mesh")).to_be_attached()
     asked = count_questions(page)
     page.evaluate("() => { const [node] = window.app.graph.nodes; node.pos = [node.pos[0] + 50, node.pos[1]] }")
     page.mouse.click(1500, 850)
     page.wait_for_timeout(600)
     assert asked == []
     page.evaluate(TURN_RING)
-    expect(page.locator(".pdit-title")).to_have_text("4 ranks · ring=4")
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ring=4")
     assert len(asked) == 1
-    editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
+    with page.expect_request(ROUTE):
+        editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
     page.wait_for_timeout(600)
     assert json.loads(asked[-1])["loaders"][0]["model_name"] == "tiny-dit" and len(asked) == 2
     page.evaluate(
         "() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').disconnectInput(0)"
     )
-    expect(page.locator(".pdit-content")).to_contain_text("Connect the plan to a loader")
+    expect(page.locator(".paralleldit-plan-content")).to_contain_text("Connect the plan to a loader")
     assert json.loads(asked[-1])["loaders"] == []
 
 
 def test_a_changed_degree_is_one_step_to_undo(editor: Editor) -> None:
     page = editor.page
     editor.prompt(template("demo"))
-    title = page.locator(".pdit-title")
+    title = page.locator(".paralleldit-plan-title")
     expect(title).to_have_text("2 ranks · cfg=2")
     page.mouse.click(1500, 850)  # upon which the editor looks for what has changed
     steps = page.evaluate(UNDO_STEPS)
@@ -134,7 +135,7 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     page = editor.page
     page.route(ROUTE, lambda route: route.fulfill(status=404, body="404: Not Found"))
     editor.prompt(template("demo"))
-    expect(page.locator(".pdit-content")).to_have_text("What this plan does cannot be shown here: HTTP 404")
+    expect(page.locator(".paralleldit-plan-content")).to_have_text("What this plan does cannot be shown here: HTTP 404")
     editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=2)
     page.wait_for_timeout(500)
     ours = [problem for problem in editor.problems if "paralleldit" in problem or "uncaught" in problem]
@@ -145,4 +146,4 @@ def test_the_drawing_is_in_the_editors_language(editor: Editor, host: ComfyHost)
     with use_setting(host, "Comfy.Locale", "zh", "en"):
         editor.reload()
         editor.prompt(template("demo"))
-        expect(editor.page.locator(".pdit-content")).to_contain_text("先拆分引导")
+        expect(editor.page.locator(".paralleldit-plan-content")).to_contain_text("先拆分引导")

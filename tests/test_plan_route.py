@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Browser, expect
 
 from demo.host import ComfyHost, PromptError
-from tests.conftest import EXTRA_ARGS
+from tests.conftest import EXTRA_ARGS, own_base_in
+from tests.editor import open_editor
+from tests.examples import open_demo
 from tests.graphs import Job, latents, ranks, status
 
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -154,10 +157,11 @@ def test_a_degree_that_cannot_be_is_an_error_in_the_plans_own_words(value: Any, 
     assert answer["error"].startswith(f"cfg={value!r} does not work") and answer["widgets"] == ["cfg"]
 
 
-@pytest.fixture
-def single_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
+@pytest.fixture(scope="module")
+def single_host(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyHost]:
     """A ComfyUI that may start one rank."""
-    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS, env=SINGLE) as host:
+    base = own_base_in(tmp_path_factory.mktemp("single"), models)
+    with ComfyHost(comfyui, base, extra_args=EXTRA_ARGS, env=SINGLE) as host:
         yield host
 
 
@@ -180,3 +184,18 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert keys(ask(single_host, about({}, KSAMPLER))) == ["auto_one"]
     with pytest.raises(PromptError, match="ulysses=3 does not divide"):
         single_host.run(job.under({"ulysses": 3}).prompt())
+
+
+def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:
+    with open_editor(browser, single_host) as editor:
+        panel = editor.open_panel()
+        note = panel.get_by_test_id("paralleldit-note")
+        open_demo(editor, {"mode": "manual", "cfg": 2}, steps=2, seed=73)
+        editor.run()
+        expect(note).to_contain_text("the plan cfg=2 asks for 2: one rank runs the whole model.")
+        expect(panel.get_by_text("Plan: one rank")).to_be_visible()
+        editor.screenshot("panel-one-device")
+        open_demo(editor, steps=2, seed=74)
+        editor.run()
+        expect(note).to_be_hidden()
+        assert editor.problems == []

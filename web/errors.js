@@ -1,99 +1,68 @@
-// Shows an error of this pack at the node that failed, until Run is pressed again or another workflow is opened.
+// Shows an error of this pack at the node that failed, in its workflow, until Run is pressed there again.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.js'
-import { errorCard } from './errors/card.js'
-import { explain, kindOf } from './errors/message.js'
-import { nodeIn, place, rectangle } from './errors/place.js'
+import { kindOf } from './errors/message.js'
+import { Notice } from './errors/notice.js'
+import { Origins } from './errors/origins.js'
 import { loaded } from './text.js'
 
 const PACK = decodeURIComponent(new URL('.', import.meta.url).pathname.split('/').at(-2))
-let shown = null
+const KEPT = 'paralleldit.origins' // while the page is reloaded
 
-/** One error on the screen. */
-class Shown {
-  constructor(kind, event) {
-    this.nodeId = event.node_id
-    this.nodeType = event.node_type
-    this.workflow = app.extensionManager.workflow.activeWorkflow
-    const name = this.node()?.title ?? event.node_type
-    this.card = errorCard(kind, explain(event, kind), name, {
-      onDismiss: () => this.dismiss(),
-      onShow: () => this.show(),
-    })
-    this.onKey = (event) => this.dismissByKey(event)
-    document.addEventListener('keydown', this.onKey)
-    container().append(this.card)
-    this.closed = size(this.card)
+class Errors {
+  constructor() {
+    this.notices = new Map() // the last one of each workflow
+    this.origins = new Origins(JSON.parse(sessionStorage.getItem(KEPT) ?? '{}'))
+    this.frame = 0
+  }
+
+  listen() {
+    const { queuePrompt } = api // no event tells the id of a prompt that is queued
+    api.queuePrompt = (...request) =>
+      this.origins.sent(app.extensionManager.workflow.activeWorkflow, queuePrompt.apply(api, request))
+    window.addEventListener('pagehide', () => sessionStorage.setItem(KEPT, JSON.stringify(this.origins)))
+    // Another prompt that waits in the queue starts at once: it takes no card away, but the next press of Run does.
+    api.addEventListener('promptQueueing', () => this.drop(app.extensionManager.workflow.activeWorkflow))
+    api.addEventListener('execution_success', ({ detail }) => this.origins.ended(detail.prompt_id))
+    api.addEventListener('execution_interrupted', ({ detail }) => this.origins.ended(detail.prompt_id))
+    api.addEventListener('execution_error', ({ detail }) => this.tell(detail))
+  }
+
+  async tell(event) {
+    const workflow = await this.origins.of(event.prompt_id, app.extensionManager.workflow)
+    this.origins.ended(event.prompt_id)
+    const kind = kindOf(event, PACK)
+    if (!kind || !workflow) return
+    await loaded
+    this.drop(workflow)
+    this.notices.set(workflow, new Notice(kind, event, () => this.drop(workflow)))
     this.follow()
   }
 
-  /** The node in the graph that is shown; undefined where it is not in it, or is another one by now. */
-  node() {
-    const node = nodeIn(app.canvas.graph, app.rootGraph, this.nodeId)
-    const inside = String(this.nodeId).includes(':')
-    return node && (inside || node.type === this.nodeType) ? node : undefined
+  drop(workflow) {
+    this.notices.get(workflow)?.hide()
+    this.notices.delete(workflow)
   }
 
-  /** Goes to the node, out of a subgraph that it is not in. */
-  show() {
-    if (!this.node()) app.canvas.setGraph(app.rootGraph)
-    if (this.node()) app.canvas.centerOnNode(this.node())
-  }
-
-  /** Keeps the card at the node, whatever moves either. */
+  /** Keeps the card of the open workflow at its node, whatever moves either; drops those of closed workflows. */
   follow() {
-    if (app.extensionManager.workflow.activeWorkflow !== this.workflow) return this.remove()
-    const node = this.node()
-    const at = node ? rectangle(node, app.canvas.ds, window.LiteGraph.NODE_TITLE_HEIGHT) : null
-    const { x, y } = place(at, size(this.card), this.closed, view())
-    this.card.style.transform = `translate(${Math.round(x)}px, ${Math.round(y)}px)`
-    this.frame = requestAnimationFrame(() => this.follow())
-  }
-
-  /** Escape belongs to whatever else has the focus. */
-  dismissByKey(event) {
-    const idle = document.activeElement === document.body || document.activeElement === app.canvas.canvas
-    if (event.key === 'Escape' && idle && !event.defaultPrevented) this.dismiss()
-  }
-
-  dismiss() {
-    const focused = this.card.contains(document.activeElement)
-    this.remove()
-    if (focused) app.canvas.canvas.focus()
-  }
-
-  remove() {
     cancelAnimationFrame(this.frame)
-    document.removeEventListener('keydown', this.onKey)
-    this.card.remove()
-    if (shown === this) shown = null
+    const { activeWorkflow, openWorkflows } = app.extensionManager.workflow
+    for (const [workflow, notice] of this.notices) {
+      if (!openWorkflows.includes(workflow)) this.drop(workflow)
+      else if (workflow === activeWorkflow) notice.show()
+      else notice.hide()
+    }
+    if (this.notices.size) this.frame = requestAnimationFrame(() => this.follow())
   }
-}
-
-const container = () => app.canvas.canvas.parentElement
-const size = (element) => ({ width: element.offsetWidth, height: element.offsetHeight })
-
-/** The part of the canvas that no panel covers, in its pixels; what lies along its upper edge comes and goes. */
-function view() {
-  const canvas = app.canvas.canvas.getBoundingClientRect()
-  const free = document.querySelector('.graph-canvas-panel')?.getBoundingClientRect() ?? canvas
-  return { x: free.x - canvas.x, y: 0, width: free.width, height: free.bottom - canvas.y }
 }
 
 app.registerExtension({
   name: 'ParallelDiT.Errors',
   setup() {
     addStyle(new URL('./errors/card.css', import.meta.url))
-    // Another prompt that waits in the queue starts at once: it takes no card away, but the next press of Run does.
-    api.addEventListener('promptQueueing', () => shown?.remove())
-    api.addEventListener('execution_error', async ({ detail }) => {
-      const kind = kindOf(detail, PACK)
-      if (!kind) return
-      await loaded
-      shown?.remove()
-      shown = new Shown(kind, detail)
-    })
-  },
+    new Errors().listen()
+  }
 })

@@ -49,8 +49,8 @@ function askAll(force) {
 
 /** Gives a plan node the widget that explains it; nothing of it is saved or queued. */
 function explain(node) {
-  const content = element('div', { class: 'pdit-content' })
-  const frame = element('div', { class: 'pdit-plan' }, content)
+  const content = element('div', { class: 'paralleldit-plan-content' })
+  const frame = element('div', { class: 'paralleldit-plan' }, content)
   let height = 0
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
@@ -61,7 +61,7 @@ function explain(node) {
   widget.serialize = false
   let wrong = []
   node.strokeStyles.paralleldit = () => {
-    if (!content.querySelector('.pdit-error')) return undefined
+    if (!content.querySelector('.paralleldit-plan-error')) return undefined
     return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
   }
 
@@ -147,6 +147,6 @@ function mark(node, names) {
   const labels = names.map((name) => node.widgets?.find((widget) => widget.name === name)?.label ?? name)
   for (const row of document.querySelectorAll(`[data-node-id="${node.id}"] [data-testid="node-widget"]`)) {
     const label = row.querySelector('[data-testid="widget-layout-field-label"]')?.textContent.trim()
-    row.toggleAttribute('data-pdit-error', labels.includes(label))
+    row.toggleAttribute('data-paralleldit-plan-error', labels.includes(label))
   }
 }

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import Explanation
+from .imports import collector_at_rest
 from .interface import keep_to
 from .lifetime import die_with_parent
 from .meeting import Meeting, MeetingError
@@ -99,8 +100,9 @@ def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
 
 def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket.socket | None, report: Report) -> None:
     """Runs the ranks of this machine to their end; their failure is this process's."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
+    with collector_at_rest():
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import main as torchrun
 
     store = open_store(listener) if listener else None
     try:
@@ -129,10 +131,12 @@ def open_store(listener: socket.socket) -> TCPStore:
 
 
 def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
-    """The failure that brought the others down, a signal, else an exception that is no lost connection: the rank, the
-    reason with its traceback, and whether it is a lost connection for all that.
+    """The failure that brought the others down: the rank, the reason with its traceback, and whether it is a lost
+    connection, because there is nothing else.
 
-    failures: rank to torch's ProcessFailure. A rank that torchrun ended itself (SIGTERM) is never the cause.
+    failures: rank to torch's ProcessFailure, whose time is in whole seconds. What follows from another rank's end is
+    the cause only if there is nothing before it: a lost connection, which may also abort a rank (SIGABRT). A rank that
+    torchrun ended itself (SIGTERM) is the last to be it.
     """
 
     def lost_peer(failure: Any) -> bool:
@@ -140,7 +144,8 @@ def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
 
     def order(item: tuple) -> tuple:
         _, failure = item
-        return (failure.exitcode == -signal.SIGTERM, lost_peer(failure), failure.timestamp)
+        follows = 2 if lost_peer(failure) else int(failure.exitcode == -signal.SIGABRT)
+        return (failure.exitcode == -signal.SIGTERM, follows, failure.timestamp)
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:

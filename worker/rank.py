@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
+from .imports import collector_at_rest
 
 
 def main() -> None:
-    gc.disable()  # torch and diffusers are a million objects that stay; looking through them takes a fifth of the start
-    from .serving import run
-
-    gc.freeze()
-    gc.enable()
+    with collector_at_rest():
+        from .serving import run
     run()
 
 

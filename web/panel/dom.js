@@ -53,8 +53,8 @@ export const uniqueId = (name) => `paralleldit-${name}-${++lastId}`
 
 /** A part of the panel that folds, under a heading with a few words beside it. */
 export function fold(title, open, ...children) {
-  const aside = element('span', { class: 'pd-aside' })
+  const aside = element('span', { class: 'paralleldit-aside' })
   const summary = element('summary', {}, element('h4', {}, title), aside)
-  const details = element('details', { class: 'pd-fold', ...(open ? { open: '' } : {}) }, summary, ...children)
+  const details = element('details', { class: 'paralleldit-fold', ...(open ? { open: '' } : {}) }, summary, ...children)
   return { element: details, aside }
 }

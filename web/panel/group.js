@@ -28,14 +28,14 @@ export class GroupView {
     this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }))
     this.parts = [new StateView(), new ButtonRow((action) => this.press(action)), new JobView()]
     this.folds = [new ModelView(), new RankList(), new LogView(openLog), new RunList()]
-    const attributes = { class: 'pd-group', 'data-group': number, 'aria-labelledby': this.heading.id }
+    const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }
     this.element = element('section', attributes, this.heading)
     this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))
   }
 
   update({ group, many, device, devices }) {
     this.group = group
-    attribute(this.heading, 'class', many ? 'pd-group-name' : 'pd-unseen')
+    attribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen')
     const pending = (action) => this.actions.isPending(action, this.number)
     for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending })
   }
@@ -49,15 +49,16 @@ export class GroupView {
 class StateView {
   constructor() {
     this.icon = element('i', { 'aria-hidden': 'true' })
-    this.word = element('span', { role: 'status', 'data-testid': 'paralleldit-state', class: 'pd-state-word' })
-    this.size = element('span', { class: 'pd-aside' })
-    this.hint = element('p', { class: 'pd-quiet' })
-    this.note = element('p', { class: 'pd-notice' })
+    this.word = element('span', { role: 'status', 'data-testid': 'paralleldit-state', class: 'paralleldit-state-word' })
+    this.size = element('span', { class: 'paralleldit-aside' })
+    this.hint = element('p', { class: 'paralleldit-quiet' })
+    this.note = element('p', { class: 'paralleldit-notice', 'data-testid': 'paralleldit-note' })
     this.deaths = element('summary')
-    this.death = element('pre', { class: 'pd-death', tabindex: 0 })
-    this.why = element('details', { class: 'pd-why', 'data-testid': 'paralleldit-death' }, this.deaths, this.death)
-    const line = element('div', { class: 'pd-state' }, this.icon, this.word, this.size)
-    this.element = element('div', { class: 'pd-about' }, line, this.hint, this.note, this.why)
+    this.death = element('pre', { class: 'paralleldit-death', tabindex: 0 })
+    const attributes = { class: 'paralleldit-why', 'data-testid': 'paralleldit-death' }
+    this.why = element('details', attributes, this.deaths, this.death)
+    const line = element('div', { class: 'paralleldit-state' }, this.icon, this.word, this.size)
+    this.element = element('div', { class: 'paralleldit-about' }, line, this.hint, this.note, this.why)
   }
 
   update(group, { device, devices }) {
@@ -83,11 +84,11 @@ class StateView {
 /** Start, stop, restart, park. One that makes no sense is marked as disabled, and keeps the focus if it has it. */
 class ButtonRow {
   constructor(press) {
-    this.element = element('div', { class: 'pd-buttons', role: 'group', 'aria-label': t('panel.buttons') })
+    this.element = element('div', { class: 'paralleldit-buttons', role: 'group', 'aria-label': t('panel.buttons') })
     this.buttons = Object.entries(BUTTONS).map(([action, icon]) => {
       const label = element('span', {}, t(`panel.action.${action}`))
-      const button = element('button', { type: 'button', class: 'pd-button', 'data-testid': `paralleldit-${action}` })
-      button.append(element('i', { class: icon, 'aria-hidden': 'true' }), label)
+      const attributes = { type: 'button', class: 'paralleldit-button', 'data-testid': `paralleldit-${action}` }
+      const button = element('button', attributes, element('i', { class: icon, 'aria-hidden': 'true' }), label)
       button.addEventListener('click', () => {
         if (button.getAttribute('aria-disabled') !== 'true') press(action)
       })
@@ -110,13 +111,14 @@ class ButtonRow {
 /** The operation that runs, and how far it is. */
 class JobView {
   constructor() {
-    this.operation = element('span', { class: 'pd-strong' })
-    this.count = element('span', { class: 'pd-aside' })
+    this.operation = element('span', { class: 'paralleldit-strong' })
+    this.count = element('span', { class: 'paralleldit-aside' })
     this.fill = element('div')
-    this.bar = element('div', { class: 'pd-bar pd-progress', role: 'progressbar', 'aria-valuemin': 0 }, this.fill)
-    this.pace = element('p', { class: 'pd-quiet' })
-    const line = element('div', { class: 'pd-line' }, this.operation, this.count)
-    this.element = element('div', { class: 'pd-job', 'data-testid': 'paralleldit-step' }, line, this.bar, this.pace)
+    this.bar = element('div', { class: 'paralleldit-bar', role: 'progressbar', 'aria-valuemin': 0 }, this.fill)
+    this.pace = element('p', { class: 'paralleldit-quiet' })
+    const line = element('div', { class: 'paralleldit-line' }, this.operation, this.count)
+    const attributes = { class: 'paralleldit-job', 'data-testid': 'paralleldit-step' }
+    this.element = element('div', attributes, line, this.bar, this.pace)
   }
 
   update(group) {
@@ -144,11 +146,11 @@ class JobView {
 /** What is loaded, under which plan, from which files. */
 class ModelView {
   constructor() {
-    const folded = fold(t('panel.model'), true)
-    this.element = folded.element
-    this.name = element('p', { class: 'pd-strong pd-cut-off' })
+    this.element = fold(t('panel.model'), true).element
+    attribute(this.element, 'data-testid', 'paralleldit-model')
+    this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' })
     this.plan = element('p')
-    this.files = element('ul', { class: 'pd-files', 'aria-label': t('panel.files') })
+    this.files = element('ul', { class: 'paralleldit-files', 'aria-label': t('panel.files') })
     this.element.append(this.name, this.plan, this.files)
   }
 

@@ -16,10 +16,11 @@ export class LogView {
     this.follows = true
     const id = uniqueId('log-rank')
     this.select = element('select', { id })
-    this.lines = element('pre', { class: 'pd-log', tabindex: 0, role: 'region', 'data-testid': 'paralleldit-log' })
-    this.nothing = element('p', { class: 'pd-quiet' })
+    const attributes = { class: 'paralleldit-log', tabindex: 0, role: 'region', 'data-testid': 'paralleldit-log' }
+    this.lines = element('pre', attributes)
+    this.nothing = element('p', { class: 'paralleldit-quiet' })
     const label = element('label', { for: id }, t('panel.logOf'))
-    this.choice = element('div', { class: 'pd-choice' }, label, this.select)
+    this.choice = element('div', { class: 'paralleldit-choice' }, label, this.select)
     this.element = fold(t('panel.log'), false, this.choice, this.nothing, this.lines).element
     this.element.addEventListener('toggle', () => this.refresh())
     this.select.addEventListener('change', () => this.choose(Number(this.select.value)))

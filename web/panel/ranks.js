@@ -10,7 +10,7 @@ const NEARLY_FULL = 0.92
 
 export class RankList {
   constructor() {
-    this.list = element('ul', { class: 'pd-ranks', tabindex: 0 })
+    this.list = element('ul', { class: 'paralleldit-ranks', tabindex: 0 })
     const folded = fold(t('panel.ranks'), true, this.list)
     this.element = folded.element
     this.aside = folded.aside
@@ -27,15 +27,15 @@ export class RankList {
 
 class RankRow {
   constructor(rank) {
-    this.name = element('span', { class: 'pd-strong' }, t('panel.rank', { rank }))
-    this.process = element('span', { class: 'pd-quiet' })
-    this.memory = element('span', { class: 'pd-aside' })
+    this.name = element('span', { class: 'paralleldit-strong' }, t('panel.rank', { rank }))
+    this.process = element('span', { class: 'paralleldit-quiet' })
+    this.memory = element('span', { class: 'paralleldit-aside' })
     this.fill = element('div')
-    this.bar = element('div', { class: 'pd-bar', role: 'meter', 'aria-valuemin': 0 }, this.fill)
+    this.bar = element('div', { class: 'paralleldit-bar', role: 'meter', 'aria-valuemin': 0 }, this.fill)
     this.silence = element('span')
     const icon = element('i', { class: 'pi pi-exclamation-triangle', 'aria-hidden': 'true' })
     this.silentLine = element('p', {}, icon, this.silence)
-    const line = element('div', { class: 'pd-line' }, this.name, this.process, this.memory)
+    const line = element('div', { class: 'paralleldit-line' }, this.name, this.process, this.memory)
     this.element = element('li', { 'data-testid': `paralleldit-rank-${rank}` }, line, this.bar, this.silentLine)
   }
 
@@ -49,12 +49,12 @@ class RankRow {
     attribute(this.bar, 'aria-valuenow', used)
     attribute(this.bar, 'aria-valuetext', words)
     attribute(this.bar, 'title', `${t(`panel.memoryOf.${device}`, { rank })}: ${words}`)
-    attribute(this.bar, 'class', share > NEARLY_FULL ? 'pd-bar pd-full' : 'pd-bar')
+    attribute(this.bar, 'class', share > NEARLY_FULL ? 'paralleldit-bar paralleldit-full' : 'paralleldit-bar')
     this.fill.style.width = `${100 * share}%`
     shown(this.bar, total) // a system that does not tell, tells 0
     shown(this.memory, total)
     shown(this.silentLine, silent)
-    attribute(this.element, 'class', silent ? 'pd-is-silent' : null)
+    attribute(this.element, 'class', silent ? 'paralleldit-is-silent' : null)
     text(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '')
   }
 }

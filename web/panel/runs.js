@@ -15,10 +15,11 @@ const OUTCOMES = {
 
 export class RunList {
   constructor() {
-    const compute = element('span', { class: 'pd-key pd-compute' }, t('panel.compute'))
-    const communication = element('span', { class: 'pd-key pd-communication' }, t('panel.communication'))
-    this.list = element('ol', { class: 'pd-runs' })
-    const legend = element('p', { class: 'pd-legend' }, compute, communication)
+    const keys = ['compute', 'communication'].map((part) =>
+      element('span', { class: `paralleldit-key paralleldit-${part}` }, t(`panel.${part}`))
+    )
+    this.list = element('ol', { class: 'paralleldit-runs' })
+    const legend = element('p', { class: 'paralleldit-legend' }, ...keys)
     const folded = fold(t('panel.runs'), true, legend, this.list)
     this.element = folded.element
     this.rows = new Children(this.list, ({ id }) => id, () => new RunRow())
@@ -32,17 +33,17 @@ export class RunList {
 
 class RunRow {
   constructor() {
-    this.model = element('span', { class: 'pd-strong pd-cut-off' })
+    this.model = element('span', { class: 'paralleldit-strong paralleldit-cut-off' })
     this.icon = element('i', { 'aria-hidden': 'true' })
     this.word = element('span')
-    this.outcome = element('span', { class: 'pd-outcome' }, this.icon, this.word)
-    this.about = element('p', { class: 'pd-quiet' })
+    this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word)
+    this.about = element('p', { class: 'paralleldit-quiet' })
     this.numbers = element('span')
-    this.share = element('span', { class: 'pd-key pd-communication' })
+    this.share = element('span', { class: 'paralleldit-key paralleldit-communication' })
     this.timeline = new Timeline(t, { seconds })
-    const line = element('div', { class: 'pd-line' }, this.model, this.outcome)
+    const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome)
     this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about)
-    this.element.append(this.timeline.element, element('p', { class: 'pd-numbers' }, this.numbers, this.share))
+    this.element.append(this.timeline.element, element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share))
   }
 
   update(run) {

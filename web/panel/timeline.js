@@ -34,7 +34,7 @@ export class Timeline {
   constructor(t, format) {
     this.t = t
     this.format = format
-    this.element = svg('svg', { class: 'pd-timeline', role: 'img', preserveAspectRatio: 'none' })
+    this.element = svg('svg', { class: 'paralleldit-timeline', role: 'img', preserveAspectRatio: 'none' })
     this.drawn = []
   }
 
@@ -55,11 +55,11 @@ export class Timeline {
     const x = at * SLOT
     const parts = {
       title: svg('title'),
-      compute: svg('rect', { class: 'pd-compute' }),
-      communication: svg('rect', { class: 'pd-communication' }),
-      cut: svg('rect', { class: 'pd-cut', x, width: SLOT, y: 4, height: 3 })
+      compute: svg('rect', { class: 'paralleldit-compute' }),
+      communication: svg('rect', { class: 'paralleldit-communication' }),
+      cut: svg('rect', { class: 'paralleldit-cut', x, width: SLOT, y: 4, height: 3 })
     }
-    const whole = svg('rect', { class: 'pd-hit', x, width: SLOT, y: 0, height: HEIGHT })
+    const whole = svg('rect', { class: 'paralleldit-hit', x, width: SLOT, y: 0, height: HEIGHT })
     const element = svg('g', {}, parts.title, whole, parts.compute, parts.communication, parts.cut)
     this.element.append(element)
     return { element, ...parts }

@@ -9,17 +9,18 @@ export class PanelView {
   /** actions: see actions.js. openLog: called with a group's number and a rank. retry: asks the server again. */
   constructor(actions, openLog, retry) {
     this.problem = element('p')
-    this.retry = element('button', { type: 'button', class: 'pd-button' }, t('panel.retry'))
+    this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'))
     this.retry.addEventListener('click', retry)
-    this.notice = element('div', { class: 'pd-notice pd-bad', role: 'alert' }, this.problem, this.retry)
-    this.waiting = element('p', { class: 'pd-quiet pd-waiting' }, t('panel.waiting'))
-    this.groups = element('div', { class: 'pd-groups' })
+    const attributes = { class: 'paralleldit-notice paralleldit-bad', role: 'alert' }
+    this.notice = element('div', attributes, this.problem, this.retry)
+    this.waiting = element('p', { class: 'paralleldit-quiet paralleldit-waiting' }, t('panel.waiting'))
+    this.groups = element('div', { class: 'paralleldit-groups' })
     this.views = new Children(
       this.groups,
       ({ group }) => group.number,
       ({ group }) => new GroupView(group.number, actions, openLog)
     )
-    const head = element('header', { class: 'pd-head' }, element('h2', {}, t('panel.title')))
+    const head = element('header', { class: 'paralleldit-head' }, element('h2', {}, t('panel.title')))
     this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' })
     attribute(this.element, 'aria-label', t('panel.title'))
     this.element.append(head, this.notice, this.waiting, this.groups)

@@ -8,35 +8,35 @@ const MAX_PATCHES_DRAWN = 16
 
 /** Replaces what the element shows. answer: the server's. open: names of values that only a run can tell. */
 export function draw(target, answer, open) {
-  if (open.length) target.replaceChildren(line('pdit-remark', t('plan.open', { names: open.join(', ') })))
+  if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
   else if (answer.error) target.replaceChildren(errorBox(answer.error))
   else target.replaceChildren(...plan(answer))
 }
 
 /** Says, without alarm, that there is no answer. */
 export function drawSilence(target, reason) {
-  target.replaceChildren(line('pdit-remark', t('plan.unanswered', { reason })))
+  target.replaceChildren(line('paralleldit-plan-remark', t('plan.unanswered', { reason })))
 }
 
 function* plan(answer) {
   if (answer.plan) {
     const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world })
-    yield line('pdit-title', answer.world === 1 ? count : `${count} · ${answer.plan}`)
+    yield line('paralleldit-plan-title', answer.world === 1 ? count : `${count} · ${answer.plan}`)
   }
   if (answer.ranks.length) yield* mesh(answer)
-  for (const remark of answer.note) yield line('pdit-note', remarkWords(remark, t))
-  for (const remark of answer.remarks) yield line('pdit-remark', remarkWords(remark, t))
-  for (const words of answer.unknown) yield line('pdit-remark', words)
+  for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t))
+  for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t))
+  for (const words of answer.unknown) yield line('paralleldit-plan-remark', words)
 }
 
 function* mesh(answer) {
   const groups = meshGroups(answer)
-  const compact = answer.ranks.length > COMPACT_ABOVE ? ' pdit-compact' : ''
-  const drawn = element('div', { class: `pdit-mesh${compact}` })
+  const compact = answer.ranks.length > COMPACT_ABOVE ? ' paralleldit-plan-compact' : ''
+  const drawn = element('div', { class: `paralleldit-plan-mesh${compact}` })
   drawn.setAttribute('role', 'img')
   drawn.setAttribute('aria-label', meshWords(groups, answer.world, t))
   for (const group of groups) {
-    drawn.append(box('pdit-group', captionOf(group, t), group.stages.map((part) => stage(part, group))))
+    drawn.append(box('paralleldit-plan-group', captionOf(group, t), group.stages.map((part) => stage(part, group))))
   }
   yield drawn
   const [cell] = groups[0].stages[0].cells
@@ -46,46 +46,47 @@ function* mesh(answer) {
 
 function stage(part, group) {
   const cells = part.cells.map((cell) => {
-    const rank = element('span', { class: 'pdit-rank' }, String(cell.rank))
-    const tile = element('div', { class: 'pdit-cell' }, rank, bar('tokens', cell.tokens))
+    const rank = element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank))
+    const tile = element('div', { class: 'paralleldit-plan-cell' }, rank, bar('tokens', cell.tokens))
     if (cell.heads) tile.append(bar('heads', [cell.heads]))
     if (cell.weights) tile.append(bar('weights', [cell.weights]))
     tile.title = cellWords(cell, group, part, t)
     return tile
   })
-  return box('pdit-stage', stageCaption(part, t), cells)
+  return box('paralleldit-plan-stage', stageCaption(part, t), cells)
 }
 
 /** A bar of a whole, of which these [start, stop] are filled; with several, the whole falls into so many patches. */
 function bar(kind, spans) {
   const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN)
   const pieces = patches.map(([start, stop], patch) => {
-    const fill = element('i', { class: 'pdit-fill' })
+    const fill = element('i', { class: 'paralleldit-plan-fill' })
     fill.style.marginInlineStart = `${(start * spans.length - patch) * 100}%`
     fill.style.inlineSize = `${(stop - start) * spans.length * 100}%`
-    return element('span', { class: 'pdit-piece' }, fill)
+    return element('span', { class: 'paralleldit-plan-piece' }, fill)
   })
-  return element('div', { class: `pdit-bar pdit-${kind}` }, ...pieces)
+  return element('div', { class: `paralleldit-plan-bar paralleldit-plan-${kind}` }, ...pieces)
 }
 
 function legend(kinds) {
   const keys = kinds.map((kind) => {
-    return element('span', { class: `pdit-key pdit-${kind}` }, element('i', { class: 'pdit-fill' }), t(`plan.${kind}`))
+    const fill = element('i', { class: 'paralleldit-plan-fill' })
+    return element('span', { class: `paralleldit-plan-key paralleldit-plan-${kind}` }, fill, t(`plan.${kind}`))
   })
-  const list = element('div', { class: 'pdit-legend' }, ...keys)
+  const list = element('div', { class: 'paralleldit-plan-legend' }, ...keys)
   list.setAttribute('aria-hidden', 'true')
   return list
 }
 
 function box(className, caption, children) {
-  const frame = element('div', { class: caption ? `${className} pdit-boxed` : className })
-  if (caption) frame.append(element('div', { class: 'pdit-caption' }, caption))
-  frame.append(element('div', { class: 'pdit-row' }, ...children))
+  const frame = element('div', { class: caption ? `${className} paralleldit-plan-boxed` : className })
+  if (caption) frame.append(element('div', { class: 'paralleldit-plan-caption' }, caption))
+  frame.append(element('div', { class: 'paralleldit-plan-row' }, ...children))
   return frame
 }
 
 function errorBox(words) {
-  const alert = line('pdit-error', words)
+  const alert = line('paralleldit-plan-error', words)
   alert.setAttribute('role', 'alert')
   return alert
 }
