@@ -2,7 +2,7 @@
 """Set up this repository on a bare machine and run its demo or its tests.
 
     python3 dev.py demo [--comfyui PATH]
-    python3 dev.py test [--comfyui PATH] [pytest arguments...]
+    python3 dev.py test [--comfyui PATH] [--slow] [pytest arguments...]
 
 The first run makes `.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks
 one into `.host`. Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside

@@ -245,7 +245,6 @@ def contact_sheet(pictures_BHWC: np.ndarray, columns: int = 8) -> Image.Image:
     return sheet
 
 
-@pytest.mark.slow
 def test_demo_model_draws_what_was_asked(tmp_path: Path) -> None:
     from diffusers import DiTTransformer2DModel
 

@@ -20,6 +20,7 @@ from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.editor import Editor
 from tests.examples import EXAMPLES, FOLDER, boxes, open_example, problems
 from tests.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink
+from tests.tiers import slow_but
 
 DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
 LOADER = "ParallelDiT_LoadDiffusionModel"
@@ -167,7 +168,6 @@ def test_the_template_browser_shows_their_pictures_and_opens_one(editor: Editor)
     assert problems(editor) == []
 
 
-@pytest.mark.slow
 def test_they_open_whole_and_tidy_and_name_their_files(editor: Editor, files: None) -> None:
     for name in EXAMPLES:
         open_example(editor, name)
@@ -177,8 +177,7 @@ def test_they_open_whole_and_tidy_and_name_their_files(editor: Editor, files: No
         assert problems(editor) == [], name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", slow_but(("flux_dev_text_to_image",), {name: (name,) for name in DRAWN}))
 def test_it_draws(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
     open_example(editor, name)
     prompt = editor.page.evaluate(PROMPT)

@@ -181,7 +181,6 @@ def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
     }
 
 
-@pytest.mark.slow
 def test_wrong_requests_are_refused_and_the_rank_lives(model: Path, tmp_path: Path) -> None:
     """On both channels of a real rank: each is answered, and the last good one as the first."""
     chance = random.Random(6)

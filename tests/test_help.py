@@ -154,7 +154,6 @@ def test_the_words_for_the_nodes_have_nothing_that_the_editor_would_fill_in(lang
         assert not MESSAGE_SYNTAX.search(text), path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("language", "accepted"), [("en", "en-US"), ("zh", "zh-CN")])
 def test_the_editor_shows_nodes_and_their_help_in_its_language(
     browser: Browser, host: ComfyHost, language: str, accepted: str

@@ -141,7 +141,6 @@ def test_any_rank_can_run_out_of_memory_in_the_vae(two: DirectGroup, tmp_path: P
     assert two.pids() == pids
 
 
-@pytest.mark.slow
 def test_a_lack_of_memory_in_a_request_that_was_given_up_is_known_to_the_next(two: DirectGroup) -> None:
     two.load()
     before, pids = two.forward(*SMALL), two.pids()

@@ -160,7 +160,6 @@ def real_parts(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(WORLD)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(PLANS)), ids=[str(ParallelPlan(**plan)) for plan in PLANS])
 def test_what_is_told_of_each_rank_is_what_the_engine_gives_it(case: int, real_parts: list[list[dict]]) -> None:
     plan = ParallelPlan(**PLANS[case])

@@ -165,7 +165,6 @@ def single_host(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFa
         yield host
 
 
-@pytest.mark.slow
 def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single_host: ComfyHost) -> None:
     job, looped = Job("tiny-dit", seed=71), Job("tiny-dit", seed=72, scheduler="model's own")
     alone = [latents(single_host, each.under({"cfg": 1}).prompt()) for each in (job, looped)]

@@ -78,7 +78,6 @@ def test_a_rank_that_fails_in_a_collective_is_an_error_on_every_rank(
     assert not any(is_alive(seen["pid"]) for seen in (failed, *others))
 
 
-@pytest.mark.slow
 def test_torchrun_ends_the_group_within_the_deadline(tmp_path: Path) -> None:
     process = launch(PLANS["ulysses"], "kill", tmp_path, watches_every=0.1)
     _, log = process.communicate(timeout=120)

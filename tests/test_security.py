@@ -273,7 +273,6 @@ def attacked(address: str, out: Path) -> Iterator[None]:
             attacker.wait()
 
 
-@pytest.mark.slow
 def test_a_group_under_attack_starts_and_works_as_ever(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +361,6 @@ def test_an_index_leads_out_of_no_folder(weight_map: object, model: Path, tmp_pa
         transformer_source(transformer.parent)
 
 
-@pytest.mark.slow
 def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, model: Path, tmp_path: Path) -> None:
     """They are looked up in lists. A link that the operator has put there is followed, as all of ComfyUI does."""
     base, outside = tmp_path / "base", tmp_path / "outside.safetensors"

@@ -16,6 +16,7 @@ import pytest
 from demo.host import ComfyHost
 from tests.editor import Editor
 from tests.template_files import STOCK_FILES, Smaller, files_in, pictures, shrink
+from tests.tiers import slow_but
 
 WORKFLOWS = pytest.importorskip("comfyui_workflow_templates_json", reason="needs ComfyUI's templates package")
 FOLDER = Path(WORKFLOWS.__file__).parent / "templates"
@@ -85,8 +86,7 @@ def beside_checkpoint(graph: dict, node: dict) -> None:
     model["links"] = []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", slow_but(("flux_schnell_full_text_to_image",), {name: (name,) for name in TEMPLATES}))
 def test_a_stock_template_draws_with_our_loader(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
     template = TEMPLATES[name]
     prompt = editor.prompt(with_our_loader((FOLDER / f"{name}.json").read_text()))

@@ -240,7 +240,6 @@ def test_one_rank_waits_for_nobody(group: WorkerGroup) -> None:
     assert group.status()["last_run"]["communication"] == 0
 
 
-@pytest.mark.slow
 def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, *torchrun, "-m", "tests.timeline_ranks", str(tmp_path)]
