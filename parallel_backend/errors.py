@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+from collections.abc import Iterator
 
 # In the texts of errors for which torch and safetensors have no class of their own.
 NO_MEMORY = (
@@ -36,16 +38,30 @@ class ModelFileError(RequestError):
     """Model files that are missing, broken, or do not belong to the model they are loaded as."""
 
 
+def reasons(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from or in the handling of, and so on, as a traceback shows them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def lack_of_memory(error: BaseException) -> BaseException | None:
+    """The failed allocation, on whichever device, that the error is or comes of; None if there is none.
+
+    A RequestError is none, and none is looked for behind it.
+    """
+    unforeseen = itertools.takewhile(lambda reason: not isinstance(reason, RequestError), reasons(error))
+    return next(filter(_lacks_memory, unforeseen), None)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on whichever device; also where a library says it in an error of its own."""
-    if isinstance(error, RequestError):
-        return False
-    return _lacked_memory(error) or any(
-        is_out_of_memory(reason) for reason in (error.__cause__, error.__context__) if reason
-    )
+    """Whether an allocation failed; also where a library says so in an error of its own."""
+    return lack_of_memory(error) is not None
 
 
-def _lacked_memory(error: BaseException) -> bool:
+def _lacks_memory(error: BaseException) -> bool:
     import torch  # what only describes requests needs none
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -28,21 +28,24 @@ class Failure:
 
 
 KILLED, ABORTED, ENDED = (Failure(-number) for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGTERM))
+KILLED_LATER = replace(KILLED, timestamp=KILLED.timestamp + 9)
 WRONG, CUT_OFF = Failure(1, "ValueError: wrong"), Failure(1, f"RuntimeError: {LOST}")
+NOT_WRITTEN = Failure(1, "RuntimeError: writev: Broken pipe")
+
+# What ended the ranks, in their order; which one is named, what is said of it, and whether it may be a consequence.
+CASES = {
+    "killed": ([ABORTED, KILLED], 1, "was killed by SIGKILL", False),
+    "killed, lost": ([CUT_OFF, KILLED], 1, "was killed by SIGKILL", False),
+    "aborted, lost": ([CUT_OFF, ABORTED], 1, "was killed by SIGABRT", True),
+    "aborted, lost in writing": ([ABORTED, NOT_WRITTEN], 0, "was killed by SIGABRT", True),
+    "aborted, wrong": ([ABORTED, WRONG], 1, "failed: ValueError: wrong", False),
+    "wrong": ([ENDED, CUT_OFF, WRONG], 2, "failed: ValueError: wrong", False),
+    "lost alone": ([ENDED, CUT_OFF], 1, LOST, True),
+    "the first": ([KILLED_LATER, KILLED], 1, "was killed by SIGKILL", False),
+}
 
 
-@pytest.mark.parametrize(
-    ("failures", "rank", "said", "lost"),
-    [
-        ([ABORTED, KILLED], 1, "was killed by SIGKILL", False),
-        ([CUT_OFF, KILLED], 1, "was killed by SIGKILL", False),
-        ([CUT_OFF, ABORTED], 1, "was killed by SIGABRT", False),
-        ([ENDED, CUT_OFF, WRONG], 2, "failed: ValueError: wrong", False),
-        ([ENDED, CUT_OFF], 1, LOST, True),
-        ([Failure(-signal.SIGKILL, timestamp=1_700_000_009), KILLED], 1, "was killed by SIGKILL", False),
-    ],
-    ids=["killed", "killed, lost", "aborted, lost", "an exception", "lost alone", "the first"],
-)
+@pytest.mark.parametrize(("failures", "rank", "said", "lost"), CASES.values(), ids=CASES)
 def test_the_root_cause_is_no_consequence(failures: list[Failure], rank: int, said: str, lost: bool) -> None:
     named, reason, is_lost = root_cause(dict(enumerate(failures)))
     assert named == rank and said in reason.cause and is_lost == lost

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from parallel_backend.errors import ModelFileError, is_out_of_memory
+from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_memory, reasons
 from parallel_backend.plan import ParallelPlan
 from worker.memory import Room, asked
 from worker.shortage import Shortage
@@ -73,3 +75,38 @@ def test_other_errors_are_no_lack_of_memory() -> None:
     assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
     assert not is_out_of_memory(RuntimeError("Connection closed by peer"))
     assert not is_out_of_memory(ModelFileError("x cannot be read"))
+
+
+def caught(raising: Callable[[], None]) -> BaseException:
+    with pytest.raises(Exception) as raised:  # noqa: B017, PT011
+        raising()
+    return raised.value
+
+
+def test_a_lack_of_memory_is_found_behind_a_librarys_own_error() -> None:
+    def wrapped(hidden: bool = False) -> None:
+        try:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise SystemError("propagation failed") from (None if hidden else error)
+
+    def handled() -> None:
+        try:
+            raise MemoryError
+        except MemoryError:
+            int("x")
+
+    def refused() -> None:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ModelFileError("no room") from error
+
+    assert asked(lack_of_memory(caught(wrapped))) == 1 << 50
+    assert is_out_of_memory(caught(handled))
+    assert not is_out_of_memory(caught(lambda: wrapped(hidden=True)))
+    assert not is_out_of_memory(caught(refused))
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert list(reasons(one)) == [one, other]
+    assert not is_out_of_memory(one)

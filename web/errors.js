@@ -14,7 +14,7 @@ const KEPT = 'paralleldit.origins' // while the page is reloaded
 class Errors {
   constructor() {
     this.notices = new Map() // the last one of each workflow
-    this.origins = new Origins(JSON.parse(sessionStorage.getItem(KEPT) ?? '{}'))
+    this.origins = new Origins(kept())
     this.frame = 0
   }
 
@@ -22,7 +22,7 @@ class Errors {
     const { queuePrompt } = api // no event tells the id of a prompt that is queued
     api.queuePrompt = (...request) =>
       this.origins.sent(app.extensionManager.workflow.activeWorkflow, queuePrompt.apply(api, request))
-    window.addEventListener('pagehide', () => sessionStorage.setItem(KEPT, JSON.stringify(this.origins)))
+    window.addEventListener('pagehide', () => keep(this.origins))
     // Another prompt that waits in the queue starts at once: it takes no card away, but the next press of Run does.
     api.addEventListener('promptQueueing', () => this.drop(app.extensionManager.workflow.activeWorkflow))
     api.addEventListener('execution_success', ({ detail }) => this.origins.ended(detail.prompt_id))
@@ -49,13 +49,30 @@ class Errors {
   /** Keeps the card of the open workflow at its node, whatever moves either; drops those of closed workflows. */
   follow() {
     cancelAnimationFrame(this.frame)
+    if (this.notices.size) this.frame = requestAnimationFrame(() => this.follow())
     const { activeWorkflow, openWorkflows } = app.extensionManager.workflow
     for (const [workflow, notice] of this.notices) {
       if (!openWorkflows.includes(workflow)) this.drop(workflow)
       else if (workflow === activeWorkflow) notice.show()
       else notice.hide()
     }
-    if (this.notices.size) this.frame = requestAnimationFrame(() => this.follow())
+  }
+}
+
+// A browser may forbid pages to keep anything: a reload then forgets whose prompts are under way.
+function kept() {
+  try {
+    return JSON.parse(sessionStorage.getItem(KEPT)) ?? {}
+  } catch {
+    return {}
+  }
+}
+
+function keep(origins) {
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify(origins))
+  } catch {
+    /* forbidden */
   }
 }
 

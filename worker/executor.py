@@ -59,6 +59,7 @@ class Executor:
         Raises what the group cannot survive.
         """
         job = self.job = Job(header, tensors, self.state, self.control_group, self.groups, self.pulse)
+        self.groups.job = job.id
         started = time.perf_counter()
         with self.timeline.request(job.operation):
             results, outcome = job.attempt(lambda: self.operation(header, tensors)(job, tensors))

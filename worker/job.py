@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from parallel_backend.errors import RequestError, is_out_of_memory
+from parallel_backend.errors import RequestError, is_out_of_memory, lack_of_memory, reasons
 
 from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
 from .errors import unforeseen
@@ -52,7 +52,7 @@ class Job:
         self.control_group = control_group
         self.groups = groups
         self.pulse = pulse
-        self.id = groups.job = header["id"] if type(header.get("id")) is int else 0
+        self.id = header["id"] if type(header.get("id")) is int else 0
 
     @property
     def is_cancelled(self) -> bool:
@@ -105,7 +105,8 @@ class Job:
             return Outcome(REFUSED, f"{machine_prefix()}{error}")
         if isinstance(error, GroupsError) or not self.groups.can_be_cut:
             raise error
-        if not is_out_of_memory(error):
+        lack = lack_of_memory(error)
+        if lack is None:
             if not self.pulse.is_broken(self.id):
                 raise error
             self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
@@ -114,11 +115,12 @@ class Job:
         self.pulse.break_off(self.id)
         self._cut()
         logging.error("out of memory", exc_info=error)
-        traceback.clear_frames(error.__traceback__)  # they hold what the job had got so far
+        for reason in reasons(error):
+            traceback.clear_frames(reason.__traceback__)  # they hold what the job had got so far
         gc.collect()
         model = plan_of(self.header, self.latents, self.state.transformer)
         empty = Room.now(self.state.device)
-        short = Shortage(dist.get_rank(), self.operation, asked(error), full, empty, **model)
+        short = Shortage(dist.get_rank(), self.operation, asked(lack), full, empty, **model)
         return Outcome(MEMORY, str(short))
 
     def _cut(self) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 TRACEBACK_LINES = 12
+# In the words of gloo, NCCL and the store where another rank has gone.
+LOST_PEER = ("onnection", "Broken pipe", "Socket Timeout", "remote process exited", "Timed out waiting")
 FIRST_WORD_SECONDS = 2.0  # that this machine has to find its own failure, where another one failed for the lack of it
 
 
@@ -131,8 +133,8 @@ def open_store(listener: socket.socket) -> TCPStore:
 
 
 def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
-    """The failure that brought the others down: the rank, the reason with its traceback, and whether it is a lost
-    connection, because there is nothing else.
+    """The failure that brought the others down: the rank, the reason with its traceback, and whether it may follow
+    from another rank's end for all that.
 
     failures: rank to torch's ProcessFailure, whose time is in whole seconds. What follows from another rank's end is
     the cause only if there is nothing before it: a lost connection, which may also abort a rank (SIGABRT). A rank that
@@ -140,7 +142,7 @@ def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
     """
 
     def lost_peer(failure: Any) -> bool:
-        return failure.exitcode > 0 and "onnection" in str(failure.message)
+        return failure.exitcode > 0 and any(text in str(failure.message) for text in LOST_PEER)
 
     def order(item: tuple) -> tuple:
         _, failure = item
@@ -149,8 +151,9 @@ def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
 
     rank, failure = min(failures.items(), key=order)
     if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-        by = signal.Signals(-failure.exitcode).name
-        return rank, Explanation(f"Rank {rank} (process {failure.pid}) was killed by {by}."), False
+        by = signal.Signals(-failure.exitcode)
+        reason = Explanation(f"Rank {rank} (process {failure.pid}) was killed by {by.name}.")
+        return rank, reason, by == signal.SIGABRT
     details = failure.error_file_data.get("message", {}) if isinstance(failure.error_file_data, dict) else {}
     details = details if isinstance(details, dict) else {}
     trace = details.get("extraInfo", {}).get("py_callstack", "").strip().splitlines()[-TRACEBACK_LINES:]

@@ -22,7 +22,7 @@ from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae import ParallelVAE
 from parallel_backend.vae_files import load_vae
 
-from .agreement import Ended
+from .agreement import DONE, Ended
 from .job import Cancelled, Job
 from .protocol import Header
 from .rank_state import RankState
@@ -154,10 +154,10 @@ class Operations:
                 ) from error
 
         try:
-            job.together(restore)
-        except Ended:
-            job.together(parking.take)  # on the ranks that had room for them
-            raise
+            _, outcome = job.attempt(restore)
+            if outcome.kind != DONE:
+                job.together(parking.take)  # on the ranks that had room for them
+                raise Ended(outcome)
         finally:
             release_memory(self.state.device)
 

@@ -129,10 +129,7 @@ class Supervisor:
     def stop(self) -> None:
         """Ends the session, and the job that it runs; `ensure` starts the next one."""
         self.stops += 1
-        session, self.session = self.session, None
-        self._enter("stopped")
-        if session:
-            session.end(STOPPED)
+        self._end_session()
 
     def restart(self, ranks: int, check: Check) -> None:
         """Ends the session, forgets how often one died, and starts the next. Raises as `start` does."""
@@ -164,6 +161,12 @@ class Supervisor:
         if self.restarts.count() >= self.restarts.most:
             return "It has died too often to be started again by itself: mend the cause, then restart the group."
         return "It is started again: queue the prompt again."
+
+    def _end_session(self) -> None:
+        session, self.session = self.session, None
+        self._enter("stopped")
+        if session:
+            session.end(STOPPED)
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
@@ -208,7 +211,7 @@ class Supervisor:
         self.session = session
         self._enter("ready")
         if self.stops != stops:  # just now
-            self.stop()
+            self._end_session()
             check_both()
         threading.Thread(target=self._follow, args=(session,), name="paralleldit-watch", daemon=True).start()
 

@@ -30,8 +30,19 @@ test('what was sent from elsewhere counts as the active one, also after a prompt
   await assert.rejects(refused, /refused/)
   assert.equal(await origins.of('b', open), second)
   await origins.sent(first, queued('a'))
-  origins.ended('a')
+  await origins.ended('a')
   assert.equal(await origins.of('a', open), second)
+})
+
+test('an end that comes before the answer leaves nothing behind, and one that never comes not for ever', async () => {
+  const origins = new Origins()
+  const ended = [origins.sent(first, queued('a')), origins.ended('a')]
+  await Promise.all(ended)
+  assert.deepEqual(origins.toJSON(), {})
+  for (let id = 0; id < 1000; id++) origins.sent(first, queued(String(id)))
+  await origins.answered()
+  assert.equal(Object.keys(origins.toJSON()).length, 200)
+  assert.ok('999' in origins.toJSON())
 })
 
 test('a reload keeps the path, as it is by then, of the workflow of each prompt that has not ended', async () => {
