@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Route
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.editor import VIEWPORT, Editor, use_setting
+from tests.editor import VIEWPORT, Editor, insist, use_setting
 from tests.node_defs import inputs_of, node_defs, own_nodes, read
 
 DOCS = REPOSITORY / "web" / "docs"
@@ -178,11 +178,17 @@ def test_the_editor_shows_nodes_and_their_help_in_its_language(
             text = " ".join(editor.page.locator(".node-help-content").inner_text().split())
             assert all(error in text for error in quoted_errors(page(node, language), language))
         editor.page.evaluate(SELECT, "ParallelDiT_Plan")
-        editor.page.mouse.move(*editor.page.evaluate(PLACE_OF_WIDGET, ["ParallelDiT_Plan", "ulysses"]))
         tooltip = said["ParallelDiT_Plan"]["inputs"]["ulysses"]["tooltip"]
-        editor.page.locator(".node-tooltip", has_text=tooltip).wait_for()
+        told = editor.page.locator(".node-tooltip", has_text=tooltip)
+        insist(lambda: hover(editor, "ParallelDiT_Plan", "ulysses"), lambda ms: told.wait_for(timeout=ms))
         problems = [problem for problem in editor.problems if "/extensions/" in problem]
         assert not [problem for problem in problems if "/docs/" not in problem or not problem.endswith("/en.md")]
+
+
+def hover(editor: Editor, node: str, widget: str) -> None:
+    """Comes to the widget from elsewhere: a pointer that does not move is told nothing."""
+    editor.page.mouse.move(0, 0)
+    editor.page.mouse.move(*editor.page.evaluate(PLACE_OF_WIDGET, [node, widget]))
 
 
 def keep_settings(route: Route) -> None:
