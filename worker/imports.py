@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """For imports: the million objects that they make stay, and looking through them takes a third of the time."""
+    """For imports: the many objects that they make stay, and looking through them takes a third of the time."""
     gc.disable()
     try:
         yield
