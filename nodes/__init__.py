@@ -1,19 +1,19 @@
 """What a user drags: nodes that turn ComfyUI's objects into requests to the worker group.
 
-Imports comfy.*, `worker.client`, and of the engine what describes a request: plans, specs, names of schedulers, where
-weights lie in files. Never what runs one: no torch.distributed, no diffusers.
+Imports comfy.*, `worker.host`, `worker.wire`, and of the engine what describes a request: plans, specs, names of
+schedulers, where weights lie in files. Never what runs one: no torch.distributed, no diffusers.
 """
 
 from comfy_api.latest import ComfyExtension, io
 
 from .class_label import DiTClassLabel
-from .control_routes import add_control_routes
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
 from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
-from .plan_route import add_plan_route
-from .status_route import add_status_routes
+from .routes.control import add_control_routes
+from .routes.plan import add_plan_route
+from .routes.status import add_status_routes
 
 
 class ParallelDiTExtension(ComfyExtension):

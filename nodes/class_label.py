@@ -7,7 +7,7 @@ import difflib
 import torch
 from comfy_api.latest import io
 
-from .families.dit import ClassConditionalDiT
+from .model.families.dit import ClassConditionalDiT
 
 
 class DiTClassLabel(io.ComfyNode):

@@ -9,20 +9,20 @@ import comfy.model_management
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.loading import DTYPES
 from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
-from .families import family_for
-from .group import GROUPS, worker_group
-from .host_names import host_names
-from .installed import check_installed
-from .loop_mode import serve_stock_samplers
-from .model_files import ModelDescription, describe_folder, list_models, why_not_listed
+from ..parallel_backend.weights.loading import DTYPES
+from .model.families import family_for
+from .model.host_names import host_names
+from .model.loop_mode import serve_stock_samplers
+from .model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
+from .model.remote_model import Handover, RemoteDiT, Schedule
+from .model.remote_patcher import remote_model
+from .model.single_file import describe_file
 from .parallel_plan import PlanType, resolve_plan
 from .plan_words import in_words
-from .remote_model import Handover, RemoteDiT, Schedule
-from .remote_patcher import remote_model
-from .single_file import describe_file
+from .workers.group import GROUPS, worker_group
+from .workers.installed import check_installed
 
 AUTO = "auto"
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -11,10 +11,10 @@ from comfy_api.latest import io
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
+from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from ..worker.torchrun import ranks_a_machine
-from .group import device_count, device_type, most_ranks, settings
 from .plan_words import Remark, remark, why_one_rank
+from .workers.group import device_count, device_type, most_ranks, settings
 
 AUTO = "auto"
 MANUAL = "manual"

@@ -12,10 +12,10 @@ import latent_preview
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.schedulers import MODELS_OWN, SCHEDULERS
-from ..worker.sampler_call import SamplerCall
-from .loop_mode import LoopSampler
-from .remote_model import RemoteDiT
+from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
+from ..worker.wire.sampler_call import SamplerCall
+from .model.loop_mode import LoopSampler
+from .model.remote_model import RemoteDiT
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 

@@ -9,11 +9,11 @@ import folder_paths
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.loading import DTYPES
-from ..parallel_backend.vae_files import describe_vae
-from .group import device_count, worker_group
-from .installed import check_installed
-from .remote_model import check_interrupt
+from ..parallel_backend.weights.loading import DTYPES
+from ..parallel_backend.weights.vae_files import describe_vae
+from .model.remote_model import check_interrupt
+from .workers.group import device_count, worker_group
+from .workers.installed import check_installed
 
 AUTO = "auto"
 PIXELS = 8  # of a latent's side

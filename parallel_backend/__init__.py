@@ -11,19 +11,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .denoiser import Denoiser
+    from .groups.mesh import start_distributed
     from .library import load_transformer, parallelize
-    from .mesh import start_distributed
     from .plan import ParallelPlan
+    from .sampling.denoiser import Denoiser
 
 __all__ = ["Denoiser", "ParallelPlan", "load_transformer", "parallelize", "start_distributed"]
 
 _MODULES = {
-    "Denoiser": ".denoiser",
+    "Denoiser": ".sampling.denoiser",
     "ParallelPlan": ".plan",
     "load_transformer": ".library",
     "parallelize": ".library",
-    "start_distributed": ".mesh",
+    "start_distributed": ".groups.mesh",
 }
 
 

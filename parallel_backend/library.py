@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .batch import BatchSplit
 from .errors import PlanError, RequestError
-from .folder import transformer_source
-from .mesh import build_mesh
+from .groups.mesh import build_mesh
 from .models import spec_for
 from .plan import ParallelPlan
+from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
+from .weights.folder import transformer_source
 
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low
 

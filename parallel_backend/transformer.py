@@ -6,22 +6,22 @@ from collections import deque
 
 import torch
 
-from .adapters import Addition, write_weights
-from .attention import ParallelAttention, install_attention
-from .backends import NATIVE, choose_backend
-from .boundary import install_token_boundary
-from .collectives import collect, gather, shard
 from .errors import RequestError
-from .float8 import FLOAT8_DEVICES, linear_weights
-from .layout import TokenLayout
-from .loading import Check, ModelSource, build_transformer, go_on, load_weights
+from .groups.collectives import collect, gather, shard
+from .groups.mesh import Axis, Mesh
 from .memo import memoise
-from .mesh import Axis, Mesh
 from .models import ModelSpec, spec_for
-from .parking import Parking
-from .single_file import by_parameter, locate
-from .stages import StageExit, StageLink, keep_stage
-from .tensor_parallel import shard_weights
+from .seams.attention import ParallelAttention, install_attention
+from .seams.backends import NATIVE, choose_backend
+from .seams.boundary import install_token_boundary
+from .seams.layout import TokenLayout
+from .seams.stages import StageExit, StageLink, keep_stage
+from .seams.tensor_parallel import shard_weights
+from .weights.adapters import Addition, write_weights
+from .weights.float8 import FLOAT8_DEVICES, linear_weights
+from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights
+from .weights.parking import Parking
+from .weights.single_file import by_parameter, locate
 
 BATCH_DIM = 0
 MAX_CONDITIONS = 64  # of which a rank keeps its own rows

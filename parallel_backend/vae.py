@@ -19,11 +19,11 @@ from diffusers import AutoencoderKL
 from diffusers.models.attention_processor import Attention
 from diffusers.models.downsampling import Downsample2D
 
-from .attention import install_attention
-from .collectives import collect, gather, shard, shard_sizes
 from .errors import RequestError
-from .mesh import Axis
-from .parking import Parking
+from .groups.collectives import collect, gather, shard, shard_sizes
+from .groups.mesh import Axis
+from .seams.attention import install_attention
+from .weights.parking import Parking
 
 ROWS_DIM = 2
 # The statistics of a norm are taken of this share of the groups at a time, to bound their fp32 copies.

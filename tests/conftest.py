@@ -15,15 +15,15 @@ from playwright.sync_api import Browser
 from safetensors.torch import save_file
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
-from tests.editor import Editor, browser_path, open_browser, open_editor, use_theme
-from tests.families import FAMILIES
-from tests.graphs import NODE_PACK, NODE_PACK_SOURCE
+from tests.support.cases.families import FAMILIES
+from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor, use_theme
+from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE
 
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
 # Node packs of the tests' own, by the name of their folder.
 NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
-    "narrow_encoders": Path(__file__).with_name("narrow_encoders.py").read_text(),
+    "narrow_encoders": (Path(__file__).parent / "support/host/narrow_encoders.py").read_text(),
 }
 # Four ranks and more, however few cores there are; auto stays at two.
 MANY_RANKS = {"PARALLELDIT_CPU_RANKS": "8"}

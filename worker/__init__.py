@@ -1,5 +1,6 @@
-"""The persistent worker group: launch, socket, protocol, supervision, and the ranks' main loop.
+"""The persistent worker group, by process.
 
-In ComfyUI's process only `client` is imported, and what it needs; that knows no torch.distributed. `launch` and
-`rank` run in the group's own processes, whose working root is the pack's folder.
+`host` runs in ComfyUI's, `launch` and `rank` in the group's own, whose working root is the pack's folder; `wire` is
+what goes between them. Imports go rank → launch → wire and host → launch → wire; what lies here is shared by all.
+`python -m worker.join` lends this machine to another one's group.
 """

@@ -17,11 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-from .line import Line, LineLost, Message
-from .meeting import MeetingError, ask
-from .process import WorkerProcess
+from .launch.peer import Line, LineLost, Message
+from .launch.process import WorkerProcess
+from .launch.rendezvous import MeetingError, ask
+from .launch.torchrun import launch_command, rank_environment
 from .settings import Settings
-from .torchrun import launch_command, rank_environment
 
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from tests import test_families as families
-from tests import test_pipefusion as pipefusion
-from tests.families import FAMILIES, UNEVEN
+from tests.engine import test_families as families
+from tests.engine.sampling import test_pipefusion as pipefusion
+from tests.support.cases.families import FAMILIES, UNEVEN
 
 NO_CASE = "–"
 

@@ -1,4 +1,5 @@
-"""`COMFYUI_PATH=… python -m tests.benchmarks.faults`: every fault of `tests/faults.py`, and what came of it."""
+"""`COMFYUI_PATH=… python -m tests.benchmarks.faults`:
+every fault of `tests/support/host/faults.py`, and what came of it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tests.faults import CASES, LACKS, Outcome, frail_host, lack, suffer
+from tests.support.host.faults import CASES, LACKS, Outcome, frail_host, lack, suffer
 
 
 def main() -> None:

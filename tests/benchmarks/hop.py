@@ -22,7 +22,7 @@ import diffusers
 import torch
 
 from demo.host import PACK_NAME, ComfyHost
-from tests.graphs import Job, status
+from tests.support.host.graphs import Job, status
 
 SIDE = 2048
 TARGET_MS = 3.0

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.faults import spaced, wait_until
-from tests.graphs import latents, status
-from tests.soak import JOB, LONG
+from tests.support.host.faults import spaced, wait_until
+from tests.support.host.graphs import latents, status
+from tests.support.host.soak import JOB, LONG
 
 PROMPTS = 20
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from parallel_backend.models import spec_for
-from tests.graphs import NODE_PACK, NODE_PACK_SOURCE, latents, relative_error, status
-from tests.stock_cases import CASES
-from tests.stock_prompts import prompt, write_cases
+from tests.support.cases.stock_cases import CASES
+from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, latents, relative_error, status
+from tests.support.host.stock_prompts import prompt, write_cases
 
 PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
 START, END = "<!-- parity: start -->\n", "<!-- parity: end -->\n"

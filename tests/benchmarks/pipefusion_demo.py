@@ -20,11 +20,11 @@ import diffusers
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import oracle
-from tests.families import FAMILIES
-from tests.shape_checker import judge
+from demo.host import REPOSITORY
+from tests.support.cases import oracle
+from tests.support.cases.families import FAMILIES
+from tests.support.host.shape_checker import judge
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "demo" / "shapes-dit"
 STAGES, PATCHES, STEPS, GUIDANCE = 2, 4, 20, 3.0
 SYNC_STEPS = (1, 2, 4, STEPS)
@@ -56,7 +56,7 @@ class Request:
             save_file({"latents": self.latents, "asked": self.asked, "unasked": self.unasked}, inputs)
             cases.write_text(json.dumps({"inputs": str(inputs), "steps": STEPS, "guidance": GUIDANCE, "plans": plans}))
             launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={STAGES}"]
-            ranks = ["-m", "tests.demo_ranks", str(self.folder), str(cases), str(out)]
+            ranks = ["-m", "tests.support.ranks.demo_ranks", str(self.folder), str(cases), str(out)]
             run = subprocess.run(
                 [sys.executable, *launch, *ranks], cwd=REPOSITORY, capture_output=True, text=True, timeout=600
             )

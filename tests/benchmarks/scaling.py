@@ -24,9 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from demo.host import REPOSITORY
 from parallel_backend.plan import ParallelPlan
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 RANKS = 2
 FLOAT = 4
 SLACK = 1.05

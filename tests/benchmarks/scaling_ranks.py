@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
-from parallel_backend.denoiser import Denoiser
-from parallel_backend.mesh import JOINT_AXES, Mesh, build_mesh
+from parallel_backend.groups.mesh import JOINT_AXES, Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.meter import Meter
 from tests.benchmarks.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
-from tests.leaving import leave
+from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

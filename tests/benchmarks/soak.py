@@ -1,7 +1,7 @@
 """`COMFYUI_PATH=… python -m tests.benchmarks.soak [PROMPTS]`: prompts in a row, with cancels and two plans.
 
 Every result is compared with the first of its plan, every history entry is checked; then what the processes held at
-prompt 50 and at the end. `tests/soak.py` says what is run.
+prompt 50 and at the end. `tests/support/host/soak.py` says what is run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.soak import growth, soak
+from tests.support.host.soak import growth, soak
 
 SETTLED = 50
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from demo.host import REPOSITORY
 from tests.benchmarks.scaling import busy_share
-from tests.vae_cases import config, relative_error
+from tests.support.cases.vae_cases import config, relative_error
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MEMORY_TARGET = {2: 0.6}
 ERROR_TARGET = 1e-5
 MEBI = 1 << 20
@@ -36,7 +36,7 @@ def run_ranks(world: int, case: dict[str, Any], out: Path) -> list[dict[str, Any
     # Freed tensors go back to the system at once, so that the resident memory is that in use.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(MEBI)}
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    ranks = ["-m", "tests.vae_ranks", str(out), json.dumps(case)]
+    ranks = ["-m", "tests.support.ranks.vae_ranks", str(out), json.dumps(case)]
     subprocess.run([sys.executable, *launch, *ranks], cwd=REPOSITORY, env=environment, check=True)
     return [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(world)]
 

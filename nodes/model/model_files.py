@@ -1,0 +1,158 @@
+"""Finds diffusion models in ComfyUI's model folders and describes them from configs and headers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...parallel_backend.errors import ModelFileError
+from ...parallel_backend.models import spec_for
+from ...parallel_backend.weights.folder import model_class, read_json
+from ...parallel_backend.weights.loading import ModelSource, TensorSlice
+
+DEMO_NAME = "demo: coloured shapes (64×64)"
+DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
+REQUIRED_KEYS = ("_class_name", "in_channels")
+PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+@dataclass
+class ModelDescription:
+    """A model in a diffusers folder, or in a file as a folder would describe it.
+
+    model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
+    shapes: of its parameters by diffusers' names; with a prefix, of the file's tensors by ComfyUI's.
+    names, prefix: where the parameters lie in a file, see ModelSource. scaled: whether weights have scales beside them.
+    tensors, detected: with a prefix, the file's tensors by ComfyUI's names for them, and what it detects of the model.
+    pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
+    """
+
+    model_class: str
+    config: dict[str, Any]
+    files: tuple[str, ...]
+    dtype: torch.dtype
+    shapes: dict[str, torch.Size]
+    names: dict[str, TensorSlice] | None = None
+    prefix: str | None = None
+    scaled: bool = False
+    tensors: dict[str, str] = field(default_factory=dict)
+    detected: dict[str, Any] = field(default_factory=dict)
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    scheduler: dict[str, Any] = field(default_factory=dict)
+
+    def source(self, dtype: str) -> ModelSource:
+        """What the ranks load. dtype: what they cast the weights to, a key of DTYPES."""
+        return ModelSource(self.model_class, self.config, self.files, dtype, self.names, self.prefix)
+
+
+def list_models() -> dict[str, Path]:
+    """What the loader offers: name to path. Safetensors files, diffusers folders, and the demo model.
+
+    Of two by one name, the one in diffusion_models.
+    """
+    models: dict[str, Path] = {}
+    for kind in ("diffusion_models", "checkpoints"):
+        for name in folder_paths.get_filename_list(kind):
+            if name.endswith(".safetensors"):
+                path = folder_paths.get_full_path(kind, name)  # None for a link to nowhere
+                if path:
+                    models.setdefault(name, Path(path))
+    for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
+        for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
+            models.setdefault(index.parent.name, index.parent)
+    if DEMO_FOLDER.is_dir():
+        models[DEMO_NAME] = DEMO_FOLDER
+    return models
+
+
+def why_not_listed(name: str) -> str:
+    """The sentence for a name that is not among `list_models`."""
+    if name.lower().endswith(PICKLE_SUFFIXES):
+        return (
+            f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused. "
+            "Use the model's safetensors file, or convert it."
+        )
+    return (
+        f"There is no model {name!r} in ComfyUI's diffusion_models, checkpoints or diffusers folders; "
+        "put it there, or press R to refresh and choose another."
+    )
+
+
+def describe_folder(folder: Path) -> ModelDescription:
+    """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError where it is broken."""
+    transformer = folder / "transformer" if (folder / "model_index.json").exists() else folder
+    config = read_json(transformer / "config.json")
+    for key in REQUIRED_KEYS:
+        if key not in config:
+            raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}; download the model again.")
+    try:
+        spec_for(model_class(config)).sizes(config)
+    except KeyError as error:
+        raise ModelFileError(f"{transformer / 'config.json'} has no {error}; download the model again.") from error
+    files = sorted(transformer.glob("*.safetensors"))
+    if not files:
+        raise ModelFileError(no_safetensors(transformer, model_class(config)))
+    weights = {name: tensor for path in files for name, tensor in read_header(path)[0].items()}
+    return ModelDescription(
+        model_class=model_class(config),
+        config={key: value for key, value in config.items() if not key.startswith("_")},
+        files=tuple(str(path) for path in files),
+        dtype=main_dtype(weights),
+        shapes={name: tensor.shape for name, tensor in weights.items()},
+        pipeline=read_json(folder / "model_index.json") if transformer != folder else {},
+        scheduler=read_json(path) if (path := folder / "scheduler" / "scheduler_config.json").exists() else {},
+    )
+
+
+def no_safetensors(folder: Path, class_name: str) -> str:
+    """The sentence for a folder without safetensors: what to do depends on whether there are pickled weights."""
+    if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
+        return f"{folder} holds no safetensors file; download the model again."
+    return (
+        f"{folder} holds no safetensors file, only pickled weights, and loading one can run any code; it is refused. "
+        f'Download the safetensors files, or convert a model that you trust: python -c "from diffusers import '
+        f'{class_name} as M; f={str(folder)!r}; M.from_pretrained(f, use_safetensors=False).save_pretrained(f)"'
+    )
+
+
+def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Names, shapes and dtypes of a safetensors file as meta tensors, uint8 for dtypes that no model computes with; and
+    what else the header says. No weight is read.
+
+    Raises ModelFileError for a file that is truncated, no safetensors, or gone.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            header = {
+                name: torch.empty(
+                    piece.get_shape(), dtype=TORCH_DTYPES.get(piece.get_dtype(), torch.uint8), device="meta"
+                )
+                for name, piece in slices.items()
+            }
+            return header, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(
+            f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged: download it again."
+        ) from error
+
+
+def main_dtype(header: dict[str, torch.Tensor]) -> torch.dtype:
+    """The dtype that most parameters are stored in."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in header.values():
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+    return max(counts, key=counts.__getitem__) if counts else torch.float32

@@ -1,0 +1,227 @@
+"""What stands where ComfyUI has its diffusion model: its forwards and sampler calls go to the worker group."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import torch
+from comfy.ldm.common_dit import pad_to_patch_size
+from comfy.patcher_extension import WrappersMP
+
+from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.loading import ModelSource
+from ...worker.host.client import WorkerGroup
+from ...worker.host.session import OnStep
+from ...worker.wire.sampler_call import SamplerCall
+from ...worker.wire.tensors import Tensors
+from .host_names import HostNames
+from .lora import Patches, additions
+
+KEY = "ParallelDiT"
+Conditions = Callable[[torch.Tensor, torch.Tensor | None, dict[str, Any]], dict[str, torch.Tensor]]
+check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
+
+
+class RecordedForward(NamedTuple):
+    """latents: those of all branches. branches: of each part of the batch, 0 for cond and 1 for uncond."""
+
+    latents: torch.Tensor
+    conditions: Tensors
+    branches: list[int]
+
+
+class Schedule(NamedTuple):
+    """config: scheduler_config.json of the model's folder, empty without one. default, linear_sigmas: the family's, see
+    the engine's `build_scheduler` and `Stepper.prepare`."""
+
+    config: dict[str, Any]
+    default: dict[str, Any]
+    linear_sigmas: bool
+
+
+class Handover(NamedTuple):
+    """How what ComfyUI's sampling hands to a diffusion model becomes a request.
+
+    conditions: latents, context and the other arguments of `forward` to the engine's conditions; it takes out of the
+    last what it uses. geometry: the channels that are sampled, and the patch that the sizes are multiples of.
+    sees_images: whether channels beyond those are a condition. visible: what ComfyUI's BaseModel reads of its own
+    module, by attribute.
+    """
+
+    conditions: Conditions
+    geometry: tuple[int, tuple[int, ...]]
+    sees_images: bool
+    visible: dict[str, Any]
+
+
+class RemoteDiT(torch.nn.Module):
+    """Stands where ComfyUI has its diffusion model; holds no weights and sends each forward to the worker group."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        source: ModelSource,
+        plan: ParallelPlan,
+        handover: Handover,
+        dtype: torch.dtype,
+        schedule: Schedule,
+        names: HostNames,
+        note: str = "",
+    ) -> None:
+        """dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for changes of them.
+
+        note: for the group's status, where the plan is not the one that was asked for.
+        """
+        super().__init__()
+        self.__dict__.update(handover.visible)
+        self.handover = handover
+        self.group = group
+        self.source = source.to_json()
+        self.plan = plan
+        self.weight_bytes = weight_bytes(group, source, plan, dtype, names)
+        self.dtype = dtype
+        self.schedule = schedule
+        self.names = names
+        self.note = note
+        self.patched: tuple[str | None, Patches] = (None, {})
+        self.recorded: list[RecordedForward] | None = None
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        timesteps: torch.Tensor,
+        context: torch.Tensor | None = None,
+        control: Any = None,
+        transformer_options: dict[str, Any] | None = None,
+        **extra: torch.Tensor,
+    ) -> torch.Tensor:
+        """The prediction for latents x (B, C, H, W), or (B, C, F, H, W), at timesteps (B), in the model's own units.
+
+        Channels beyond those that are sampled are a condition. Sizes that are no multiples of the patch are filled up,
+        as ComfyUI's own modules do. Raises ValueError for what the worker group cannot honour.
+        """
+        refuse_patches(control, transformer_options or {})
+        channels, patch = self.handover.geometry
+        filled = pad_to_patch_size(x, patch) if x.ndim == 2 + len(patch) else x
+        latents = filled[:, :channels] if self.handover.sees_images else filled
+        if latents.shape[1] < x.shape[1]:
+            extra["image_latents"] = filled[:, channels:]
+        conditions = self.handover.conditions(latents, context, extra)
+        if extra:
+            raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
+        if self.recorded is not None:
+            self.recorded.append(RecordedForward(latents, conditions, transformer_options["cond_or_uncond"]))
+            return torch.zeros_like(latents[(..., *(slice(size) for size in x.shape[2:]))])
+        with self.group.turn(check_interrupt):
+            self.load()
+            prediction = self.group.forward(latents, timesteps, conditions, check_interrupt).to(x)
+        return prediction[(..., *(slice(size) for size in x.shape[2:]))]
+
+    def takes(self, latents: torch.Tensor) -> bool:
+        """Whether the sizes of the latents are multiples of the patch."""
+        return not any(size % side for size, side in zip(latents.shape[2:], self.handover.geometry[1], strict=False))
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, on_step: OnStep
+    ) -> torch.Tensor:
+        """The whole sampler call, see WorkerGroup.sample; the latents, on the CPU."""
+        with self.group.turn(check_interrupt):
+            self.load()
+            return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
+
+    def load(self) -> None:
+        """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
+        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)
+        key, patches = self.patched
+        self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the worker group holds this model under this plan; parked counts."""
+        return self.group.loaded == (self.source, self.plan.to_json())
+
+    def held_bytes(self) -> int:
+        """What the worker group keeps of ComfyUI's device, if it is for this model."""
+        return self.group.device_bytes() if self.is_held else 0
+
+    def wanted_bytes(self) -> int:
+        """What the worker group will keep of ComfyUI's device for this model; of that, if another is there, which goes
+        then, what will be more than now. At least 1."""
+        kept = self.group.device_bytes()
+        return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
+
+    def free(self) -> None:
+        """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
+        if self.is_held and self.group.settings.on_free != "keep":
+            self.group.park(unload=self.group.settings.on_free == "unload")
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[RecordedForward]]:
+        """While entered, forwards are written down and not run; they give zeros."""
+        self.recorded = []
+        try:
+            yield self.recorded
+        finally:
+            self.recorded = None
+
+    def state_dict(
+        self, *, destination: dict | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """The names of ComfyUI's own module, with shapes alone: by these its loaders know what a LoRA is for."""
+        found = {} if destination is None else destination
+        for name, shape in self.names.shapes.items():
+            found[prefix + name] = torch.empty(shape, dtype=self.dtype, device="meta")
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises ValueError for the modules that hold the weights in ComfyUI: what looks for them would change them."""
+        names = self.__dict__.get("names")
+        if names and name in names.modules:
+            raise no_weights(f"a bypass LoRA or another change of {name}")
+        return super().__getattr__(name)
+
+
+def weight_bytes(
+    group: WorkerGroup, source: ModelSource, plan: ParallelPlan, dtype: torch.dtype, names: HostNames
+) -> int:
+    """About what rank 0 will keep of the weights on its accelerator; 1 where it has none.
+
+    Files in fp8 stay so: they are smaller than what their weights would be cast to.
+    """
+    if group.device == "cpu":
+        return 1  # 0 would have ComfyUI count the weights
+    cast = sum(math.prod(shape) for shape in names.shapes.values()) * dtype.itemsize
+    stored = sum(Path(file).stat().st_size for file in source.files)
+    return min(cast, stored) // (plan.pipefusion * plan.tp)
+
+
+def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
+    """Raises ValueError, naming the feature, for anything that would change the inside of the diffusion model."""
+    asked = []
+    if control is not None:
+        asked.append("a ControlNet")
+    for key in ("patches", "patches_replace"):
+        asked += [f"the model patch {name!r}" for name in transformer_options.get(key, {})]
+    options = {"optimized_attention_override": "an attention override", "rope_options": "RoPE scaling"}
+    asked += [feature for key, feature in options.items() if transformer_options.get(key)]
+    wrappers = transformer_options.get("wrappers", {}).get(WrappersMP.DIFFUSION_MODEL, {})
+    asked += [f"the diffusion-model wrapper {name!r}" for name, functions in wrappers.items() if functions]
+    if asked:
+        raise ValueError(
+            f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes. "
+            "Remove that node, or use the stock loader."
+        )
+
+
+def no_weights(asked: str) -> ValueError:
+    return ValueError(
+        f"The parallel model cannot take {asked}: its weights are in worker processes. "
+        "Remove that node, or use the stock loader."
+    )

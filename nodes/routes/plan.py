@@ -1,0 +1,263 @@
+"""POST /paralleldit/plan: what a Parallel Plan node would do, before it is queued. Reads headers of models alone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from server import PromptServer
+
+from ...parallel_backend.errors import PlanError, RequestError
+from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
+from ...parallel_backend.models import spec_for
+from ...parallel_backend.plan import ParallelPlan
+from ...worker.settings import SettingsError
+from ...worker.wire.json_object import parse_object
+from ..model.families import family_for
+from ..model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
+from ..model.single_file import describe_file
+from ..parallel_plan import AUTO, MANUAL, ResolvedPlan, fit_to_machine, resolve_plan
+from ..plan_words import Remark, remark, why_auto
+from ..workers.group import device_count, device_type, settings
+
+MAX_BYTES = 1 << 16
+MAX_ITEMS = 64
+MAX_RANKS = 256  # more are counted, and not told one by one
+PARALLEL_SAMPLER = "ParallelDiT_Sampler"
+LOOPED = "euler"  # the stock sampler whose loop the ranks may run
+
+
+class Sampler(NamedTuple):
+    """A node that samples with the model. sampler_name, cfg: None where the editor cannot tell."""
+
+    type: str
+    sampler_name: str | None
+    cfg: float | None
+
+    @property
+    def is_stock(self) -> bool:
+        return self.type != PARALLEL_SAMPLER
+
+
+class Loader(NamedTuple):
+    """A loader that the plan goes to, and what samples with its model."""
+
+    model_name: str
+    loop_mode: bool
+    samplers: list[Sampler]
+
+
+class Question(NamedTuple):
+    """plan: None is auto."""
+
+    plan: dict[str, Any] | None
+    loaders: list[Loader]
+
+
+class Bounds(NamedTuple):
+    """A model's name, class and config."""
+
+    name: str
+    model_class: str
+    config: dict[str, Any]
+
+    @property
+    def heads(self) -> int:
+        return spec_for(self.model_class).sizes(self.config).heads
+
+    @property
+    def guided(self) -> bool:
+        return spec_for(self.model_class).guided(self.config)
+
+    @property
+    def blocks(self) -> int:
+        return spec_for(self.model_class).sizes(self.config).blocks
+
+
+def add_plan_route() -> None:
+    """Registers the route with ComfyUI's server."""
+    PromptServer.instance.routes.post("/paralleldit/plan")(plan_route)
+
+
+async def plan_route(request: web.Request) -> web.Response:
+    """The answer to a question in JSON, see `read_question` and `answer`; 400 with a sentence for anything else."""
+    body = b""
+    async for chunk in request.content.iter_chunked(MAX_BYTES):
+        body += chunk
+        if len(body) > MAX_BYTES:
+            return web.Response(status=413, text=f"A question about a plan is {MAX_BYTES} bytes at most.")
+    try:
+        question = read_question(parse_object(body))
+    except ValueError as error:
+        return web.Response(status=400, text=f"This is no question about a plan: {error}.")
+    try:
+        return web.json_response(await asyncio.to_thread(answer, question))
+    except SettingsError as error:
+        return web.Response(status=500, text=str(error))
+
+
+def read_question(asked: dict[str, Any]) -> Question:
+    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "loop_mode": true, "samplers":
+    [{"type": "KSampler", "sampler_name": "euler", "cfg": 4.0}]}]}. Raises ValueError for anything else.
+    """
+    values = part(asked, "values", dict)
+    if values.get("mode") not in (AUTO, MANUAL):
+        raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and it is auto or manual")
+    degrees = {name: value for name, value in values.items() if name != "mode"}
+    if any(not isinstance(value, (int, float, str)) for value in degrees.values()):
+        raise ValueError("values has something that is no number and no text")
+    loaders = []
+    for loader in entries(asked, "loaders"):
+        samplers = [
+            Sampler(
+                part(sampler, "type", str),
+                part(sampler, "sampler_name", str, None),
+                part(sampler, "cfg", (int, float), None),
+            )
+            for sampler in entries(loader, "samplers")
+        ]
+        loaders.append(Loader(part(loader, "model_name", str), part(loader, "loop_mode", bool, True), samplers))
+    return Question(degrees if values["mode"] == MANUAL else None, loaders)
+
+
+def entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects, which may be absent. Raises ValueError."""
+    found = part(asked, name, list, [])
+    if len(found) > MAX_ITEMS or not all(isinstance(entry, dict) for entry in found):
+        raise ValueError(f"{name} is no list of {MAX_ITEMS} objects at most")
+    return found
+
+
+def part(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
+    """The value of this name, of this kind; a default stands for one that is absent or null. Raises ValueError."""
+    value = asked.get(name)
+    if value is None and default:
+        return default[0]
+    if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+        raise ValueError(f"{name} is missing or of another type")
+    return value
+
+
+def answer(question: Question) -> dict[str, Any]:
+    """What would run, or the error that the backend would raise and the widgets that it is about.
+
+    plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
+    note: why it is not the plan that was asked for. unknown: why a loader's model is not known. Raises SettingsError.
+    """
+    samplers = [sampler for loader in question.loaders for sampler in loader.samplers]
+    models, unknown = find_models(question.loaders)
+    common = {"device": device_type(), "unknown": unknown, "error": "", "widgets": []}
+    try:
+        asked = None if question.plan is None else ParallelPlan.from_json(question.plan)
+        resolved = resolve(asked, models)
+        if resolved and any(sampler.is_stock for sampler in samplers):
+            resolved.plan.check_step_mode()
+    except PlanError as error:
+        nothing = {"plan": "", "world": 0, "ranks": [], "remarks": [], "note": []}
+        return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
+    remarks = remarks_on(asked, resolved and resolved.plan, models, samplers)
+    if resolved is None:
+        return {**common, "plan": "", "world": device_count(), "ranks": [], "remarks": told(remarks), "note": []}
+    plan, note = resolved
+    return {
+        **common,
+        "plan": str(plan),
+        "world": plan.world_size,
+        "degrees": plan.degrees(),
+        "patches": plan.patch_count,
+        "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
+        "remarks": told(remarks),
+        "note": told(note),
+    }
+
+
+def remarks_on(
+    asked: ParallelPlan | None, plan: ParallelPlan | None, models: list[Bounds], samplers: list[Sampler]
+) -> list[Remark]:
+    """Why auto chose the plan, and what it is no good for. plan: None where it depends on a model and none is known."""
+    remarks = []
+    if asked is None:
+        model = (models[0].heads, models[0].guided) if models else None
+        remarks += why_auto(device_count(), device_type() == "cuda", settings().ranks > 0, plan, model)
+    elif not models:
+        remarks.append(remark("unchecked"))
+    if plan and plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
+        remarks.append(remark("no_guidance"))
+    return remarks
+
+
+def resolve(plan: ParallelPlan | None, models: list[Bounds]) -> ResolvedPlan | None:
+    """The plan for the first of the models, once it is sure that none forbids it; None for an automatic plan that
+    depends on a model where there is none. Raises PlanError.
+    """
+    if models:
+        return [resolve_plan(plan, model.config, spec_for(model.model_class)) for model in models][0]
+    if plan is not None:
+        return fit_to_machine(plan)
+    return None if device_count() > 1 else ResolvedPlan(ParallelPlan())
+
+
+def has_branches(loaders: list[Loader]) -> bool:
+    """Whether everything that samples has guidance and hands its whole loop over: then a half of the batch is cond, the
+    other uncond. A stock sampler's own forwards hold either, in any order.
+    """
+    samplers = [(loader, sampler) for loader in loaders for sampler in loader.samplers]
+    looped = (not one.is_stock or loader.loop_mode and one.sampler_name == LOOPED for loader, one in samplers)
+    return bool(samplers) and all(looped) and all(one.cfg not in (None, 1) for _, one in samplers)
+
+
+def ranks_of(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> list[dict[str, Any]]:
+    """What each rank holds, in JSON; nothing for more ranks than anyone looks at."""
+    if plan.world_size > MAX_RANKS:
+        return []
+    parts = rank_parts(plan, model.heads if model else None, model.blocks if model else None)
+    branches = ("cond", "uncond") if has_branches and (plan.dp, plan.cfg) == (1, 2) else None
+    return [rank_json(part) | {"branch": branches and branches[part.places["cfg"]]} for part in parts]
+
+
+def rank_json(part: RankPart) -> dict[str, Any]:
+    """Ranges of blocks and heads are from the first to the last, both counted."""
+    return {
+        "rank": part.rank,
+        "places": part.places,
+        "blocks": part.blocks and [part.blocks[0], part.blocks[-1]],
+        "heads": part.heads and [part.heads[0], part.heads[-1]],
+        "tokens": part.tokens,
+    }
+
+
+def told(remarks: list[Remark] | tuple[Remark, ...]) -> list[dict[str, Any]]:
+    return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
+
+
+def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
+    """The models of the loaders, each once, and why others are not known."""
+    listed = list_models() if loaders else {}
+    known, unknown = [], []
+    for name in dict.fromkeys(loader.model_name for loader in loaders):
+        try:
+            if name not in listed:
+                raise RequestError(why_not_listed(name))
+            known.append(Bounds(name, *class_and_config(listed[name], stamp(listed[name]))))
+        except (RequestError, OSError) as error:
+            unknown.append(str(error))
+    return known, unknown
+
+
+def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Changes with the file, or with any file of the folder."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    states = ((file, file.stat()) for file in files if file.is_file())
+    return tuple((str(file), state.st_mtime_ns, state.st_size) for file, state in states)
+
+
+@functools.lru_cache(maxsize=32)
+def class_and_config(path: Path, _stamp: tuple) -> tuple[str, dict[str, Any]]:
+    """Of the model there. _stamp: of the files, whose headers are read again when it changes. Raises RequestError."""
+    description: ModelDescription = describe_folder(path) if path.is_dir() else describe_file(path)
+    if family_for(description.model_class) is None:
+        raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
+    return description.model_class, description.config

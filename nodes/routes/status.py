@@ -1,0 +1,83 @@
+"""GET /paralleldit/groups, /status, /trace and /logs: what the worker groups do and did. Read-only."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+from server import PromptServer
+
+from ...worker.errors import RequestRefused, WorkerGroupError
+from ...worker.host.client import WorkerGroup
+from ...worker.launch.logs import log_path, tail
+from ...worker.settings import SettingsError
+from ..workers.group import GROUPS, device_count, device_type, made_groups, worker_group
+
+DEFAULT_LINES = 200
+MAX_LINES = 5000
+TRACE_HEADERS = {"Content-Disposition": 'attachment; filename="paralleldit-trace.json"'}
+
+
+def add_status_routes() -> None:
+    """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default."""
+    routes = PromptServer.instance.routes
+    routes.get("/paralleldit/groups")(groups)
+    routes.get("/paralleldit/status")(status)
+    routes.get("/paralleldit/trace")(trace)
+    routes.get("/paralleldit/logs")(logs)
+
+
+def group_of(request: web.Request) -> WorkerGroup:
+    """The group that the query names. Raises HTTPException for one that cannot be, or wrong settings."""
+    number = request.query.get("group", "1")
+    if number not in map(str, range(1, GROUPS + 1)):
+        raise web.HTTPBadRequest(text=f"There is no worker group {number!r}; they are numbered from 1 to {GROUPS}.")
+    try:
+        return worker_group(int(number))
+    except SettingsError as error:
+        raise web.HTTPInternalServerError(text=str(error)) from error
+
+
+async def groups(_request: web.Request) -> web.Response:
+    """All groups with their last runs, and what an automatic plan would use. A page begins here; then come events."""
+    try:
+        made = made_groups()
+    except SettingsError as error:
+        raise web.HTTPInternalServerError(text=str(error)) from error
+    told = await asyncio.gather(*(asyncio.to_thread(group.status) for group in made.values()))
+    found = [
+        {"group": number, "status": status, "runs": group.runs.to_json()}
+        for (number, group), status in zip(made.items(), told, strict=True)
+    ]
+    return web.json_response({"groups": found, "device": device_type(), "devices": device_count()})
+
+
+async def status(request: web.Request) -> web.Response:
+    """State, process ids, what is loaded, the last run's time a step."""
+    return web.json_response(await asyncio.to_thread(group_of(request).status))
+
+
+async def trace(request: web.Request) -> web.Response:
+    """Every rank's last requests, steps and communication, as a file for Perfetto; 409 while a job runs."""
+    try:
+        body = await asyncio.to_thread(group_of(request).trace)
+    except RequestRefused as error:
+        return web.Response(status=409, text=str(error))
+    except WorkerGroupError as error:
+        return web.Response(status=503, text=str(error))
+    return web.Response(body=body, content_type="application/json", headers=TRACE_HEADERS)
+
+
+async def logs(request: web.Request) -> web.Response:
+    """The last `lines` lines of the log of `rank`, as text."""
+    try:
+        rank, lines = int(request.query.get("rank", 0)), int(request.query.get("lines", DEFAULT_LINES))
+    except ValueError:
+        rank, lines = -1, 0
+    if rank < 0 or not 0 < lines <= MAX_LINES:
+        return web.Response(status=400, text=f"Ask for ?rank=0 or higher, and for ?lines=1 to {MAX_LINES}.")
+    group = group_of(request)
+    text = await asyncio.to_thread(tail, log_path(group.folder, rank), lines)
+    if not text and rank >= group.ranks:
+        return web.Response(status=404, text=f"There is no log of rank {rank}; the ranks start with the first prompt.")
+    return web.Response(text=text)

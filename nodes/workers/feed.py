@@ -1,0 +1,90 @@
+"""What the editor's panel shows of a worker group, sent to every open page as it happens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from server import PromptServer
+
+from ...worker.host.client import WorkerGroup
+from ...worker.launch.logs import log_path
+
+EVENT = "paralleldit.group"
+LEAST_SECONDS = 0.25  # between two events
+BUSY_SECONDS, IDLE_SECONDS = 0.5, 2.0  # between two looks at what the ranks alone know
+LOG_BYTES = 64 << 10  # of one rank's log, in one event
+
+
+class Feed(threading.Thread):
+    """Sends an event when something of the group has changed, and now and then: its ranks alone know how they are."""
+
+    def __init__(self, number: int, group: WorkerGroup, server: PromptServer) -> None:
+        super().__init__(name=f"paralleldit-feed-{number}", daemon=True)
+        self.number = number
+        self.group = group
+        self.server = server
+        self.logs: dict[int, LogReader] = {}
+        self.told_runs: dict[int, dict[str, Any]] = {}
+
+    def run(self) -> None:
+        while True:
+            self.group.changed.wait(self.patience())
+            self.group.changed.clear()
+            event = self.event()
+            if self.server.sockets:
+                self.server.send_sync(EVENT, event)
+            time.sleep(LEAST_SECONDS)
+
+    def patience(self) -> float | None:
+        session = self.group.session
+        if session is None:
+            return IDLE_SECONDS if self.group.phase in ("starting", "restarting") else None
+        return BUSY_SECONDS if session.operation else IDLE_SECONDS
+
+    def event(self) -> dict[str, Any]:
+        """The status whole; the runs that have changed since the last event; of the logs the lines since then."""
+        status = self.group.status()
+        runs = {run["id"]: run for run in self.group.runs.to_json()}
+        changed, self.told_runs = [run for number, run in runs.items() if run != self.told_runs.get(number)], runs
+        for rank in range(self.group.ranks):
+            self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
+        log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]
+        return {"group": self.number, "status": status, "runs": changed, "log": log}
+
+
+class LogReader:
+    """The lines of a log as they are written, from its first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.at = 0
+
+    def new_lines(self) -> str:
+        """Whole lines, the last ones where there are many; a log that was rotated is read from its beginning."""
+        size = self._size()
+        if size < self.at:
+            self.at = 0
+        if size == self.at:
+            return ""
+        start = max(self.at, size - LOG_BYTES)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(start)
+                text = file.read(size - start)
+        except OSError as error:
+            logging.debug("[ParallelDiT] %s", error)
+            return ""
+        end = text.rfind(b"\n") + 1
+        begin = text.find(b"\n") + 1 if start > self.at else 0
+        self.at = start + end
+        return text[begin:end].decode(errors="replace").rstrip("\n")
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:  # nothing is written yet
+            return 0

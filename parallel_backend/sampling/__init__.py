@@ -1,0 +1,1 @@
+"""The denoising loop: schedulers, their steps, PipeFusion's order of patches."""

@@ -1,0 +1,298 @@
+"""The denoising loop on a mesh: a diffusers scheduler around a parallel transformer, with or without PipeFusion.
+
+PipeFusion (https://arxiv.org/abs/2405.14430): the first steps run whole and fill every stage's keys and values; after
+them, each step runs patch by patch, a patch attending to its own fresh keys and to the stale ones of the patches that
+are yet to come. What comes out depends on the number of patches, not on the number of stages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+from ..groups.collectives import gather, shard_sizes
+from ..seams.attention import StaleCache
+from ..seams.stages import Message
+from ..transformer import Conditions, ParallelTransformer
+from .schedulers import check_patchwise
+from .stepper import Stepper
+
+
+class Stopped(Exception):
+    """The watch ended the run at a step boundary, on every rank alike."""
+
+
+class Watch:
+    """Follows a run, and may end it. This one does neither.
+
+    previews: whether `stepped` wants the estimate of the clean latents; the same on every rank.
+    """
+
+    previews = False
+
+    def proceed(self, step: int) -> bool:
+        """Whether this step runs; asked once for each, in order. Every rank must give the same answer."""
+        return True
+
+    def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
+        """After a step, on the ranks of the first stage. denoised: in the shape of the latents, where it is known."""
+
+
+@dataclass(frozen=True)
+class Inpainting:
+    """Keeps the original where the mask is 0, by putting it back after every step, noised as the step's latents are.
+
+    mask: from 0 to 1, broadcast to the latents. original, noise: in the shape of the latents.
+    """
+
+    mask: torch.Tensor
+    original: torch.Tensor
+    noise: torch.Tensor
+
+
+class Denoiser:
+    """Samples with a parallel transformer. Holds no state between calls."""
+
+    def __init__(self, transformer: ParallelTransformer) -> None:
+        self.transformer = transformer
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        latents: torch.Tensor,
+        scheduler: Any,
+        conditions: Conditions,
+        negative: Conditions | None = None,
+        guidance: float = 1.0,
+        *,
+        inpainting: Inpainting | None = None,
+        watch: Watch | None = None,
+        to_first: bool = False,
+    ) -> torch.Tensor | None:
+        """Denoises `latents`; the result is on the ranks of the last stage, and None elsewhere.
+
+        latents: noise at the scheduler's first timestep, (B, C, H, W) or (B, C, F, H, W).
+        scheduler: a diffusers scheduler whose timesteps are set, or a Stepper of one; it is not changed.
+        negative: the unconditional branch of classifier-free guidance, whose weight is `guidance`.
+        to_first: the result comes back to the ranks of the first stage, and is None on the last.
+        Raises RequestError, on every rank alike, for input that the model cannot take, and Stopped.
+        """
+        stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
+        run = _Run(self.transformer, latents, stepper, conditions, negative, guidance, inpainting, watch, to_first)
+        timeline = self.transformer.mesh.timeline
+        try:
+            for step in range(run.steps):
+                with timeline.step(f"step {step + 1}"):
+                    if not run.watch.proceed(step):
+                        run.stop(step)
+                    run.step(step)
+            return run.finish()
+        finally:
+            run.release()
+
+
+class _Run:
+    """One call of `sample`: its latents, scheduler copies, stale keys and values. Ends with the request."""
+
+    def __init__(
+        self,
+        transformer: ParallelTransformer,
+        latents: torch.Tensor,
+        stepper: Stepper,
+        conditions: Conditions,
+        negative: Conditions | None,
+        guidance: float,
+        inpainting: Inpainting | None,
+        watch: Watch | None,
+        to_first: bool,
+    ) -> None:
+        self.transformer, self.guidance = transformer, guidance
+        self.layout, self.link = transformer.layout, transformer.link
+        self.plan = transformer.mesh.plan
+        self.is_first, self.is_last = (self.link.is_first, self.link.is_last) if self.link else (True, True)
+        self.watch = watch or Watch()
+        self.to_first = to_first and self.link is not None
+        self.patches = list(range(self.plan.patch_count))
+        self.branches = 1 if negative is None else 2
+        self.passes = forwards_of(conditions, negative, transformer.spec.uniform)
+        cfg = transformer.mesh["cfg"]
+        self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch of its own shape
+        self.own_passes = [cfg.index] if self.splits_passes else list(range(len(self.passes)))
+        self.stepper = stepper
+        self.patch_steppers: list[Stepper] = []
+        self.steps = len(stepper.timesteps)
+        if self.plan.patch_count > 1:
+            check_patchwise(stepper.scheduler)
+        self.whole_steps = min(self.plan.sync_steps, self.steps) if self.plan.patch_count > 1 else self.steps
+        device = transformer.mesh.device
+        self.latents = latents.to(device, torch.float32)
+        self.inpainting = inpainting and Inpainting(
+            *(part.to(device, torch.float32) for part in (inpainting.mask, inpainting.original, inpainting.noise))
+        )
+        self.inputs = stepper.model_input(self.latents, 0)
+        self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
+        self.regions = patch_regions(transformer, latents)
+        for given in self.passes:
+            transformer.check(*self.arguments(0, given))
+        self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
+        if self.link:
+            self.link.expect(self.messages(), None if self.is_first else self.watch.proceed)
+
+    def messages(self) -> list[Message]:
+        """What this stage gets from the one before: tokens of every forward, or the latents after every step."""
+
+        def of(step: int) -> list[list[int]]:
+            return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
+
+        if not self.is_first:
+            forwards = [(step, segments) for step in range(self.steps) for segments in of(step)]
+            return [Message(*forward, index) for forward in forwards for index in self.own_passes]
+        made = range(self.steps if self.to_first else self.steps - 1)
+        return [Message(step, segments) for step in made for segments in of(step)]
+
+    def arguments(self, step: int, conditions: Conditions) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
+        """Of one forward: the model's input, its timesteps, and its conditions."""
+        rows = torch.cat([self.inputs] * (self.branches // len(self.passes)))
+        timestep = self.stepper.timesteps[step] * self.transformer.spec.timestep_scale
+        return rows, torch.full((len(rows),), timestep), conditions
+
+    def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
+        """The guided prediction, of the segments given, on the last stage."""
+        self.layout.running = segments
+        mesh, predictions = self.transformer.mesh, []
+        for index in self.own_passes:
+            self.transformer.attention.cache = self.caches[index]
+            if self.link:
+                self.link.step, self.link.forward = step, index
+            arguments = self.arguments(step, self.passes[index])
+            predictions.append(self.transformer.predict(*arguments, mesh["dp" if self.splits_passes else "batch"]))
+        if predictions[0] is None or self.branches == 1:
+            return predictions[0]
+        prediction = torch.cat(predictions)
+        if self.splits_passes:
+            prediction = gather(prediction, 0, 2 * len(prediction), mesh["cfg"])
+        cond, uncond = prediction.float().chunk(2)
+        return uncond + self.guidance * (cond - uncond)
+
+    def step(self, step: int) -> None:
+        """One step, over the whole image or patch by patch."""
+        if step < self.whole_steps:
+            self.advance(step, self.patches, self.stepper)
+            return
+        if not self.patch_steppers:  # each patch has its own from here on, so that a multistep history is the patch's
+            self.patch_steppers = [self.stepper.copy() for _ in self.patches]
+        for patch in self.patches:
+            self.advance(step, [patch], self.patch_steppers[patch])
+
+    def advance(self, step: int, segments: list[int], stepper: Stepper) -> None:
+        """The segments' latents from this step to the next, on the last stage; its part of the model on others."""
+        if self.link and self.is_first and step:
+            self.receive_latents(step - 1, segments)
+        prediction = self.predict(step, segments)
+        if prediction is None:
+            return
+        region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+        latents = stepper.step(prediction, step, self.latents)
+        if self.inpainting:
+            mask, known = self.inpainting.mask, self.inpainting
+            latents = mask * latents + (1 - mask) * stepper.noised(known.original, known.noise, step + 1)
+        denoised = None
+        if self.watch.previews:
+            denoised = stepper.denoised(prediction, step, self.inputs)[region]
+        # A new tensor each time: schedulers with a history keep the one before.
+        self.latents = latents if region is ... else torch.where(self.regions[segments[0]], latents, self.latents)
+        is_final = step + 1 == self.steps
+        following = latents if is_final else stepper.model_input(self.latents, step + 1)
+        self.inputs[region] = following[region]
+        if not self.link:
+            self.note(step, segments, denoised)
+        elif self.to_first or not is_final:
+            values = self.inputs[region]
+            self.link.send_latents(values if denoised is None else torch.cat([values, denoised]))
+
+    def receive_latents(self, step: int, segments: list[int]) -> None:
+        """On the first stage, what the last one made of these segments in a step; after a whole step, of all."""
+        if step < self.whole_steps:
+            if segments[0]:
+                return  # came with the first patch
+            segments = self.patches
+        region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+        like = self.inputs[region]
+
+        def allocate(message: Message) -> torch.Tensor:
+            whole = len(message.segments) == len(self.patches)
+            values = self.inputs if whole else self.inputs[..., self.regions[message.segments[0]]]
+            return values.new_empty(len(values) * (2 if self.watch.previews else 1), *values.shape[1:])
+
+        arrived = self.link.receive_latents(Message(step, segments), allocate)
+        self.inputs[region] = arrived[: len(like)]
+        self.note(step, segments, arrived[len(like) :] if self.watch.previews else None)
+
+    def note(self, step: int, segments: list[int], denoised: torch.Tensor | None) -> None:
+        """Tells the watch of a step once its last segment is there."""
+        if denoised is not None:
+            region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+            self.denoised[region] = denoised
+        if segments[-1] == self.patches[-1]:
+            self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
+
+    def stop(self, step: int) -> None:
+        """Leaves the run before a step, with no message on its way. Raises Stopped."""
+        if self.link and self.is_first and step:
+            self.link.expect_nothing_after(step - 1)
+            for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
+                self.receive_latents(step - 1, segments)
+        if self.link:
+            self.link.finish()
+        raise Stopped
+
+    def finish(self) -> torch.Tensor | None:
+        """The result, where it belongs."""
+        if self.to_first and self.is_first:
+            last = self.steps - 1
+            for segments in [self.patches] if last < self.whole_steps else [[patch] for patch in self.patches]:
+                self.receive_latents(last, segments)
+        elif self.link and self.is_first:
+            self.watch.stepped(self.steps - 1, self.stepper.timesteps[-1], None)
+        if self.link:
+            self.link.finish()
+        if self.to_first:
+            return self.inputs if self.is_first else None
+        return self.latents if self.is_last else None
+
+    def release(self) -> None:
+        """Drops the request's state; the next request finds none of it."""
+        self.transformer.attention.cache = None
+        self.transformer.forget()
+        self.layout.running = self.patches
+
+
+def forwards_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Conditions]:
+    """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other.
+
+    uniform: conditions that must be the same for a whole batch.
+    """
+    if negative is None:
+        return [conditions]
+    alike = conditions.keys() == negative.keys()
+    alike = alike and all(negative[name].equal(conditions[name]) for name in uniform if name in conditions)
+    if alike and all(negative[name].shape == value.shape for name, value in conditions.items()):
+        return [{name: torch.cat([value, negative[name]]) for name, value in conditions.items()}]
+    return [conditions, negative]
+
+
+def patch_regions(transformer: ParallelTransformer, latents: torch.Tensor) -> list[torch.Tensor]:
+    """The latent pixels of each patch, as masks over the latents' last dims: patches are ranges of tokens."""
+    _, patch = transformer.spec.geometry(transformer.model.config)
+    grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
+    tokens, patches = math.prod(grid), transformer.mesh.plan.patch_count
+    if patches > tokens:
+        raise RequestError(f"The image has {tokens} tokens and cannot fall into {patches} patches; use fewer.")
+    owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
+    for dim, side in enumerate(patch):
+        owner = owner.repeat_interleave(side, dim)
+    return [(owner == index).to(transformer.mesh.device) for index in range(patches)]

@@ -1,0 +1,288 @@
+"""One request's use of a diffusers scheduler: the same few calls, whatever the scheduler's own signature is."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import RequestError
+from .schedulers import FLOW, kind_of
+
+NO_SHIFT = {
+    "shift": 1.0,
+    "use_dynamic_shifting": False,
+    "shift_terminal": None,
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
+}
+LMS_ORDER = 4
+Level = tuple[float, float, float]  # alpha, sigma, scale: latents are alpha * x0 + sigma * noise, times scale as input
+
+
+class Stepper:
+    """A scheduler's run from its first model call to its last.
+
+    Calls go in order: `initial`, then for each index `model_input`, the model, `step`. Latents and noise are of any
+    shape and always whole; a patch's Stepper is a `copy`, of whose results the caller takes the patch's region.
+    """
+
+    def __init__(
+        self, scheduler: Any, generator: torch.Generator | None = None, begin: int = 0, calls: int | None = None
+    ) -> None:
+        """scheduler: its timesteps are set and no step is taken; it is not changed.
+
+        generator: where noise comes from; without one, from a generator with a fixed seed.
+        begin: the scheduler's timestep at which the run begins; calls: how many model calls it has, all by default.
+        """
+        self.scheduler = copy.deepcopy(scheduler)
+        self.generator = generator or torch.Generator()
+        self.begin = begin
+        count = len(scheduler.timesteps) - begin if calls is None else calls
+        self.timesteps: list[float] = scheduler.timesteps[begin : begin + count].tolist()
+        self.levels = [noise_level(scheduler, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
+        self.starts_from_noise = begin == 0
+        self.takes = inspect.signature(scheduler.step).parameters
+        self.previous_original: torch.Tensor | None = None
+        if hasattr(self.scheduler, "set_begin_index"):
+            self.scheduler.set_begin_index(begin)
+        if hasattr(self.scheduler, "noise_sampler_seed") and self.scheduler.noise_sampler_seed is None:
+            self.scheduler.noise_sampler_seed = self.generator.initial_seed()
+
+    @classmethod
+    def prepare(
+        cls,
+        scheduler: Any,
+        steps: int,
+        *,
+        denoise: float = 1.0,
+        image_tokens: int | None = None,
+        linear_sigmas: bool = True,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+    ) -> Stepper:
+        """The run of `steps` steps whose timesteps are set as diffusers' own pipelines set them.
+
+        denoise: below 1, the last `steps` of int(steps / denoise) run, as in ComfyUI's KSampler.
+        image_tokens: of the latents, from which a scheduler with dynamic shifting takes its shift.
+        linear_sigmas: whether the family's pipeline hands a flow-matching scheduler sigmas from 1 to 1 / steps, as
+        Flux's does, or leaves them to it, as SD3's does.
+        device: where the latents are.
+        Raises RequestError for numbers that the scheduler cannot take.
+        """
+        name = type(scheduler).__name__
+        if steps < 1 or not 0 < denoise <= 1:
+            raise RequestError(
+                f"steps={steps}, denoise={denoise} does not work; use at least one step, and a denoise above 0 and "
+                "up to 1."
+            )
+        total = steps if denoise > 0.9999 else int(steps / denoise)
+        begin = (total - steps) * getattr(scheduler, "order", 1)
+        if begin and name == "PNDMScheduler":
+            raise RequestError(
+                f"PNDM cannot begin in the middle, as denoise={denoise} asks: diffusers' repeats its second timestep "
+                "wherever it begins. Use DDIM or DPM++ 2M, or denoise=1."
+            )
+        scheduler = copy.deepcopy(scheduler)
+        try:
+            set_timesteps(scheduler, total, image_tokens, linear_sigmas, device)
+        except (ValueError, AssertionError, KeyError) as error:
+            raise RequestError(
+                f"{name} cannot make {total} steps: {error} Use another number of steps, or another scheduler."
+            ) from error
+        return cls(scheduler, generator, begin)
+
+    @classmethod
+    def prepare_explicit(
+        cls,
+        scheduler: Any,
+        sigmas: Sequence[float],
+        *,
+        timesteps: Sequence[float] | None = None,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+    ) -> Stepper:
+        """The run over a host's own sigmas, one more than model calls, descending; taken as they are, without shift.
+
+        timesteps: one a model call, as the model takes them; by default, the scheduler's own for these sigmas.
+        Raises RequestError for a scheduler that takes no sigmas.
+        """
+        name, calls = type(scheduler).__name__, len(sigmas) - 1
+        if name not in ("FlowMatchEulerDiscreteScheduler", "EulerDiscreteScheduler"):
+            raise RequestError(f"{name} takes no sigmas from outside; use Euler or Euler flow, or its own steps.")
+        if calls < 1 or timesteps is not None and len(timesteps) != calls:
+            raise RequestError(f"{len(sigmas)} sigmas do not go with timesteps={timesteps}; give one sigma more.")
+        scheduler = type(scheduler).from_config(scheduler.config, **neutral(scheduler))
+        flow, end = kind_of_scheduler(scheduler) == FLOW, float(sigmas[-1])
+        scheduler.set_timesteps(sigmas=list(sigmas[:-1] if flow and end == 0 else sigmas), device=device)
+        if timesteps is not None:
+            given = torch.tensor([*timesteps], dtype=torch.float32, device=device)
+            scheduler.timesteps = torch.cat([given, scheduler.timesteps[calls:]])
+        stepper = cls(scheduler, generator, calls=calls)
+        stepper.levels[-1] = (1.0 - end if flow else 1.0, end, 1.0)
+        stepper.starts_from_noise = False
+        return stepper
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+    def initial(self, noise: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+        """The latents that enter call 0: noise alone for a full run, else `original` at that noise level."""
+        if self.starts_from_noise:
+            return noise.float() * getattr(self.scheduler, "init_noise_sigma", 1.0)
+        return self.noised(original, noise, 0)
+
+    def model_input(self, latents: torch.Tensor, index: int) -> torch.Tensor:
+        """The latents as the model takes them at call `index`: a tensor of its own, never `latents` itself."""
+        scale = getattr(self.scheduler, "scale_model_input", None)
+        scaled = scale(latents, self.scheduler.timesteps[self.begin + index]) if scale else latents
+        return scaled.clone() if scaled is latents else scaled
+
+    def step(self, prediction: torch.Tensor, index: int, latents: torch.Tensor) -> torch.Tensor:
+        """The latents (float32) after call `index`, at which the model made `prediction` of `latents`."""
+        prediction, latents, position = prediction.float(), latents.float(), self.begin + index
+        times = self.scheduler.timesteps
+        extra: dict[str, Any] = {"return_dict": False}
+        if "generator" in self.takes:
+            extra["generator"] = self.generator
+        if "order" in self.takes:  # LMS counts its history from the schedule's beginning, wherever the run began
+            extra["order"] = min(LMS_ORDER, index + 1)
+        if "prev_timestep" in self.takes:
+            extra["prev_timestep"] = times[position + 1] if position + 1 < len(times) else None
+        if "old_pred_original_sample" in self.takes:
+            back = times[position - 1] if index else None
+            stepped, self.previous_original = self.scheduler.step(
+                prediction, self.previous_original, times[position], back, latents, **extra
+            )
+        else:
+            stepped = self.scheduler.step(prediction, times[position], latents, **extra)[0]
+        return stepped.clone() if stepped is latents else stepped.float()
+
+    def denoised(self, prediction: torch.Tensor, index: int, model_input: torch.Tensor) -> torch.Tensor:
+        """The clean latents that a prediction stands for, as a preview: without clipping or the solver's history.
+
+        model_input: what `model_input` gave at that index, of any shape. Right for predictions of the noise, of v, of
+        the clean latents, of a flow's velocity, and for EDM's preconditioned ones.
+        """
+        alpha, sigma, scale = self.levels[index]
+        model_input, prediction, kind = model_input.float(), prediction.float(), prediction_kind(self.scheduler)
+        if hasattr(self.scheduler, "precondition_outputs"):
+            return self.scheduler.precondition_outputs(model_input / scale, prediction, torch.tensor(sigma))
+        alpha, sigma = alpha * scale, sigma * scale
+        if kind == "sample":
+            return prediction
+        if kind == "epsilon":
+            return (model_input - sigma * prediction) / alpha
+        if kind == FLOW:
+            return model_input - sigma * prediction
+        if kind == "reversed flow":
+            return model_input + sigma * prediction
+        return alpha * model_input - sigma * prediction
+
+    def noised(self, original: torch.Tensor, noise: torch.Tensor, index: int) -> torch.Tensor:
+        """`original` at the noise level of the latents that enter call `index`; past the last call, as it is."""
+        alpha, sigma, _ = self.levels[index]
+        if sigma == 0:
+            return original.float().clone()
+        return alpha * original.float() + sigma * noise.float()
+
+    def copy(self) -> Stepper:
+        """Another Stepper at the same point: its own history, and a generator that draws the same noise."""
+        other = copy.copy(self)
+        tree = getattr(self.scheduler, "noise_sampler", None)  # torchsde's cannot be copied; shared, it says the same
+        other.scheduler = copy.deepcopy(self.scheduler, {id(tree): tree})
+        other.generator = torch.Generator(self.generator.device)
+        other.generator.set_state(self.generator.get_state())
+        return other
+
+
+def set_timesteps(
+    scheduler: Any, steps: int, image_tokens: int | None, linear_sigmas: bool, device: torch.device | str
+) -> None:
+    """Sets a scheduler's timesteps as diffusers' pipelines do."""
+    config, name = scheduler.config, type(scheduler).__name__
+    takes = inspect.signature(scheduler.set_timesteps).parameters
+    arguments: dict[str, Any] = {"num_inference_steps": steps}
+    if linear_sigmas and "FlowMatch" in name and "sigmas" in takes:
+        arguments = {"sigmas": np.linspace(1.0, 1 / steps, steps)}
+    if config.get("use_dynamic_shifting"):
+        if image_tokens is None:
+            raise RequestError(f"{name} takes its shift from the image's size; say how many tokens the image has.")
+        mu = dynamic_shift(config, image_tokens)
+        if "mu" in takes:
+            arguments["mu"] = mu
+        else:  # the same curve, as a constant
+            shift = math.exp(mu) if config.get("time_shift_type", "exponential") == "exponential" else mu
+            scheduler.register_to_config(shift=shift)
+    scheduler.set_timesteps(**arguments, device=device)
+
+
+def dynamic_shift(config: Any, image_tokens: int) -> float:
+    """mu, the shift for an image of that many tokens: a line through two known sizes (diffusers' calculate_shift)."""
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    base = config.get("base_shift", 0.5)
+    slope = (config.get("max_shift", 1.15) - base) / (high - low)
+    return image_tokens * slope + (base - slope * low)
+
+
+def neutral(scheduler: Any) -> dict[str, Any]:
+    """The config entries with which a scheduler takes sigmas as they are."""
+    takes = inspect.signature(type(scheduler).__init__).parameters
+    return {name: value for name, value in NO_SHIFT.items() if name in takes}
+
+
+def kind_of_scheduler(scheduler: Any) -> str:
+    """The kind of noise schedule, as `kind_of` names it."""
+    return kind_of({**scheduler.config, "_class_name": type(scheduler).__name__})
+
+
+def prediction_kind(scheduler: Any) -> str:
+    """What the model predicts: epsilon, v_prediction, sample, flow matching or reversed flow."""
+    if kind_of_scheduler(scheduler) != FLOW:
+        kind = scheduler.config.get("prediction_type", "epsilon")
+        return "sample" if kind == "original_sample" else kind
+    towards_data = scheduler.config.get("invert_sigmas") or type(scheduler).__name__ == "MiniMaxH3Scheduler"
+    return "reversed flow" if towards_data else FLOW
+
+
+def noise_level(scheduler: Any, position: int) -> Level:
+    """The noise level at one of a fresh scheduler's timesteps, asked of its own add_noise and scale_model_input."""
+    probe = copy.copy(scheduler)
+    if hasattr(probe, "set_begin_index"):
+        probe.set_begin_index(position)
+    times = probe.timesteps[position : position + 1]
+    zero, one = torch.zeros(1, device=times.device), torch.ones(1, device=times.device)
+    half = half_step_sigma(scheduler, position)
+    if half is not None:
+        return 1.0, half, 1 / math.sqrt(half**2 + 1)
+    if hasattr(probe, "scale_noise"):
+        alpha, sigma = probe.scale_noise(one, times, zero).item(), probe.scale_noise(zero, times, one).item()
+    elif hasattr(probe, "add_noise"):
+        alpha, sigma = probe.add_noise(one, zero, times).item(), probe.add_noise(zero, one, times).item()
+    elif kind_of_scheduler(probe) == FLOW:
+        sigma = probe.sigmas[position].item()
+        alpha = 1 - sigma
+    elif type(probe).__name__ == "IPNDMScheduler":
+        alpha, sigma = probe.alphas[position].item(), probe.betas[position].item()
+    else:
+        raise RequestError(f"{type(probe).__name__} does not say how much noise a step has; choose another scheduler.")
+    if probe.config.get("invert_sigmas"):
+        alpha, sigma = sigma, alpha
+    scale = probe.scale_model_input(one, times[0]).item() if hasattr(probe, "scale_model_input") else 1.0
+    return alpha, sigma, scale
+
+
+def half_step_sigma(scheduler: Any, position: int) -> float | None:
+    """The sigma between two steps at which a midpoint solver calls the model a second time; None at other calls."""
+    name = type(scheduler).__name__
+    if position % 2 == 0 or not name.startswith(("KDPM2", "DPMSolverSDE")):
+        return None
+    if name == "DPMSolverSDEScheduler":
+        return math.sqrt(scheduler.sigmas[position - 1].item() * scheduler.sigmas[position].item())
+    return scheduler.sigmas_interpol[position - (name == "KDPM2AncestralDiscreteScheduler")].item()

@@ -1,0 +1,1 @@
+"""Where parallelism enters an unmodified model: token boundary, attention, stage boundary, batch."""

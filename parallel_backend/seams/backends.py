@@ -1,0 +1,136 @@
+"""Attention backends: which kernel does the local arithmetic of shared attention, by plan and by what the device has.
+
+diffusers' own dispatch calls them. Its kernels from the Hub are left out: they are code, fetched when first used.
+Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..errors import PlanError
+from .ring import attention_with_lse
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A kernel, by its name in a plan and in diffusers.
+
+    capability: the least CUDA compute capability. head_dim: the most that it takes. package: what to install for it.
+    lse_dims: how it lays out the log-sum-exp, as a permutation to BhR; None if it returns none that ring can merge.
+    """
+
+    name: str
+    kernel: str
+    capability: tuple[int, int] = (8, 0)
+    head_dim: int = 128
+    package: str | None = None
+    lse_dims: tuple[int, int, int] | None = None
+
+    def attend(
+        self,
+        q_BhRD: torch.Tensor,
+        k_BhKD: torch.Tensor,
+        v_BhKD: torch.Tensor,
+        scale: float | None,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attention of all queries to all keys, BhRD. With a mask, torch's own kernel does it: the others take none."""
+        if self is NATIVE or mask is not None:
+            self._notice(mask)
+            return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
+        return self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale).transpose(1, 2)
+
+    def attend_with_lse(
+        self,
+        q_BhRD: torch.Tensor,
+        k_BhKD: torch.Tensor,
+        v_BhKD: torch.Tensor,
+        scale: float | None,
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention, BhRD, and the log-sum-exp of its scores, BhR in fp32. With a mask as `attend`."""
+        if self is NATIVE or mask is not None:
+            self._notice(mask)
+            return attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
+        out_BRhD, lse = self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale, return_lse=True)
+        lse_BhR = lse.permute(self.lse_dims)
+        if lse_BhR.shape != q_BhRD.shape[:3]:
+            raise RuntimeError(f"{self.kernel} returned a log-sum-exp of shape {tuple(lse.shape)}.")
+        return out_BRhD.transpose(1, 2), lse_BhR
+
+    def _notice(self, mask: torch.Tensor | None) -> None:
+        if mask is not None and self is not NATIVE:
+            notice_native(self.name)
+
+    def _dispatch(self, q_BhRD, k_BhKD, v_BhKD, scale: float | None, **options: bool):
+        from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn
+
+        tensors_BShD = (tensor.transpose(1, 2) for tensor in (q_BhRD, k_BhKD, v_BhKD))
+        kernel = AttentionBackendName(self.kernel)
+        return dispatch_attention_fn(*tensors_BShD, scale=scale, backend=kernel, attention_kwargs=options)
+
+    def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
+        """Why it cannot do this, for the person who asked for it; None if it can."""
+        if self is NATIVE:
+            return None
+        if device.type != "cuda":
+            return f"runs on CUDA devices, and the ranks compute on {device.type}"
+        if dtype not in (torch.bfloat16, torch.float16):
+            return "computes in bf16 or fp16, and the model is loaded in fp32"
+        if head_dim > self.head_dim or head_dim % 8:
+            return f"takes head dims that are multiples of 8 up to {self.head_dim}, and the model's is {head_dim}"
+        if torch.cuda.get_device_capability(device) < self.capability:
+            return f"needs a device of compute capability {'.'.join(map(str, self.capability))}"
+        if not is_usable(self):
+            return f"needs {self.package}, which is missing here or too old"
+        if ring > 1 and self.lse_dims is None:
+            return f"returns no log-sum-exp, which ring={ring} needs"
+        return None
+
+
+@functools.cache
+def notice_native(name: str) -> None:
+    """Says, once, that another kernel than the one asked for is at work."""
+    logging.warning("The attention backend %s takes no mask; native attention computes the masked calls.", name)
+
+
+NATIVE = Backend("native", "native")
+BACKENDS = (  # the order in which auto tries them
+    Backend("flash3", "_flash_3", (9, 0), 256, "flash-attn 3 (flash_attn_interface)", (0, 2, 1)),
+    Backend("flash", "flash", (8, 0), 256, "the package flash-attn", (0, 1, 2)),
+    Backend("cudnn", "_native_cudnn", package="a torch with cuDNN"),
+    NATIVE,
+    Backend("sage", "sage", package="the package sageattention"),  # 8 bits: not exact, so only on request
+)
+
+
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> Backend:
+    """The backend of this name in a plan; `auto` is the first that can. Raises PlanError, with what to use instead."""
+    able = [backend for backend in BACKENDS if backend.why_not(device, dtype, head_dim, ring) is None]
+    if name == "auto":
+        return able[0]
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    if backend not in able:
+        reason = backend.why_not(device, dtype, head_dim, ring)
+        others = " or ".join(other.name for other in able)
+        raise PlanError(f"attention={name} {reason}; use attention={others}, or auto.")
+    return backend
+
+
+def is_usable(backend: Backend) -> bool:
+    """Whether this process can call it: its package is there, in a version that diffusers takes."""
+    from diffusers.models import attention_dispatch
+
+    try:
+        attention_dispatch._check_attention_backend_requirements(
+            attention_dispatch.AttentionBackendName(backend.kernel)
+        )
+    except (RuntimeError, ValueError):
+        return False
+    return backend.name != "cudnn" or torch.backends.cudnn.is_available()

@@ -1,0 +1,148 @@
+"""The batch axis of a model that somebody else calls: a rank runs its rows, and every rank returns all of them.
+
+Which arguments of the forward are batch first is known by name; their sizes cannot tell, as four position ids may meet
+a batch of four. A tensor of another name is refused, because nobody has seen to it that it is cut right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import RequestError
+from ..groups.collectives import gather, shard_sizes
+from ..groups.mesh import Axis
+from ..models import ModelSpec
+
+BATCH_DIM = 0
+LATENTS = ("hidden_states", "x")
+NEW_EACH_STEP = (*LATENTS, "timestep", "t")
+# Beside the spec's conditions.
+BATCH_FIRST = (*NEW_EACH_STEP, "cap_feats", "attention_mask", "encoder_attention_mask", "img_shapes")
+SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for every row
+Batch = torch.Tensor | list[torch.Tensor]
+TOLERANCE = 1e-2  # how far, relative to their norm, the same inputs may be apart on ranks with other hardware
+
+
+class BatchSplit:
+    """Hooks on a model whose callers, one a rank, all call it alike, with tensors or with lists of one tensor a row.
+
+    A rank without rows, in a batch smaller than the axis, runs a row of another rank and drops what comes out: only so
+    does it know the output's shape, and it is no slower than the ranks that it waits for.
+    """
+
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> None:
+        self.spec = spec
+        self.axis = axis
+        self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *spec.conditions)))
+        self.signature = inspect.signature(model.forward)
+        self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self.size = 0
+        model.register_forward_pre_hook(self.enter, with_kwargs=True)
+        model.register_forward_hook(self.leave)
+
+    def enter(self, _model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Cuts the arguments to this rank's rows. Raises RequestError, on every rank alike.
+
+        All go on by name: decorators of diffusers look for some of them there.
+        """
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        given = flatten(arguments)
+        self.check_names(given)
+        self.check_agreement({name: given[name] for name in self.batch_first if is_batch(given.get(name))})
+        self.size = next(len(given[name]) for name in LATENTS if name in given)
+        return (), {name: self.take(name, value) for name, value in arguments.items()}
+
+    def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
+        """Puts the rows of all ranks together, in the form in which the caller asked for them."""
+        rows = output[0] if torch.is_tensor(output[0]) else torch.stack(output[0])
+        local = rows[: shard_sizes(self.size, self.axis.degree)[self.axis.index]]
+        whole = gather(local, BATCH_DIM, self.size, self.axis)
+        whole = whole if torch.is_tensor(output[0]) else list(whole)
+        return (whole, *output[1:]) if isinstance(output, tuple) else type(output)(sample=whole)
+
+    def take(self, name: str, value: Any) -> Any:
+        """This rank's rows of an argument. Several entries a row, such as two images, stay together."""
+        if isinstance(value, dict):
+            return {key: self.take(key, inner) for key, inner in value.items()}
+        if name in self.batch_first and isinstance(value, list):
+            sizes = shard_sizes(self.size, self.axis.degree)
+            start = sum(sizes[: self.axis.index])
+            return value[start : start + sizes[self.axis.index]] or value[: sizes[0]]
+        if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim or len(value) == 1:
+            return value
+        if len(value) % self.size:
+            raise RequestError(f"{name} is for a batch of {len(value)}, hidden_states for one of {self.size}.")
+        shares = value.unflatten(BATCH_DIM, (self.size, -1)).tensor_split(self.axis.degree, BATCH_DIM)
+        mine = shares[self.axis.index] if len(shares[self.axis.index]) else shares[0]
+        return mine.flatten(0, 1).contiguous()
+
+    def check_names(self, given: dict[str, Any]) -> None:
+        """Raises RequestError for an argument that carries more than a number and is not known."""
+        for name, value in given.items():
+            plain = value is None or isinstance(value, (bool, int, float, str))
+            if not plain and name not in (*self.batch_first, *SHARED):
+                raise RequestError(
+                    f"{self.spec.model_class} was called with {name}, which cannot be split over ranks yet; "
+                    "leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline."
+                )
+
+    def check_agreement(self, tensors: dict[str, Batch]) -> None:
+        """Raises RequestError if ranks were given other prompts or noise, when a call of the pipeline begins.
+
+        That is when conditions are new; then the same tensors come again each step.
+        """
+        conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
+        if all(self.agreed.get(id(value)) is value for value in conditions):
+            return
+        numbers = torch.stack([fingerprint(tensors.get(name)) for name in self.batch_first])
+        device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
+        lowest, highest = extremes(numbers, device)
+        (numel, norm, ramp), (_, largest_norm, _) = (highest - lowest).unbind(1), highest.unbind(1)
+        for index, name in enumerate(self.batch_first):
+            integer = name in tensors and not parts_of(tensors[name])[0].is_floating_point()
+            allowed = 0.0 if integer else TOLERANCE * largest_norm[index]
+            if numel[index] or max(norm[index], ramp[index]) > allowed:
+                raise RequestError(
+                    f"The ranks were given different {name}; call the pipeline with the same prompts and the same "
+                    "generator on every rank: the plan shares them out."
+                )
+        self.agreed.update({id(value): value for value in conditions})
+
+
+def flatten(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, with those inside of dicts."""
+    flat = {}
+    for name, value in arguments.items():
+        flat.update(flatten(value) if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def is_batch(value: Any) -> bool:
+    """Whether a value is a tensor, or a list of one a row."""
+    return torch.is_tensor(value) or (isinstance(value, list) and bool(value) and all(map(torch.is_tensor, value)))
+
+
+def parts_of(value: Batch) -> list[torch.Tensor]:
+    return value if isinstance(value, list) else [value]
+
+
+def fingerprint(value: Batch | None) -> torch.Tensor:
+    """Three numbers that differ for different tensors: the size, the norm, and the product with a ramp."""
+    if value is None:
+        return torch.zeros(3)
+    flat = torch.cat([part.detach().flatten().float() for part in parts_of(value)])
+    ramp = torch.linspace(-1, 1, flat.numel(), device=flat.device)
+    return torch.stack([flat.new_tensor(flat.numel()), flat.norm(), (flat * ramp).sum()]).cpu()
+
+
+def extremes(numbers: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the greatest of each number over all ranks. device: where the default group can reduce them."""
+    both = torch.stack([-numbers, numbers]).to(device)
+    dist.all_reduce(both, dist.ReduceOp.MAX)
+    least, greatest = both.cpu()
+    return -least, greatest

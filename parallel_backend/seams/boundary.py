@@ -1,0 +1,130 @@
+"""Seam 1, the token boundary: blocks see this rank's share of every token stream and per-token side input.
+
+Before the first local block the streams are cut, or come from the stage before; after the last local block they go to
+the next stage, or the image stream comes together again: behind the head where that works token by token, else before.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..models.spec import ModelSpec
+from .joined import JoinedStreams
+from .layout import TOKEN_DIM, TokenLayout
+from .stages import StageLink, StandIn
+
+
+def install_token_boundary(
+    model: torch.nn.Module,
+    blocks: list[torch.nn.Module],
+    spec: ModelSpec,
+    layout: TokenLayout,
+    link: StageLink | None = None,
+) -> None:
+    """Hooks the local blocks, in the order in which they run. link: to the stages before and after, if there are any.
+
+    With a link, `StageExit` leaves the model's forward on every stage but the last.
+    """
+    every = [(name, block) for name in spec.blocks for block in model.get_submodule(name)]
+    joins = {block: JoinedStreams(layout, spec.joined[name]) for name, block in every if name in spec.joined}
+    image, joined = spec.streams[0], joins.get(blocks[-1])
+
+    def begin(arguments: dict[str, Any]) -> None:
+        layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
+
+    def enter(arguments: dict[str, Any]) -> None:
+        if link and not link.is_first:
+            parts = link.receive(layout, like=arguments[image])
+            arguments.update({image: joins[blocks[0]].join(parts)} if blocks[0] in joins else parts)
+        else:
+            arguments.update({stream: layout.take(arguments[stream], stream) for stream in spec.streams})
+
+    def leave(_block: torch.nn.Module, _args: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
+        streams = output if isinstance(output, tuple) else (output,)
+        parts = joined.split(output) if joined else dict(zip(spec.returned, streams, strict=True))
+        if link and not link.is_last:
+            link.send(parts)
+        if not spec.head:
+            parts[image] = layout.restore(parts[image])
+        if joined:
+            return joined.join(joined.fill(parts))
+        return tuple(parts.values()) if isinstance(output, tuple) else parts[image]
+
+    _change_arguments(every[0][1], begin)
+    _change_arguments(blocks[0], enter)
+    for before, after in pairwise(blocks):
+        if after in joins and before not in joins:
+            _fill_between(before, after, joins[after])
+    if link and spec.skips:
+        _install_skips(spec.skips, link)
+    if spec.side_inputs:
+        _install_side_inputs(blocks, spec, layout)
+    blocks[-1].register_forward_hook(leave)
+    if spec.head:
+        model.get_submodule(spec.head).register_forward_hook(lambda _head, _args, tokens: layout.restore(tokens))
+
+
+def _fill_between(before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams) -> None:
+    """Streams leave the last block that takes them apart filled up, for the model to join, and go on as they were."""
+    returned = joined.layout.spec.returned
+
+    def fill(_block: torch.nn.Module, _args: tuple, output: tuple) -> tuple:
+        return tuple(joined.fill(dict(zip(returned, output, strict=True))).values())
+
+    before.register_forward_hook(fill)
+    _change_arguments(after, joined.take_up)
+
+
+def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None]) -> None:
+    """Lets `change` edit the arguments of the block's forward by name, however the model passes them."""
+    signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
+
+    def rebind(_block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        bound = signature.bind(*args, **kwargs)
+        change(bound.arguments)
+        return bound.args, bound.kwargs
+
+    block.register_forward_pre_hook(rebind, with_kwargs=True)
+
+
+def _install_skips(argument: str, link: StageLink) -> None:
+    """Skip connections that cross stages: what goes out is kept where it is made, what comes in goes where it is used.
+
+    The model's own bookkeeping sees the stand-ins' outputs in place of the real ones.
+    """
+    stage = link.stage
+
+    def keep(block: torch.nn.Module, made: int) -> None:
+        block.register_forward_hook(lambda _block, _args, output: link.skips.__setitem__(made, output))
+
+    def feed(block: torch.nn.Module, made: int) -> None:
+        _change_arguments(block, lambda arguments: arguments.__setitem__(argument, link.skips[made]))
+
+    for place, block in enumerate(stage.blocks, stage.first):
+        if place in stage.outgoing:
+            keep(block, place)
+        if stage.skip_sources.get(place) in stage.incoming:
+            feed(block, stage.skip_sources[place])
+
+
+def _install_side_inputs(blocks: list[torch.nn.Module], spec: ModelSpec, layout: TokenLayout) -> None:
+    """Every block gets the same side inputs; each is cut once a forward."""
+    cut: dict[str, tuple[Any, tuple, Any]] = {}
+
+    def cut_sides(arguments: dict[str, Any]) -> None:
+        for side in spec.side_inputs:
+            whole = arguments.get(side.name)
+            if whole is None or side.ndim not in (None, getattr(whole, "ndim", None)):
+                continue
+            held, place = cut.get(side.name), (list(layout.running), dict(layout.segments))
+            if held is None or held[0] is not whole or held[1] != place:
+                cut[side.name] = held = (whole, place, layout.take_side_input(whole, side))
+            arguments[side.name] = held[2]
+
+    for block in blocks:
+        _change_arguments(block, cut_sides)

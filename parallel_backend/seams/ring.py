@@ -1,0 +1,110 @@
+"""Ring attention: keys and values travel round the ring while the block at hand is computed.
+
+https://arxiv.org/abs/2310.01889. Shapes: B batch, h local heads, R this rank's tokens, K a block's tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ..groups.mesh import Axis
+
+# (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
+AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def ring_attention(
+    q_BhRD: torch.Tensor,
+    k_BhRD: torch.Tensor,
+    v_BhRD: torch.Tensor,
+    lengths: list[int],
+    axis: Axis,
+    attend_with_lse: AttendWithLse,
+    scale: float | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's queries to every rank's keys and values. lengths: tokens by rank on the ring.
+
+    mask: (…, R, all keys) as `F.scaled_dot_product_attention` takes it, keys in the ring's order.
+
+    Memory stays at two blocks: the one being computed and the one being received. Blocks are merged in fp32 by their
+    log-sum-exp.
+    """
+    block = torch.stack((k_BhRD, v_BhRD))
+    masks = [None] * axis.degree if mask is None else additive(mask, q_BhRD.dtype).split(lengths, -1)
+    out = lse = None
+    for hop in range(axis.degree):
+        arriving, works = None, []
+        if hop + 1 < axis.degree:
+            source = (axis.index - hop - 1) % axis.degree
+            shape = (*block.shape[:3], lengths[source], block.shape[4])
+            arriving = block.new_empty(shape)
+            works = _pass_on(block, arriving, axis)
+        if block.shape[3] and q_BhRD.shape[2]:
+            block_mask = masks[(axis.index - hop) % axis.degree]
+            block_out, block_lse = attend_with_lse(q_BhRD, block[0], block[1], scale, block_mask)
+            out, lse = merge(out, lse, block_out.float(), block_lse)
+        if works:
+            with axis.timeline.communication("ring receive"):
+                for work in works:
+                    work.wait()
+        if arriving is not None:
+            block = arriving
+    return q_BhRD if out is None else out.to(q_BhRD.dtype)
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A boolean mask (true: attend) as the one to add to the scores."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+
+def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.Work]:
+    """Starts sending `block` to the next rank and receiving `arriving` from the one before; empty blocks stay home."""
+    following, preceding = ((axis.index + step) % axis.degree for step in (1, -1))
+    transfers = []
+    if block.numel():
+        transfers.append(dist.P2POp(dist.isend, block, axis.global_rank(following), axis.group))
+    if arriving.numel():
+        transfers.append(dist.P2POp(dist.irecv, arriving, axis.global_rank(preceding), axis.group))
+    if not transfers:
+        return []
+    with axis.timeline.communication("ring send"):
+        return dist.batch_isend_irecv(transfers)
+
+
+def merge(
+    out: torch.Tensor | None, lse: torch.Tensor | None, block_out: torch.Tensor, block_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two partial softmax results over disjoint keys, as one. out: BhRD, lse: BhR, both fp32."""
+    if out is None:
+        return block_out, block_lse
+    weight = torch.sigmoid(block_lse - lse).nan_to_num(0).unsqueeze(-1)  # not a number where neither saw a key
+    return out + weight * (block_out - out), torch.logaddexp(lse, block_lse)
+
+
+def attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and the log-sum-exp of its scores (BhR, fp32), by torch's own kernels. mask: additive, or none.
+
+    A query that the mask keeps from every key has 0 and minus infinity; kernels disagree about it.
+    """
+    aten = torch.ops.aten
+    if q_BhRD.device.type == "cpu":
+        flash = aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = flash(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
+    elif q_BhRD.dtype == torch.float32 or mask is not None:
+        bias = None if mask is None else mask.expand(*q_BhRD.shape[:3], k_BhKD.shape[2]).contiguous()
+        out, lse, *_ = aten._scaled_dot_product_efficient_attention(q_BhRD, k_BhKD, v_BhKD, bias, True, scale=scale)
+        lse = lse[..., : q_BhRD.shape[2]]
+    else:
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+    if mask is not None:
+        blind = mask.isneginf().all(-1).expand(lse.shape)
+        out, lse = out.masked_fill(blind.unsqueeze(-1), 0), lse.masked_fill(blind, float("-inf"))
+    return out, lse

@@ -1,0 +1,229 @@
+"""Seam 3, the stage boundary: a pipeline stage is the model with the blocks of other stages taken out.
+
+Their places stay, with stand-ins that hand the token streams through, so that the model's own forward runs as it is:
+embeddings on every stage, the local blocks, and the head on the last stage only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..groups.collectives import shard_sizes
+from ..groups.mesh import Axis, Mesh
+from ..groups.timeline import Timeline
+from ..models.spec import ModelSpec
+from .layout import TOKEN_DIM, TokenLayout
+
+
+class Message(NamedTuple):
+    """What a stage sends after a forward: of which step and segments, and of which of the step's forwards."""
+
+    step: int
+    segments: list[int]
+    forward: int = 0
+
+
+Allocate = Callable[[Message], torch.Tensor | None]
+
+
+class StageExit(Exception):
+    """Leaves the model's forward on a stage that is not the last; its tokens are on their way to the next."""
+
+
+class StandIn(torch.nn.Module):
+    """Stands where another stage has a block: returns the token streams as they came.
+
+    keep: submodules of the block that the model reads outside of the block's own forward.
+    """
+
+    def __init__(self, block: torch.nn.Module, returned: tuple[str, ...], keep: dict[str, torch.nn.Module]) -> None:
+        super().__init__()
+        self.signature = inspect.signature(block.forward)
+        self.returned = returned
+        for path, module in keep.items():
+            *parents, name = path.split(".")
+            holder: torch.nn.Module = self
+            for parent in parents:
+                holder.add_module(parent, torch.nn.Module())
+                holder = holder.get_submodule(parent)
+            holder.add_module(name, module)
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        arguments = self.signature.bind(*args, **kwargs).arguments
+        streams = tuple(arguments[name] for name in self.returned)
+        return streams if len(streams) > 1 else streams[0]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage's blocks, in the order in which they run. first: the place of its first among all blocks.
+
+    incoming: blocks of earlier stages whose output skips into this stage or beyond it; outgoing: those whose output
+    skips beyond this stage.
+    """
+
+    blocks: list[torch.nn.Module]
+    first: int
+    incoming: tuple[int, ...]
+    outgoing: tuple[int, ...]
+    skip_sources: dict[int, int]
+
+
+def skip_sources(count: int) -> dict[int, int]:
+    """Consumer to producer of a U-shaped stack of blocks, by place."""
+    return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
+
+
+def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
+    """Takes the blocks of other stages out of the model, and returns the local ones.
+
+    Stages differ by one block at most.
+    """
+    places = [(blocks, index) for blocks in spec.blocks for index in range(len(model.get_submodule(blocks)))]
+    sizes = shard_sizes(len(places), axis.degree)
+    first = sum(sizes[: axis.index])
+    local = places[first : first + sizes[axis.index]]
+    for name, index in places:
+        if (name, index) in local:
+            continue
+        blocks = model.get_submodule(name)
+        prefix = f"{name}.{index}."
+        keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
+        returned = spec.streams[:1] if name in spec.joined else spec.returned
+        blocks[index] = StandIn(blocks[index], returned, keep)
+    sources = skip_sources(len(places)) if spec.skips else {}
+
+    def outstanding(boundary: int) -> tuple[int, ...]:
+        return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
+
+    blocks = [model.get_submodule(name)[index] for name, index in local]
+    return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources)
+
+
+class Inbox:
+    """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used."""
+
+    def __init__(self, source: int, group: dist.ProcessGroup, timeline: Timeline) -> None:
+        self.source = source
+        self.group = group
+        self.timeline = timeline
+        self.coming: list[Message] = []
+        self.proceeds: Callable[[int], bool] | None = None
+        self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
+
+    def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
+        """The next message, which must be this one. allocate: a message to an empty tensor for it, None if its size is
+        not known yet."""
+        if self.posted is None:
+            self._post(allocate)
+        announced, work, tensor = self.posted
+        if announced != message:
+            raise RuntimeError(f"{message} is wanted where {announced} was announced.")
+        self.posted = None
+        if work is not None:
+            with self.timeline.communication("stage receive"):
+                work.wait()
+        following = self.coming[0] if self.coming else None
+        if following and (following.step == message.step or not self.proceeds or self.proceeds(following.step)):
+            self._post(allocate)
+        return tensor
+
+    def _post(self, allocate: Allocate) -> None:
+        tensor = allocate(self.coming[0])
+        if tensor is None:
+            return
+        work = dist.irecv(tensor, self.source, group=self.group) if tensor.numel() else None
+        self.posted = (self.coming.pop(0), work, tensor)
+
+
+class StageLink:
+    """This stage's connections: tokens to the next stage and from the one before, latents from the last to the first.
+
+    Sends and receives are in flight while the stage computes. Handles and buffers are kept until waited for: gloo
+    never delivers a send whose handle was dropped. step, forward: what runs now, set by the loop.
+    """
+
+    def __init__(self, spec: ModelSpec, mesh: Mesh, stage: Stage) -> None:
+        axis = mesh["pipefusion"]
+        self.spec = spec
+        self.stage = stage
+        self.skips: dict[int, torch.Tensor] = {}
+        self.is_first = axis.index == 0
+        self.is_last = axis.index == axis.degree - 1
+        self.next = axis.global_rank((axis.index + 1) % axis.degree)
+        self.outgoing = mesh.link_out
+        self.timeline = mesh.timeline
+        self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self.step = self.forward = 0
+        self.known: dict[int, dict[str, list[int]]] = {}  # by forward of a step, the lengths of its streams' segments
+        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline)
+
+    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
+        """Announces what comes from the stage before: tokens, or on the first stage latents from the last.
+
+        proceeds: whether a step runs, asked before anything of it is awaited.
+        """
+        self.inbox.coming, self.inbox.proceeds = list(coming), proceeds
+        self.known.clear()
+
+    def expect_nothing_after(self, step: int) -> None:
+        """Takes back what was announced for later steps, none of which is awaited yet."""
+        self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]
+
+    def send(self, streams: dict[str, torch.Tensor]) -> None:
+        """Sends the local tokens to the next stage, as one message. Raises StageExit."""
+        skips = [self.skips[made] for made in self.stage.outgoing]
+        tokens = torch.cat([streams[name] for name in self.spec.streams] + skips, TOKEN_DIM)
+        if tokens.numel():
+            self._send(tokens)
+        raise StageExit
+
+    def receive(self, layout: TokenLayout, like: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The streams' local tokens of the running segments, from the stage before. like: dtype, width and batch."""
+        self.known[self.forward] = dict(layout.segments)
+
+        def allocate(message: Message) -> torch.Tensor | None:
+            if message.forward not in self.known:
+                return None
+            lengths = self._lengths(layout, self.known[message.forward], message.segments)
+            return like.new_empty(len(like), sum(lengths), like.shape[-1])
+
+        message = Message(self.step, layout.running, self.forward)
+        tokens = self.inbox.take(message, allocate)
+        names = [*self.spec.streams, *self.stage.incoming]
+        lengths = self._lengths(layout, layout.segments, layout.running)
+        parts = dict(zip(names, tokens.split(lengths, TOKEN_DIM), strict=True))
+        self.skips = {made: parts.pop(made) for made in self.stage.incoming}
+        return parts
+
+    def send_latents(self, values: torch.Tensor) -> None:
+        """Sends updated latents from the last stage to the first."""
+        self._send(values)
+
+    def receive_latents(self, message: Message, allocate: Allocate) -> torch.Tensor:
+        """Latents from the last stage, on the first. allocate: see `Inbox.take`."""
+        return self.inbox.take(message, allocate)
+
+    def finish(self) -> None:
+        """Waits until everything sent has been delivered."""
+        with self.timeline.communication("stage sends, delivery"):
+            for work, _ in self.in_flight:
+                work.wait()
+        self.in_flight.clear()
+
+    def _lengths(self, layout: TokenLayout, segments: dict[str, list[int]], running: list[int]) -> list[int]:
+        """Local tokens in a message from the stage before: the streams, then the skips, which are of the image."""
+        streams = [*self.spec.streams, *[self.spec.streams[0]] * len(self.stage.incoming)]
+        return [layout.share([segments[stream][index] for index in running], layout.axis.index) for stream in streams]
+
+    def _send(self, tensor: torch.Tensor) -> None:
+        self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
+        tensor = tensor.contiguous()
+        with self.timeline.communication("stage send"):
+            self.in_flight.append((dist.isend(tensor, self.next, group=self.outgoing), tensor))

@@ -1,0 +1,406 @@
+"""The stock Load LoRA nodes on a parallel model: the image that they give with the stock loader, and the base again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from demo.host import ComfyHost, PromptError
+from parallel_backend.weights.adapters import Addition, add, write_weights
+from parallel_backend.weights.loading import LocalPart, ModelSource, build_transformer, load_weights
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
+from tests.support.host.graphs import (
+    Graph,
+    Job,
+    Link,
+    Patch,
+    latents,
+    ranks,
+    refusal,
+    relative_error,
+    status,
+    worker_processes,
+)
+
+STOCK_TOLERANCE = 1e-4
+TEXT = {"positive": "text.safetensors", "negative": "other-text.safetensors"}
+RANK = 4
+Names = Callable[[str], str]  # of a layer, without .weight
+
+Tensors = dict[str, torch.Tensor]
+
+
+def low_rank(weights: Tensors, seed: int, up: str, down: str, names: Names, alpha: float | None = None) -> Tensors:
+    """A LoRA for every matrix of these weights, of about a third of their size."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for key in sorted(weights):
+        weight, name = weights[key], names(key.removesuffix(".weight"))
+        if weight.ndim not in (2, 4) or not key.endswith(".weight"):
+            continue
+        size = (float(weight.std()) / 3 / RANK**0.5) ** 0.5
+        tensors[name + up] = size * torch.randn(len(weight), RANK, *[1] * (weight.ndim - 2), generator=generator)
+        tensors[name + down] = size * torch.randn(RANK, *weight.shape[1:], generator=generator)
+        if alpha:
+            tensors[f"{name}.alpha"] = torch.tensor(alpha)
+    return tensors
+
+
+def original_names(layer: str) -> str:
+    return f"diffusion_model.{layer}"
+
+
+def kohya_names(layer: str) -> str:
+    return f"lora_unet_{layer.replace('.', '_')}"
+
+
+def peft_names(layer: str) -> str:
+    return f"transformer.{layer}"
+
+
+# By what they are called: from which weights, and in which words.
+KINDS: dict[str, Callable[[str], Tensors]] = {
+    "original": lambda name: low_rank(original(name), 1, ".lora_B.weight", ".lora_A.weight", original_names),
+    "kohya": lambda name: low_rank(original(name), 2, ".lora_up.weight", ".lora_down.weight", kohya_names, alpha=6.0),
+    "peft": lambda name: low_rank(diffusers_weights(name), 3, ".lora_B.weight", ".lora_A.weight", peft_names),
+}
+
+
+def written(models: Path, name: str, kind: str) -> str:
+    """The LoRA's file, which is written where it is not there yet."""
+    path = models / "models" / "loras" / f"{name}, {kind}.safetensors"
+    if not path.exists():
+        save_file({key: value.contiguous() for key, value in KINDS[kind](name).items()}, path)
+    return path.name
+
+
+@pytest.fixture(scope="module")
+def files(models: Path) -> Path:
+    """The base folder, with the models and the LoRA that the tests here name."""
+    for name in PUBLISHED:
+        path = models / "models" / "diffusion_models" / f"{name}, original.safetensors"
+        if not path.exists():
+            save_file({key: value.clone().contiguous() for key, value in FILES["original"](name).items()}, path)
+        for kind in KINDS:
+            written(models, name, kind)
+    return models
+
+
+def job(name: str, **changes: object) -> Job:
+    call = Job(f"{name}, original.safetensors", **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96)
+    return replace(call, **{"plan": {"cfg": 1}, "loop_mode": True, **changes})
+
+
+Stack = tuple[tuple[str, float], ...]  # LoRA in the order of their nodes, with strengths
+
+
+def with_lora(name: str, stack: Stack) -> Patch:
+    def add(graph: Graph, model: Link) -> Link:
+        for kind, strength in stack:
+            file = f"{name}, {kind}.safetensors"
+            model = graph.add("LoraLoaderModelOnly", model=model, lora_name=file, strength_model=strength)
+        return model
+
+    return add
+
+
+def stock_loader(prompt: dict) -> dict:
+    """The prompt with ComfyUI's own loader in place of ours."""
+    (loader,) = [node for node in prompt.values() if node["class_type"] == "ParallelDiT_LoadDiffusionModel"]
+    inputs = {"unet_name": loader["inputs"]["model_name"], "weight_dtype": "default"}
+    loader.update(class_type="UNETLoader", inputs=inputs)
+    return prompt
+
+
+@pytest.fixture(scope="module")
+def stock(host: ComfyHost, files: Path) -> Callable[[str, Stack], torch.Tensor]:
+    """What ComfyUI's own model code samples with a stack of LoRA."""
+    return cache(lambda name, stack: latents(host, stock_loader(job(name).prompt(with_lora(name, stack)))))
+
+
+STACKS: dict[str, Stack] = {
+    "original names": (("original", 0.8),),
+    "kohya names, alpha": (("kohya", 0.8),),
+    "diffusers names": (("peft", 0.8),),
+    "negative strength": (("original", -0.6),),
+    "stacked": (("original", 0.8), ("peft", 0.5), ("kohya", -0.3)),
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("name", ["sd3", "sd3.5", "flux-dev"])
+def test_a_lora_draws_what_it_draws_with_the_stock_loader(
+    name: str, stack: str, host: ComfyHost, stock: Callable
+) -> None:
+    right = stock(name, STACKS[stack])
+    assert relative_error(right, stock(name, ())) > 0.01, "the LoRA changes nothing"
+    sampled = latents(host, job(name).prompt(with_lora(name, STACKS[stack])))
+    assert relative_error(sampled, right) <= STOCK_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("sd3.5", {"cfg": 1, "ulysses": 2}),
+        ("flux-dev", {"cfg": 1, "ulysses": 2}),
+        ("flux-dev", {"cfg": 1, "tp": 2}),
+        ("sd3", {"cfg": 2}),
+    ],
+    ids=str,
+)
+def test_a_lora_draws_the_same_under_a_plan(name: str, plan: dict[str, int], host: ComfyHost, stock: Callable) -> None:
+    stack = STACKS["stacked"]
+    sampled = latents(host, job(name, plan=plan).prompt(with_lora(name, stack)))
+    assert relative_error(sampled, stock(name, stack)) <= STOCK_TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["sd3.5", "flux-dev"])
+def test_stages_with_some_of_the_layers_apply_what_is_theirs(name: str, host: ComfyHost, files: Path) -> None:
+    """With synchronous steps alone, PipeFusion computes what one rank does."""
+    patch = with_lora(name, STACKS["stacked"])
+    one = job(name, scheduler="Euler flow")
+    staged = replace(one, plan={"cfg": 1, "pipefusion": 2, "patches": 2, "sync_steps": one.steps})
+    right = latents(host, one.prompt(patch))
+    assert relative_error(right, latents(host, one.prompt())) > 0.01
+    assert relative_error(latents(host, staged.prompt(patch)), right) <= STOCK_TOLERANCE
+
+
+@pytest.mark.parametrize("loop_mode", [True, False], ids=["loop mode", "one forward at a time"])
+@pytest.mark.parametrize(("name", "plan"), [("sd3.5", {"cfg": 1}), ("flux-dev", {"cfg": 1, "tp": 2})], ids=str)
+def test_another_strength_and_its_removal_load_no_model(
+    name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, files: Path, stock: Callable
+) -> None:
+    stacks = [(("original", strength),) for strength in (0.8, 0.3)]
+    right = [stock(name, stack) for stack in stacks]
+    call = job(name, loop_mode=loop_mode, plan=plan)
+    plain = latents(host, call.prompt())
+    before = status(host)["counts"]
+    for stack, expected in zip(stacks, right, strict=True):
+        assert relative_error(latents(host, call.prompt(with_lora(name, stack))), expected) <= STOCK_TOLERANCE
+    assert torch.equal(latents(host, call.prompt()), plain)
+    counts = status(host)["counts"]
+    assert counts["load"] == before["load"]
+    assert counts["adapt"] == before["adapt"] + 3
+    work = "sample" if loop_mode else "forward"
+    assert counts[work] == before[work] + 3 * (1 if loop_mode else call.steps), "a result of the host's cache"
+
+
+def test_models_with_and_without_a_lora_run_in_one_graph(host: ComfyHost, files: Path, stock: Callable) -> None:
+    """Clones share the model, and each has its own list."""
+    stack = STACKS["original names"]
+    right = torch.cat([stock("sd3", chosen) for chosen in (stack, (), stack[:1])])
+    call = job("sd3")
+    graph = Graph()
+    graph.prompt = call.prompt()
+    (sampler,) = [key for key, node in graph.prompt.items() if node["class_type"] == "KSampler"]
+    (saver,) = [node for node in graph.prompt.values() if node["class_type"] == "SaveLatent"]
+    inputs = graph.prompt[sampler]["inputs"]
+    adapted = with_lora("sd3", stack)(graph, inputs["model"])
+    first = graph.add("KSampler", **{**inputs, "model": adapted})
+    plain = graph.add("LatentBatch", samples1=first, samples2=[sampler, 0])
+    scaled = graph.add("RescaleCFG", model=adapted, multiplier=0.0)
+    last = graph.add("KSampler", **{**inputs, "model": scaled})
+    saver["inputs"]["samples"] = graph.add("LatentBatch", samples1=plain, samples2=last)
+    assert relative_error(latents(host, graph.prompt), right) <= STOCK_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["sd3.5", "flux-dev"])
+def test_a_diffusers_folder_takes_the_same_lora_as_a_file(
+    name: str, kind: str, host: ComfyHost, files: Path, stock: Callable
+) -> None:
+    folder = files / "models" / "diffusers" / f"{name}-folder"
+    if not folder.exists():
+        PUBLISHED[name].family.save(folder)
+    stack = ((kind, 0.8),)
+    sampled = latents(host, replace(job(name), model=folder.name).prompt(with_lora(name, stack)))
+    assert relative_error(sampled, stock(name, stack)) <= STOCK_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("model", "family", "names", "plan"),
+    [
+        ("tiny-dit", "dit", original_names, {"cfg": 1, "ulysses": 2}),
+        ("tiny-pixart-alpha", "pixart-alpha", peft_names, {"cfg": 2}),
+        ("tiny-pixart-alpha", "pixart-alpha", peft_names, {"cfg": 1, "ulysses": 2}),
+    ],
+    ids=["dit, ulysses", "pixart, cfg", "pixart, ulysses"],
+)
+def test_a_lora_draws_what_a_model_with_merged_weights_draws(
+    model: str, family: str, names: Names, plan: dict[str, int], host: ComfyHost, models: Path
+) -> None:
+    """Families that the stock loader cannot take in a tiny size."""
+    weights = FAMILIES[family].build().state_dict()
+    lora = low_rank(weights, 4, ".lora_B.weight", ".lora_A.weight", names)
+    save_file(lora, models / "models" / "loras" / f"{model}, merged.safetensors")
+    folder = models / "models" / "diffusers" / f"{model}-merged"
+    if not folder.exists():
+        shutil.copytree(models / "models" / "diffusers" / model, folder)
+        for key, weight in weights.items():
+            layer = names(key.removesuffix(".weight"))
+            if f"{layer}.lora_B.weight" in lora:
+                up, down = lora[f"{layer}.lora_B.weight"], lora[f"{layer}.lora_A.weight"]
+                weight += 0.7 * (up.flatten(1) @ down.flatten(1)).view(weight.shape)
+        save_file(weights, folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    text = {} if family == "dit" else TEXT
+    call = Job(model, **text, seed=3, plan=plan)
+    adapted = latents(host, call.prompt(with_lora(model, (("merged", 0.7),))))
+    merged = latents(host, replace(call, model=folder.name).prompt())
+    assert relative_error(merged, latents(host, call.prompt())) > 0.01
+    assert relative_error(adapted, merged) <= 1e-5
+
+
+def test_differences_of_weights_and_biases_are_applied(host: ComfyHost, files: Path) -> None:
+    """As LyCORIS writes them for what has no rank, here for a fused matrix, its bias and a norm."""
+    weights = original("sd3.5")
+    layers = ("joint_blocks.0.x_block.attn.qkv", "joint_blocks.1.context_block.adaLN_modulation.1")
+    differences = {f"diffusion_model.{layer}.diff": 0.3 * weights[f"{layer}.weight"] for layer in layers}
+    differences |= {f"diffusion_model.{layer}.diff_b": 2 * weights[f"{layer}.bias"] for layer in layers}
+    norm = "joint_blocks.0.x_block.attn.ln_q"
+    differences[f"diffusion_model.{norm}.diff"] = weights[f"{norm}.weight"] / 2
+    save_file(differences, files / "models" / "loras" / "sd3.5, difference.safetensors")
+    patch = with_lora("sd3.5", (("difference", 1.0),))
+    right = latents(host, stock_loader(job("sd3.5").prompt(patch)))
+    assert relative_error(latents(host, job("sd3.5").prompt(patch)), right) <= STOCK_TOLERANCE
+
+
+def test_a_lora_for_the_first_rows_of_a_fused_matrix_changes_these_alone(host: ComfyHost, files: Path) -> None:
+    """Some are trained for q, k and v of Flux's single blocks, and not for the rest of their first matrix."""
+    width = original("flux-dev")["img_in.bias"].numel()
+    layer = "diffusion_model.single_blocks.0.linear1_qkv"
+    generator = torch.Generator().manual_seed(9)
+    shapes = {"up": (3 * width, RANK), "down": (RANK, width)}
+    tensors = {
+        f"{layer}.lora_{side}.weight": 0.2 * torch.randn(shape, generator=generator) for side, shape in shapes.items()
+    }
+    save_file(tensors, files / "models" / "loras" / "flux-dev, rows.safetensors")
+    patch = with_lora("flux-dev", (("rows", 1.0),))
+    right = latents(host, stock_loader(job("flux-dev").prompt(patch)))
+    for plan in ({"cfg": 1}, {"cfg": 1, "tp": 2}):
+        assert relative_error(latents(host, job("flux-dev", plan=plan).prompt(patch)), right) <= STOCK_TOLERANCE
+
+
+def test_weights_that_cannot_be_read_again_are_an_error_and_loaded_anew(
+    host: ComfyHost, files: Path, stock: Callable
+) -> None:
+    folder = files / "models" / "diffusers" / "sd3-away"
+    PUBLISHED["sd3"].family.save(folder)
+    (weights,) = folder.glob("*.safetensors")
+    stack = STACKS["diffusers names"]
+    right = stock("sd3", stack)
+    call = replace(job("sd3"), model=folder.name, plan={"cfg": 2})
+    latents(host, call.prompt())
+    before = ranks(host)
+    weights.rename(folder / "away")
+    with pytest.raises(PromptError, match="cannot be read"):
+        latents(host, call.prompt(with_lora("sd3", stack)))
+    (folder / "away").rename(weights)
+    assert relative_error(latents(host, call.prompt(with_lora("sd3", stack))), right) <= STOCK_TOLERANCE
+    assert ranks(host) == before
+
+
+def test_the_log_says_how_many_keys_are_applied(host: ComfyHost, files: Path) -> None:
+    tensors = KINDS["original"]("sd3")
+    extra = {f"diffusion_model.no.such.layer.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
+    save_file(tensors | extra, files / "models" / "loras" / "sd3, extra.safetensors")
+    latents(host, job("sd3").prompt(with_lora("sd3", (("extra", 0.25),))))
+    log = host.log.read_text()
+    assert f"LoRA at strength 0.25: {len(tensors) // 2} keys applied" in log
+    assert "lora key not loaded: diffusion_model.no.such.layer.lora_A.weight" in log
+
+
+LAYER = "diffusion_model.joint_blocks.0.x_block.mlp.fc1"
+PLAIN = {f"{LAYER}.lora_up.weight": torch.ones(512, 2), f"{LAYER}.lora_down.weight": torch.ones(2, 128)}
+REFUSED: dict[str, tuple[Tensors, tuple[str, ...]]] = {
+    "another model's": (
+        {"lora_unet_input_blocks_1_1_proj_in.lora_up.weight": torch.ones(4, 4)},
+        ("None of the LoRA's keys", "another model"),
+    ),
+    "another size": (
+        {f"{LAYER}.lora_up.weight": torch.ones(64, 2), f"{LAYER}.lora_down.weight": torch.ones(2, 32)},
+        ("joint_blocks.0.x_block.mlp.fc1.weight", "(64, 32)", "(512, 128)", "another model"),
+    ),
+    "LoHa": (
+        {f"{LAYER}.hada_w{n}_{side}": torch.ones(512 if side == "a" else 2, 2 if side == "a" else 128)
+         for n in (1, 2) for side in "ab"},
+        ("a LoHa", "stock loader"),
+    ),
+    "LoKr": (
+        {f"{LAYER}.lokr_w1": torch.ones(4, 4), f"{LAYER}.lokr_w2": torch.ones(128, 32)},
+        ("a LoKr", "stock loader"),
+    ),
+    "DoRA": (PLAIN | {f"{LAYER}.dora_scale": torch.ones(512, 1)}, ("a DoRA", "stock loader")),
+    "reshape": (PLAIN | {f"{LAYER}.reshape_weight": torch.tensor([512, 256])}, ("reshape_weight", "stock loader")),
+    "set": ({f"{LAYER}.set_weight": torch.ones(512, 128)}, ("the kind 'set'", "stock loader")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_applied_is_refused_by_name(kind: str, host: ComfyHost, files: Path) -> None:
+    tensors, words = REFUSED[kind]
+    save_file(tensors, files / "models" / "loras" / f"sd3, {kind}.safetensors")
+    message = refusal(host, job("sd3").prompt(with_lora("sd3", ((kind, 1.0),))), job("sd3"))
+    for word in words:
+        assert word in message
+
+
+def test_a_group_that_died_is_given_the_lora_again(host: ComfyHost, files: Path, stock: Callable) -> None:
+    stack = STACKS["original names"]
+    right = stock("sd3", stack)
+    call = job("sd3")
+    latents(host, call.prompt(with_lora("sd3", stack)))
+    before = worker_processes(host)
+    os.kill(ranks(host)[0], signal.SIGKILL)
+    psutil.wait_procs(list(before), timeout=30)
+    sampled = latents(host, replace(call, steps=call.steps).prompt(with_lora("sd3", stack)))
+    assert relative_error(sampled, right) <= STOCK_TOLERANCE
+
+
+def test_sums_are_in_fp32_and_the_weights_of_the_file_come_back_to_the_bit(tmp_path: Path) -> None:
+    family = FAMILIES["dit"]
+    (file,) = family.save(tmp_path / "model").glob("*.safetensors")
+    source = ModelSource(family.model_class, family.config, (str(file),), "bf16")
+    model = build_transformer(source)
+    load_weights(model, source, torch.device("cpu"), {})
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    name = "transformer_blocks.0.attn1.to_q.weight"
+    stored = family.build().state_dict()[name]
+    up, down = torch.randn(len(stored), 2, dtype=torch.bfloat16), torch.randn(2, stored.shape[1], dtype=torch.bfloat16)
+    added = [Addition(name, 0, 0, len(stored), scale, "up", "down") for scale in (0.5, 1e-3)]
+    write_weights(model, source, {}, {name}, added, {"up": up, "down": down})
+    right = (stored + 0.501 * (up.float() @ down.float())).bfloat16()
+    torch.testing.assert_close(model.state_dict()[name], right, rtol=2**-7, atol=1e-6)  # one unit in the last place
+    assert (model.state_dict()[name] == right).float().mean() > 0.99
+    write_weights(model, source, {}, {name}, [], {})
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "part", [None, LocalPart(0, ((0, 3), (8, 11))), LocalPart(0, ((3, 8),)), LocalPart(1, ((0, 2), (4, 5)))], ids=str
+)
+def test_a_rank_adds_its_part_alone(part: LocalPart | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    base, up, down = (torch.randn(size, generator=generator) for size in ((12, 6), (20, 2), (2, 6)))
+    addition = Addition("weight", row=2, up_row=5, count=7, scale=0.5, up="up", down="down")
+    whole = base.clone()
+    whole[2:9] += 0.5 * up[5:12] @ down
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if part is None:
+            return tensor.clone()
+        return torch.cat([tensor.narrow(part.dim, start, stop - start) for start, stop in part.ranges], part.dim)
+
+    held = cut(base)
+    add(held, addition, {"up": up, "down": down}, part)
+    torch.testing.assert_close(held, cut(whole), rtol=1e-6, atol=1e-6)

@@ -1,0 +1,209 @@
+"""Every family of the editor, in the file that ComfyUI's own loader takes, draws what that loader's MODEL draws."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo.host import REPOSITORY, ComfyHost, PromptError
+from parallel_backend.weights.loading import ModelSource, build_transformer, load_weights
+from parallel_backend.weights.single_file import locate
+from tests.support.cases.stock_cases import CASES
+from tests.support.host.graphs import Graph, Link, latents, relative_error
+from tests.support.host.stock_prompts import prompt, write_cases
+
+TOLERANCE = 1e-4
+RANK = 4
+# One of each family: its diffusers folder must draw the same. ComfyUI gives files of PixArt, HunyuanDiT, CogVideoX and
+# AuraFlow other positions than diffusers' own pipelines have, which folders keep.
+FOLDERS = (
+    *("sd3.5", "flux-kontext", "wan-2.1-t2v", "ltx-0.9", "hunyuanvideo", "qwen-image", "z-image", "lumina-2"),
+    *("chroma", "flux-2-dev"),
+)
+Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
+
+
+def own_names(layer: str, weight: torch.Tensor) -> Layers:
+    yield layer, weight
+
+
+def prefixed_names(layer: str, weight: torch.Tensor) -> Layers:
+    yield f"diffusion_model.{layer}", weight
+
+
+def divided_names(layer: str, weight: torch.Tensor) -> Layers:
+    """diffusers' names of attention, whose matrices are one in the file."""
+    if not layer.endswith(".qkv"):
+        yield f"diffusion_model.{layer}", weight
+        return
+    for kind, part in zip("qkv", weight.chunk(3), strict=True):
+        yield f"diffusion_model.{layer.removesuffix('qkv')}to_{kind}", part
+
+
+# By case, how a LoRA names its layers, some of which are several parameters of diffusers, or have them swapped.
+LORAS: dict[str, Callable[[str, torch.Tensor], Layers]] = {
+    "qwen-image": own_names,
+    "z-image": divided_names,
+    "lumina-2": prefixed_names,
+    "hunyuanvideo": prefixed_names,
+    "hunyuanvideo-i2v-resaved": prefixed_names,
+    "hunyuandit-1.2": prefixed_names,
+    "cogvideox-1.0": prefixed_names,
+    "ltx-0.9": prefixed_names,
+    "wan-2.1-t2v": prefixed_names,
+    "flux-2-dev": prefixed_names,
+    "chroma": prefixed_names,
+}
+# A case, what else its positive text holds, and words of the refusal.
+REFUSED = [
+    ("ltx-0.9", {"keyframe_idxs": torch.zeros(1, 3, 4, 2)}, "guide frames"),
+    ("ltx-0.9", {"concat_mask": torch.ones(1, 1, 3, 3, 5)}, "noise mask"),
+    ("hunyuanvideo", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, "attention_mask"),
+    ("hunyuanvideo", {"guiding_frame_index": torch.tensor(0)}, "guiding_frame_index"),
+    ("hunyuandit-1.2", {"conditioning": torch.ones(1, 154, 1024)}, "shorten the prompt"),
+    ("cogvideox-1.5-i2v", {"ofs": torch.full((1,), 3.0)}, "ofs"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with the models of all cases."""
+    write_cases(comfyui, models, list(CASES))
+    return models / "models" / "diffusion_models"
+
+
+@pytest.fixture(scope="module")
+def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
+    """By case, the latents that ComfyUI's own model code samples."""
+    return cache(lambda name: latents(host, prompt(name)))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("plan", "loop_mode"), [({"cfg": 1}, True), ({"ulysses": 2}, False)], ids=str)
+def test_a_family_draws_what_the_stock_loader_draws(
+    name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, stock: Callable
+) -> None:
+    assert relative_error(latents(host, prompt(name, plan, loop_mode)), stock(name)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [{"ulysses": 2}], ids=str)
+def test_a_video_whose_first_frame_is_kept(plan: dict[str, int], host: ComfyHost, files: Path) -> None:
+    """As Wan 2.2 5B makes a video of an image: each frame has a timestep of its own."""
+
+    def masked(made: dict) -> dict:
+        (latent,) = [node for node, inputs in made.items() if inputs["class_type"] == "Test_EmptyLatent"]
+        made["mask"] = {"class_type": "Test_FirstFrameMask", "inputs": {"samples": [latent, 0]}}
+        (sampler,) = [inputs for inputs in made.values() if inputs["class_type"] == "KSampler"]
+        sampler["inputs"]["latent_image"] = ["mask", 0]
+        return made
+
+    right = latents(host, masked(prompt("wan-2.2-5b")))
+    assert relative_error(latents(host, masked(prompt("wan-2.2-5b", plan))), right) <= TOLERANCE
+
+
+def test_two_experts_are_two_loaders(host: ComfyHost, files: Path) -> None:
+    """As Wan 2.2 14B has them: one for the steps of high noise, one for the rest."""
+    name, other = "wan-2.1-t2v", "low-noise.safetensors"
+    weights = load_file(files / f"{name}.safetensors")
+    save_file({key: 0.9 * tensor for key, tensor in weights.items()}, files / other)
+
+    def experts(plan: dict[str, int] | None) -> dict:
+        made = prompt(name, plan)
+        (high,) = [node for node, inputs in made.items() if inputs["class_type"] == "KSampler"]
+        inputs = made[high]["inputs"]
+        loader = made[inputs["model"][0]]
+        file = "unet_name" if plan is None else "model_name"
+        made["low"] = {**loader, "inputs": {**loader["inputs"], file: other}}
+        common = {key: value for key, value in inputs.items() if key not in ("seed", "denoise")}
+        common |= {"noise_seed": 7, "steps": 4}
+        first = {"add_noise": "enable", "start_at_step": 0, "end_at_step": 2, "return_with_leftover_noise": "enable"}
+        rest = {"add_noise": "disable", "start_at_step": 2, "end_at_step": 9, "return_with_leftover_noise": "disable"}
+        made["first"] = {"class_type": "KSamplerAdvanced", "inputs": common | first}
+        made[high] = {"class_type": "KSamplerAdvanced", "inputs": common | rest}
+        made[high]["inputs"] |= {"model": ["low", 0], "latent_image": ["first", 0]}
+        return made
+
+    right = latents(host, experts(None))
+    assert relative_error(right, latents(host, prompt(name))) > 0.01, "the second expert changes nothing"
+    assert relative_error(latents(host, experts({"ulysses": 2})), right) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def sources(comfyui: Path, files: Path) -> dict[str, ModelSource]:
+    """What the loader finds in each file."""
+    chosen = [str(files / f"{name}.safetensors") for name in FOLDERS if not CASES[name].detected_as]
+    command = [sys.executable, "-m", "tests.support.files.describe_files", str(comfyui), *chosen]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    return {Path(file).stem: ModelSource.from_json(source) for file, source in found.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in FOLDERS if not CASES[name].detected_as])
+def test_a_familys_diffusers_folder_draws_what_its_file_draws(
+    name: str, sources: dict[str, ModelSource], models: Path, host: ComfyHost, stock: Callable
+) -> None:
+    """The folder is in several files, as large models are."""
+    source = locate(sources[name])
+    model = build_transformer(source)
+    load_weights(model, source, torch.device("cpu"), {})
+    folder = models / "models" / "diffusers" / name
+    model.save_pretrained(folder / "transformer", max_shard_size="1MB")
+    (folder / "model_index.json").write_text("{}")
+    assert len(list((folder / "transformer").glob("*.safetensors"))) > 1
+    assert relative_error(latents(host, prompt(name, {"ulysses": 2}, model=name)), stock(name)) <= TOLERANCE
+
+
+def write_lora(name: str, models: Path) -> str:
+    """A LoRA of about a third of the size of the case's matrices."""
+    generator, tensors = torch.Generator().manual_seed(4), {}
+    for key, whole in load_file(models / f"models/diffusion_models/{name}.safetensors").items():
+        if not key.endswith(".weight") or whole.ndim != 2:
+            continue
+        for layer, weight in LORAS[name](key.removesuffix(".weight"), whole):
+            size = (float(weight.std()) / 3 / RANK**0.5) ** 0.5
+            tensors[f"{layer}.lora_B.weight"] = size * torch.randn(len(weight), RANK, generator=generator)
+            tensors[f"{layer}.lora_A.weight"] = size * torch.randn(RANK, weight.shape[1], generator=generator)
+    save_file(tensors, models / "models" / "loras" / f"{name}.safetensors")
+    return f"{name}.safetensors"
+
+
+@pytest.mark.parametrize("name", LORAS)
+def test_a_lora_draws_what_it_draws_with_the_stock_loader(
+    name: str, host: ComfyHost, stock: Callable, models: Path
+) -> None:
+    before = stock(name)
+    lora = write_lora(name, models)
+
+    def adapted(graph: Graph, model: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=model, lora_name=lora, strength_model=0.8)
+
+    right = latents(host, prompt(name, patch=adapted))
+    assert relative_error(right, before) > 0.01, "the LoRA changes nothing"
+    assert relative_error(latents(host, prompt(name, {"ulysses": 2}, patch=adapted)), right) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "tensors", "words"), REFUSED, ids=[f"{name}, {words}" for name, _, words in REFUSED])
+def test_conditioning_that_the_workers_cannot_honour_is_refused_by_name(
+    name: str, tensors: dict[str, torch.Tensor], words: str, host: ComfyHost, files: Path, models: Path
+) -> None:
+    text = load_file(models / "input" / f"{name} positive.safetensors")
+    save_file({**text, **tensors}, models / "input" / f"{name} {words}.safetensors")
+    with pytest.raises(PromptError, match=words):
+        host.run(prompt(name, {"ulysses": 2}, positive=words))
+
+
+def test_a_cogvideox_with_a_table_of_positions_is_left_to_the_stock_loader(host: ComfyHost, files: Path) -> None:
+    name = "cogvideox-1.0"
+    table = {"patch_embed.pos_embedding": torch.zeros(1, 230, 128)}
+    save_file({**load_file(files / f"{name}.safetensors"), **table}, files / "positions.safetensors")
+    with pytest.raises(PromptError, match="table of positions"):
+        host.run(prompt(name, {"ulysses": 2}, model="positions.safetensors"))

@@ -1,0 +1,411 @@
+"""Bad input ends in an error that helps, in the node that met it, and the group serves the next prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo.host import ComfyHost, PromptError
+from tests.support.host.graphs import Graph, Job, Link, Patch, alive, latents, ranks, refusal, status, worker_processes
+
+GOOD = Job("tiny-dit")
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+TEXT = {"positive": "text.safetensors", "negative": "text.safetensors"}
+
+
+@pytest.fixture
+def broken(models: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of the tiny DiT, named after the test, to break."""
+    folder = models / "models" / "diffusers" / request.node.originalname
+    shutil.copytree(models / "models" / "diffusers" / "tiny-dit", folder)
+    request.addfinalizer(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
+
+
+def assert_says(message: str, *words: str) -> None:
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+
+
+def test_a_model_that_is_not_there(host: ComfyHost) -> None:
+    message = refusal(host, Job("no-such-model.safetensors").prompt(), GOOD)
+    assert_says(message, "no-such-model.safetensors", "diffusion_models", "put it there")
+
+
+def test_a_model_deleted_between_prompts(host: ComfyHost, broken: Path) -> None:
+    latents(host, Job(broken.name).prompt())
+    shutil.rmtree(broken)
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "put it there")
+
+
+def test_weights_deleted_between_prompts(host: ComfyHost, broken: Path) -> None:
+    latents(host, Job(broken.name).prompt())
+    (broken / WEIGHTS).unlink()
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "download")
+
+
+def test_a_truncated_file_in_a_diffusers_folder(host: ComfyHost, broken: Path) -> None:
+    truncate(broken / WEIGHTS)
+    assert_says(
+        refusal(host, Job(broken.name).prompt(), GOOD), Path(WEIGHTS).name, "cut short or damaged", "download it again"
+    )
+
+
+def test_a_truncated_single_file(host: ComfyHost, models: Path) -> None:
+    path = models / "models" / "diffusion_models" / "truncated.safetensors"
+    shutil.copyfile(models / "models" / "diffusers" / "tiny-pixart-alpha" / WEIGHTS, path)
+    truncate(path)
+    assert_says(refusal(host, Job(path.name, **TEXT).prompt(), GOOD), path.name, "cut short or damaged")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def test_weights_that_lack_a_tensor(host: ComfyHost, broken: Path) -> None:
+    tensors = load_file(broken / WEIGHTS)
+    del tensors["transformer_blocks.1.attn1.to_q.weight"]
+    save_file(tensors, broken / WEIGHTS)
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), "transformer_blocks.1.attn1.to_q.weight", "incomplete")
+
+
+def test_weights_of_another_model_than_the_config(host: ComfyHost, broken: Path) -> None:
+    path = broken / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attention_head_dim": 32}))
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), "shape", "config")
+
+
+def test_a_transformer_class_without_a_spec(host: ComfyHost, broken: Path) -> None:
+    path = broken / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "_class_name": "LattePlusTransformer4DModel"}))
+    assert_says(
+        refusal(host, Job(broken.name).prompt(), GOOD),
+        "LattePlusTransformer4DModel",
+        "DiTTransformer2DModel",
+        "parallel_backend/models/README.md",
+    )
+
+
+@pytest.mark.parametrize("lines", ['{"_class_name": ', "[1, 2]", '{"_class_name": "DiTTransformer2DModel"}'])
+def test_a_config_that_is_no_config(host: ComfyHost, broken: Path, lines: str) -> None:
+    (broken / "transformer" / "config.json").write_text(lines)
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), "config")
+
+
+@pytest.mark.parametrize("suffix", ["ckpt", "pt"])
+def test_a_pickle_checkpoint(host: ComfyHost, models: Path, suffix: str) -> None:
+    path = models / "models" / "diffusion_models" / f"model.{suffix}"
+    torch.save({"weight": torch.ones(1)}, path)
+    offered = host.object_info()["ParallelDiT_LoadDiffusionModel"]["input"]["required"]["model_name"]
+    assert path.name not in json.dumps(offered)
+    assert_says(refusal(host, Job(path.name).prompt(), GOOD), path.name, "pickle", "refused", "safetensors")
+
+
+def test_a_diffusers_folder_of_pickled_weights(host: ComfyHost, broken: Path) -> None:
+    torch.save(load_file(broken / WEIGHTS), broken / "transformer" / "diffusion_pytorch_model.bin")
+    (broken / WEIGHTS).unlink()
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "pickled", "refused", "safetensors")
+
+
+@pytest.mark.parametrize("label", ["10", "-1"])
+def test_a_class_number_out_of_range(host: ComfyHost, label: str) -> None:
+    assert_says(refusal(host, Job("tiny-dit", label).prompt(), GOOD), f"Class {label}", "0 to 9")
+
+
+def test_an_unknown_class_name_suggests_the_nearest(host: ComfyHost) -> None:
+    assert_says(refusal(host, Job("tiny-dit", "golden fish").prompt(), GOOD), "'golden fish'", "goldfish")
+
+
+def test_a_class_label_node_on_a_text_model(host: ComfyHost) -> None:
+    message = refusal(host, Job("tiny-pixart-alpha", "goldfish", "text.safetensors").prompt(), GOOD)
+    assert_says(message, "DiT Class Label", "PixArt", "text-encode")
+
+
+def test_a_latent_of_the_wrong_channel_count(host: ComfyHost, models: Path) -> None:
+    latent = {"latent_tensor": torch.randn(1, 16, 16, 16), "latent_format_version_0": torch.tensor([])}
+    save_file(latent, models / "input" / "flux.latent")
+    assert_says(refusal(host, Job("tiny-dit", latent="flux.latent").prompt(), GOOD), "16, 16, 16", "4, height, width")
+
+
+def test_a_parallel_sampler_does_not_fill_latents_up(host: ComfyHost) -> None:
+    message = refusal(host, Job("tiny-dit", width=136, height=128, scheduler="DDIM").prompt(), GOOD)
+    assert_says(message, "of 16×17 to the 16×18", "multiples of its patches", "stock KSampler")
+
+
+@pytest.mark.parametrize("how", [{"loop_mode": False}, {"loop_mode": True}, {"scheduler": "DDIM"}], ids=str)
+def test_a_nested_latent(how: dict, host: ComfyHost) -> None:
+    prompt = Job("tiny-dit", **how).prompt()
+    (latent,) = [node for node in prompt.values() if node["class_type"] == "EmptyLatentImage"]
+    latent.update(class_type="Test_EmptyLatent", inputs={"shape": "1 4 16 16 | 1 8 16"})
+    assert_says(refusal(host, prompt, GOOD), "several parts", "nested latent", "stock loader")
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [("tiny-dit", (1, 1, 11)), ("tiny-pixart-alpha", (1, 12, 32))], ids=["dit", "pixart"]
+)
+def test_nan_in_the_conditioning(host: ComfyHost, models: Path, model: str, shape: tuple[int, ...]) -> None:
+    conditioning = torch.zeros(shape)
+    conditioning[..., 5] = float("nan")
+    save_file({"conditioning": conditioning, "pooled": torch.zeros(1, 16)}, models / "input" / "nan.safetensors")
+    negative = "" if model == "tiny-dit" else "text.safetensors"
+    assert_says(refusal(host, Job(model, "nan.safetensors", negative).prompt(), GOOD), "NaN", "the node that made it")
+
+
+def test_a_blend_of_two_class_labels(host: ComfyHost) -> None:
+    def blend(graph: Graph, positive: Link) -> Link:
+        loader = next(key for key, node in graph.prompt.items() if "LoadDiffusionModel" in node["class_type"])
+        other = graph.add("ParallelDiT_ClassLabel", model=[loader, 0], label="hen")
+        return graph.add(
+            "ConditioningAverage", conditioning_to=positive, conditioning_from=other, conditioning_to_strength=0.5
+        )
+
+    assert_says(refusal(host, GOOD.prompt(patch_positive=blend), GOOD), "averaged or blended", "one DiT Class Label")
+
+
+def test_a_text_conditioning_on_a_class_model(host: ComfyHost) -> None:
+    message = refusal(host, Job("tiny-dit", "text.safetensors").prompt(), GOOD)
+    assert_says(message, "classes, not text", "DiT Class Label")
+
+
+def test_a_text_conditioning_of_another_width(host: ComfyHost, models: Path) -> None:
+    save_file(
+        {"conditioning": torch.randn(1, 12, 48), "pooled": torch.zeros(1, 16)}, models / "input" / "wide.safetensors"
+    )
+    job = Job("tiny-pixart-alpha", "wide.safetensors", "wide.safetensors")
+    assert_says(refusal(host, job.prompt(), GOOD), "48", "32")
+
+
+def test_a_plan_that_does_not_divide_the_heads_is_refused_before_a_rank_starts(host: ComfyHost) -> None:
+    latents(host, GOOD.prompt())
+    processes = worker_processes(host)
+    message = refusal(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 3}).prompt(), GOOD)
+    assert_says(message, "ulysses=3", "4 heads", "use 2 or 4")
+    assert worker_processes(host) == processes
+
+
+def lora(model: Link | None, graph: Graph, node: str) -> Link:
+    inputs = {} if model is None else {"model": model}
+    strength = {"strength_model": 1.0} | ({"strength_clip": 0.0} if node == "CreateHookLora" else {})
+    return graph.add(node, lora_name="random.safetensors", **strength, **inputs)
+
+
+def hook_lora(graph: Graph, positive: Link) -> Link:
+    hooks = lora(None, graph, "CreateHookLora")
+    return graph.add("ConditioningSetProperties", cond_NEW=positive, strength=1.0, set_cond_area="default", hooks=hooks)
+
+
+def merge(node: str, **inputs: float) -> Patch:
+    def add(graph: Graph, model: Link) -> Link:
+        other = graph.add("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit-other", dtype="fp32")
+        return graph.add(node, model1=model, model2=other, **inputs)
+
+    return add
+
+
+WEIGHT_CHANGES: dict[str, tuple[Patch | None, Patch | None]] = {
+    "bypass LoRA": (lambda graph, model: lora(model, graph, "LoraLoaderBypassModelOnly"), None),
+    "hook LoRA": (None, hook_lora),
+    "merge": (merge("ModelMergeSimple", ratio=0.5), None),
+    "subtract": (merge("ModelMergeSubtract", multiplier=1.0), None),
+    "add": (merge("ModelMergeAdd"), None),
+}
+
+
+@pytest.fixture(scope="module")
+def lora_and_other_model(models: Path) -> None:
+    """A LoRA for the tiny DiT, under the names that the host would look for, and a second tiny DiT."""
+    tensors = {}
+    for module in ("transformer_blocks.0.attn1.to_q", "transformer_blocks.1.attn1.to_v"):
+        tensors[f"diffusion_model.{module}.lora_A.weight"] = torch.randn(2, 64)
+        tensors[f"diffusion_model.{module}.lora_B.weight"] = torch.randn(64, 2)
+    save_file(tensors, models / "models" / "loras" / "random.safetensors")
+    diffusers = models / "models" / "diffusers"
+    shutil.copytree(diffusers / "tiny-dit", diffusers / "tiny-dit-other", dirs_exist_ok=True)
+    weights = {name: tensor + 0.1 for name, tensor in load_file(diffusers / "tiny-dit" / WEIGHTS).items()}
+    save_file(weights, diffusers / "tiny-dit-other" / WEIGHTS)
+
+
+@pytest.mark.parametrize("change", WEIGHT_CHANGES)
+def test_a_change_of_weights_is_refused_and_not_dropped(
+    host: ComfyHost, lora_and_other_model: None, change: str
+) -> None:
+    patch_model, patch_positive = WEIGHT_CHANGES[change]
+    message = refusal(host, GOOD.prompt(patch_model, patch_positive), GOOD)
+    assert_says(message, "parallel model", "LoRA" if "LoRA" in change else "merge", "stock loader")
+
+
+def test_the_parallel_model_cannot_be_saved_as_an_empty_file(host: ComfyHost, models: Path) -> None:
+    graph = Graph()
+    loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit", dtype="fp32")
+    graph.add("ModelSave", model=loaded, filename_prefix="saved")
+    assert_says(refusal(host, graph.prompt, GOOD), "parallel model")
+    assert not list((models / "output").glob("saved*"))
+
+
+def patched_by(node: str, **inputs: object) -> Patch:
+    return lambda graph, model: graph.add(node, model=model, **inputs)
+
+
+ROPE = {"scale_x": 2.0, "shift_x": 0.0, "scale_y": 1.0, "shift_y": 0.0, "scale_t": 1.0, "shift_t": 0.0}
+MODEL_PATCHES: dict[str, tuple[Patch, str]] = {
+    "Deep Shrink": (
+        patched_by(
+            "PatchModelAddDownscale",
+            block_number=3,
+            downscale_factor=2.0,
+            start_percent=0.0,
+            end_percent=0.35,
+            downscale_after_skip=True,
+            downscale_method="bicubic",
+            upscale_method="bicubic",
+        ),
+        "input_block_patch",
+    ),
+    "normalized attention guidance": (
+        patched_by("NAGuidance", nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5),
+        "attn1_output_patch",
+    ),
+    "token merging": (patched_by("TomePatchModel", ratio=0.3), "attn1_patch"),
+    "skip-layer guidance": (
+        patched_by(
+            "SkipLayerGuidanceDiT",
+            double_layers="0",
+            single_layers="0",
+            scale=3.0,
+            start_percent=0.0,
+            end_percent=1.0,
+            rescaling_scale=0.0,
+        ),
+        "dit",
+    ),
+    "EasyCache": (
+        patched_by("EasyCache", reuse_threshold=0.2, start_percent=0.0, end_percent=1.0, verbose=False),
+        "easycache",
+    ),
+    "RoPE scaling": (
+        patched_by("ScaleROPE", **ROPE),
+        "RoPE",
+    ),
+}
+
+
+@pytest.mark.parametrize("patch", MODEL_PATCHES)
+def test_a_patch_of_the_models_inside_is_refused_by_name(host: ComfyHost, patch: str) -> None:
+    patch_model, name = MODEL_PATCHES[patch]
+    assert_says(refusal(host, GOOD.prompt(patch_model), GOOD), "cannot honour", name, "stock loader")
+
+
+def test_a_host_side_patch_is_honoured(host: ComfyHost) -> None:
+    """What acts on latents and guidance runs in the host, and is no reason to refuse."""
+    plain = latents(host, Job("tiny-dit", seed=71).prompt())
+    rescaled = latents(host, Job("tiny-dit", seed=71).prompt(patched_by("RescaleCFG", multiplier=0.7)))
+    assert rescaled.isfinite().all()
+    assert not torch.equal(rescaled, plain)
+
+
+LOOP = Job("tiny-dit", scheduler="DDIM")
+BEYOND_THE_LOOP = {
+    "a guidance node": (LOOP, patched_by("RescaleCFG", multiplier=0.7), None, "guidance function"),
+    "a ModelSampling node": (
+        replace(LOOP, model="tiny-sd3", **TEXT, scheduler="Euler flow"),
+        patched_by("ModelSamplingSD3", shift=2.0),
+        None,
+        "ModelSampling",
+    ),
+    "an area": (
+        LOOP,
+        None,
+        lambda graph, cond: graph.add(
+            "ConditioningSetArea", conditioning=cond, width=64, height=64, x=0, y=0, strength=1.0
+        ),
+        "an area",
+    ),
+    "a timestep range": (
+        LOOP,
+        None,
+        lambda graph, cond: graph.add("ConditioningSetTimestepRange", conditioning=cond, start=0.0, end=0.5),
+        "timestep range",
+    ),
+    "two conditionings": (
+        LOOP,
+        None,
+        lambda graph, cond: graph.add("ConditioningCombine", conditioning_1=cond, conditioning_2=cond),
+        "2 positive conditionings",
+    ),
+    "a patch of the inside": (LOOP, patched_by("ScaleROPE", **ROPE), None, "RoPE"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND_THE_LOOP)
+def test_what_acts_inside_the_hosts_loop_is_refused_by_the_parallel_sampler(host: ComfyHost, name: str) -> None:
+    job, patch_model, patch_positive, words = BEYOND_THE_LOOP[name]
+    assert_says(refusal(host, job.prompt(patch_model, patch_positive), GOOD), words, "Remove that node")
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (replace(LOOP, scheduler="Euler flow"), ("'Euler flow'", "flow matching", "DDIM")),
+        (replace(LOOP, model="tiny-sd3", **TEXT), ("'DDIM'", "diffusion", "Euler flow")),
+        (replace(LOOP, steps=1001), ("1001", "1000")),
+        (replace(LOOP, width=88, height=88), ("11", "patch")),
+        (replace(LOOP, plan={"pipefusion": 9}), ("pipefusion=9", "blocks")),
+        (replace(LOOP, plan={"pipefusion": 2, "patches": 40}, width=64, height=64), ("40 patches", "16 tokens")),
+        (replace(LOOP, plan={"pipefusion": 2}, scheduler=None), ("PipeFusion", "Parallel Sampler")),
+    ],
+    ids=lambda value: None if isinstance(value, Job) else value[0],
+)
+def test_a_sampler_call_that_cannot_be(host: ComfyHost, job: Job, words: tuple[str, ...]) -> None:
+    assert_says(refusal(host, job.prompt(), GOOD), *words)
+
+
+def test_a_stock_model_in_the_parallel_sampler(host: ComfyHost) -> None:
+    """The MODEL that a third node has wrapped in another diffusion model is no longer ours."""
+    job = replace(LOOP, seed=5)
+    prompt = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
+    assert_says(refusal(host, prompt, GOOD), "Load Diffusion Model (Parallel)", "KSampler")
+
+
+def test_a_rank_killed_while_idle_is_replaced_without_being_asked(host: ComfyHost) -> None:
+    latents(host, GOOD.prompt())
+    before = worker_processes(host)
+    os.kill(ranks(host)[1], signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, before)))
+    wait_until(lambda: status(host)["state"] == "ready", 60)
+    assert latents(host, GOOD.prompt()).isfinite().all()
+    assert set(ranks(host)).isdisjoint(process.pid for process in before)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("scheduler", [None, "Euler"], ids=["KSampler", "Parallel Sampler"])
+def test_a_rank_killed_during_a_job_is_named_and_replaced(host: ComfyHost, scheduler: str | None, rank: int) -> None:
+    latents(host, GOOD.prompt())
+    before = ranks(host)
+
+    def kill(event: dict) -> None:
+        if event["type"] == "progress" and alive(psutil.Process(before[rank])):
+            os.kill(before[rank], signal.SIGKILL)
+
+    with pytest.raises(PromptError) as caught:
+        host.run(Job("tiny-dit", steps=5000, scheduler=scheduler).prompt(), on_event=kill)
+    assert_says(caught.value.message, f"Rank {rank}", "SIGKILL", "queue the prompt again")
+    assert latents(host, GOOD.prompt()).isfinite().all()
+    assert set(ranks(host)).isdisjoint(before)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.1)

@@ -1,0 +1,67 @@
+"""What goes wrong with a worker group is an error that names it, soon; and the next prompt is served."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from demo.host import ComfyHost
+from tests.support.host.faults import CASES, LACKS, Case, frail_host, good, lack, suffer, wait_until
+from tests.support.host.graphs import alive, post, status, worker_processes
+from tests.support.tiers import slow_but
+
+QUICK = ("kill rank 1, in a step", "stop rank 0, in a step of ComfyUI's loop")
+QUICK_LACKS = ("delete the checkpoint",)
+
+
+@pytest.fixture(scope="module")
+def frail(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyHost]:
+    with frail_host(comfyui, tmp_path_factory.mktemp("frail")) as host:
+        yield host
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, {name: (case,) for name, case in CASES.items()}))
+def test_a_fault_is_named_soon_and_the_next_prompt_is_served(case: Case, frail: ComfyHost) -> None:
+    outcome = suffer(frail, case.moment, case.fault)
+    for pattern in case.says:
+        assert re.search(pattern, outcome.said), outcome.said
+    assert bool(outcome.said) == bool(case.says), outcome.said
+    assert outcome.to_error <= case.seconds_to_error, outcome
+    assert not outcome.left
+
+
+@pytest.mark.parametrize(("file", "harm", "says"), slow_but(QUICK_LACKS, LACKS))
+def test_a_file_that_is_harmed_between_prompts_is_named_and_served_again_when_it_is_mended(
+    file: str, harm: Callable[[Path], None], says: tuple[str, ...], frail: ComfyHost
+) -> None:
+    outcome = lack(frail, frail.base / file, harm)
+    for words in says:
+        assert words in outcome.said
+    assert not outcome.left
+
+
+def test_the_operator_can_restart_and_stop_a_group(frail: ComfyHost) -> None:
+    reference = good(frail)
+    for path, state in {"restart": "ready", "stop": "stopped", "start": "ready"}.items():
+        before = worker_processes(frail)
+        post(frail, f"/paralleldit/{path}")
+        wait_until(lambda before=before: not any(map(alive, before)))
+        assert status(frail)["state"] == state
+        if path != "stop":
+            assert good(frail).equal(reference)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}], ids=["origin", "fetch"]
+)
+def test_a_page_from_elsewhere_can_change_nothing(frail: ComfyHost, headers: dict[str, str]) -> None:
+    good(frail)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        post(frail, "/paralleldit/stop", headers)
+    assert status(frail)["state"] == "ready"
+    post(frail, "/paralleldit/stop", {"Origin": frail.url})
+    assert status(frail)["state"] == "stopped"

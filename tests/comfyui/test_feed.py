@@ -1,0 +1,98 @@
+"""What the editor's panel is told of a worker group as it happens, and what a page that is opened later is told."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import pytest
+
+from demo.host import ComfyHost, PromptError
+from tests.support.host.faults import spaced
+from tests.support.host.graphs import Job, post, status
+
+JOB = Job("tiny-dit", "3", seed=5, steps=150, loop_mode=True)
+
+
+def groups(host: ComfyHost) -> list[dict]:
+    with urllib.request.urlopen(f"{host.url}/paralleldit/groups", timeout=10) as response:
+        return json.load(response)["groups"]
+
+
+def follow(host: ComfyHost, job: Job) -> list[dict]:
+    """Runs a prompt; what the panel's events said meanwhile."""
+    told = []
+    host.run(
+        spaced(job).prompt(),
+        on_event=lambda event: told.append(event["data"]) if event["type"] == "paralleldit.group" else None,
+    )
+    return told
+
+
+@pytest.mark.parametrize(("loop_mode", "operation"), [(True, "sample"), (False, "forward")])
+def test_a_run_is_told_of_step_by_step(loop_mode: bool, operation: str, host: ComfyHost) -> None:
+    steps = 60
+    told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, loop_mode=loop_mode))
+    assert "busy" in {event["status"]["state"] for event in told}
+    made = [run["made"] for event in told for run in event["runs"][:1]]
+    assert made == sorted(made)
+    group = groups(host)[0]
+    run = group["runs"][0]
+    assert run["state"] == "done" and run["operation"] == operation
+    assert run["made"] == len(run["steps"]) == steps
+    assert run["plan"] == "cfg=2" and run["model"] == "DiTTransformer2DModel"
+    for seconds, communication in run["steps"]:
+        assert 0 < communication < seconds < 10
+    assert [memory["total"] > memory["resident"] > 0 for memory in group["status"]["memory"]] == [True, True]
+
+
+def test_the_lines_of_the_logs_are_told_once(host: ComfyHost) -> None:
+    follow(host, JOB)
+    post(host, "/paralleldit/restart")
+    told = follow(host, JOB)
+    for rank in (0, 1):
+        text = "\n".join(log["text"] for event in told for log in event["log"] if log["rank"] == rank)
+        assert text.count("loaded DiTTransformer2DModel") == 1
+
+
+def test_a_run_that_is_interrupted_or_refused_says_so(host: ComfyHost) -> None:
+    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=5000, loop_mode=True)).prompt())
+
+    def interrupt(event: dict) -> None:
+        if event["type"] == "progress" and event["data"]["value"] >= 2:
+            host.interrupt(prompt_id)
+
+    host.wait(prompt_id, on_event=interrupt)
+    assert groups(host)[0]["runs"][0]["state"] == "cancelled"
+    with pytest.raises(PromptError):
+        host.run(spaced(Job("tiny-dit", "3", plan={"cfg": 1, "pipefusion": 2, "patches": 2})).prompt())
+    assert groups(host)[0]["runs"][0]["state"] == "failed"
+
+
+def test_a_group_is_parked_when_asked(host: ComfyHost) -> None:
+    follow(host, JOB)
+    assert "model" in status(host)
+    post(host, "/paralleldit/park")
+    assert status(host)["state"] == "ready" and "model" not in status(host)  # on the CPU, park is unload
+    follow(host, JOB)
+
+
+@pytest.mark.parametrize("loop_mode", [True, False])
+def test_a_park_during_a_job_waits_for_it(loop_mode: bool, host: ComfyHost) -> None:
+    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=150, loop_mode=loop_mode)).prompt())
+    parked = []
+
+    def park(event: dict) -> None:
+        if event["type"] == "progress" and event["data"]["value"] >= 2 and not parked:
+            parked.append(post(host, "/paralleldit/park"))
+
+    entry = host.wait(prompt_id, on_event=park)
+    assert entry["status"]["completed"] and parked
+    assert "model" not in status(host)
+    assert groups(host)[0]["runs"][0]["made"] == 150
+
+
+def test_another_group_than_there_can_be_is_named(host: ComfyHost) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        post(host, "/paralleldit/park?group=9")

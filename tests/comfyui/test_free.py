@@ -1,0 +1,265 @@
+"""ComfyUI's Free, and its other models' need of room: what the workers give back, and that the next prompt is served
+as before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from demo.host import REPOSITORY, ComfyHost
+from parallel_backend.errors import RequestError
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights import parking
+from parallel_backend.weights.loading import ModelSource, local_part
+from tests.support.cases.families import FAMILIES
+from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
+from worker.errors import RequestRefused
+from worker.host.client import WorkerGroup
+
+MEGABYTE = 1 << 20
+PLAN = ParallelPlan(ulysses=2)
+# 150 MiB in bf16, which the file is not: so each rank has a copy of its own.
+DIT = FAMILIES["dit"]
+WIDE = replace(DIT, config={**DIT.config, "num_attention_heads": 16, "attention_head_dim": 64, "num_layers": 4})
+SECONDS_TO_FREE = 20
+ROOM = 32 * MEGABYTE  # for a rank to go on with, and too little for its weights
+FILE = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What real models have: tied weights, a view with strides of its own, fp8, a DTensor."""
+    monkeypatch.setattr(parking, "SLAB_BYTES", 1000)  # so that weights lie across the borders of slabs
+    model = FAMILIES["flux-dev"].build()
+    block = model.transformer_blocks[0]
+    block.ff.net[2].weight = block.ff_context.net[2].weight
+    model.register_buffer("transposed", torch.arange(12.0).reshape(3, 4).T)
+    block.attn.to_q.weight = frozen(block.attn.to_q.weight.to(torch.float8_e4m3fn))
+    mesh = init_device_mesh("cpu", (1,))
+    block.attn.to_k.weight = frozen(DTensor.from_local(block.attn.to_k.weight.detach(), mesh, [Shard(0)]))
+    held = {name: local_part(tensor) for name, tensor in model.state_dict().items()}
+    right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
+    parked = parking.Parking(model, torch.device("cpu"))
+    parked.take()
+    assert {tensor.untyped_storage().nbytes() for tensor in held.values()} == {0}
+    parked.take()
+    parked.restore()
+    for name, (values, strides) in right.items():
+        assert held[name].float().equal(values.float()), name
+        assert held[name].stride() == strides
+        assert local_part(model.state_dict()[name]).data_ptr() == held[name].data_ptr(), name
+    assert block.ff.net[2].weight.data_ptr() == block.ff_context.net[2].weight.data_ptr()
+
+
+def frozen(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor.detach(), requires_grad=False)
+
+
+def test_weights_stay_where_they_are_if_ram_is_too_short_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = FAMILIES["dit"].build()
+    right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(1 << 30))
+    parked = parking.Parking(model, torch.device("cpu"))
+    with pytest.raises(RequestError, match="Parking takes .* on each rank.* set on_free to unload"):
+        parked.take()
+    assert parked.is_parked
+    parked.restore()
+    assert all(tensor.equal(right[name]) for name, tensor in model.state_dict().items())
+
+
+def resident(group: WorkerGroup) -> int:
+    """Bytes of the ranks' own, without the files' pages."""
+    return sum(psutil.Process(pid).memory_full_info().uss for pid in group.status()["pids"])
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[WorkerGroup]:
+    group = WorkerGroup("cpu", tmp_path / "logs")
+    yield group
+    group.stop()
+
+
+def addition() -> tuple[list[dict], dict[str, torch.Tensor]]:
+    """A LoRA for one weight, as a client builds it."""
+    generator = torch.Generator().manual_seed(1)
+    name = "transformer_blocks.3.attn1.to_q.weight"
+    tensors = {"up": torch.randn(1024, 4, generator=generator), "down": torch.randn(4, 1024, generator=generator)}
+    fields = {"parameter": name, "row": 0, "up_row": 0, "count": 1024, "scale": 0.5, "up": "up", "down": "down"}
+    return [fields], tensors
+
+
+def predict(group: WorkerGroup, source: ModelSource, lora: bool = True) -> torch.Tensor:
+    """What a forward does in the node: the model, its LoRA, and the prediction."""
+    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    group.adapt("lora" if lora else None, lambda: addition() if lora else ([], {}), nothing)
+    return group.forward(*WIDE.inputs(2, 8, 8), nothing)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, ModelSource]]:
+    """A group, and a model for it."""
+    root = tmp_path_factory.mktemp("wide")
+    source = ModelSource(WIDE.model_class, WIDE.config, (str(WIDE.save(root) / FILE),), "bf16")
+    group = WorkerGroup("cpu", root / "logs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
+        group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    yield group, source
+    group.stop()
+
+
+def test_ranks_on_the_cpu_give_their_weights_back_and_draw_the_same_again(wide: tuple) -> None:
+    group, source = wide
+    weights = Path(source.files[0]).stat().st_size // 2 * PLAN.world_size
+    plain, right = predict(group, source, lora=False), predict(group, source)
+    assert not plain.equal(right), "the LoRA changes nothing"
+    pids, held = group.status()["pids"], resident(group)
+    began = time.monotonic()
+    group.park()
+    took, left = time.monotonic() - began, resident(group)
+    print(f"{weights / MEGABYTE:.0f} MiB of weights: {(held - left) / MEGABYTE:.0f} MiB given back in {took:.2f} s")
+    assert held - left > 0.8 * weights
+    assert group.loaded is None and "model" not in group.status()
+    assert predict(group, source).equal(right)
+    assert group.status()["pids"] == pids
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits a running rank's memory, which Linux alone lets us do")
+def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
+    wide: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parking itself, which makes sense with an accelerator alone, but works on any device."""
+    group, source = wide
+    right = predict(group, source)
+    loaded, before = group.loaded, group.status()
+    monkeypatch.setattr(group, "device", "cuda")  # or it would unload
+    group.park()
+    assert group.loaded == loaded
+    assert group.status()["state"] == "parked"
+    rank = psutil.Process(before["pids"][1])
+    limits = rank.rlimit(psutil.RLIMIT_AS)
+    rank.rlimit(psutil.RLIMIT_AS, (rank.memory_info().vms + ROOM, limits[1]))
+    with pytest.raises(RequestRefused, match="memory"):
+        predict(group, source)
+    assert group.status()["state"] == "parked"
+    rank.rlimit(psutil.RLIMIT_AS, limits)
+    assert predict(group, source).equal(right)
+    after = group.status()
+    assert after["state"] == "ready" and after["pids"] == before["pids"]
+    assert [after["counts"][name] for name in ("load", "adapt")] == [before["counts"][n] for n in ("load", "adapt")]
+
+
+def test_parking_starts_no_group(group: WorkerGroup) -> None:
+    group.park()
+    group.park(unload=True)
+    assert group.device_bytes() == 0
+    assert group.status()["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_a_group_that_died_is_left_to_its_next_request(group: WorkerGroup, tmp_path: Path) -> None:
+    source = ModelSource(DIT.model_class, DIT.config, (str(DIT.save(tmp_path) / FILE),))
+    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    os.kill(group.status()["pids"][1], signal.SIGKILL)
+    group.park()
+    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    assert group.forward(*DIT.inputs(2, 8, 8), nothing).isfinite().all()
+
+
+def lora(models: Path) -> str:
+    """A LoRA for a layer of the tiny SD3, in ComfyUI's folder."""
+    config, generator = FAMILIES["sd3.5"].config, torch.Generator().manual_seed(2)
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    name = "diffusion_model.transformer_blocks.0.attn.to_out.0"
+    tensors = {f"{name}.lora_A.weight": torch.randn(2, width, generator=generator)}
+    tensors[f"{name}.lora_B.weight"] = torch.randn(width, 2, generator=generator)
+    save_file(tensors, models / "models" / "loras" / "free.safetensors")
+    return "free.safetensors"
+
+
+def test_free_in_comfyui_unloads_the_ranks_and_the_next_prompt_draws_the_same(host: ComfyHost, models: Path) -> None:
+    file = lora(models)
+
+    def with_lora(graph: Graph, model: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=model, lora_name=file, strength_model=0.7)
+
+    job = Job("tiny-sd3", "text.safetensors", "other-text.safetensors", seed=5, plan={"cfg": 2})
+    plain, right = latents(host, job.prompt()), latents(host, job.prompt(with_lora))
+    assert not plain.equal(right), "the LoRA changes nothing"
+    processes, loads = ranks(host), status(host)["counts"]["load"]
+    host.free()
+    deadline = time.monotonic() + SECONDS_TO_FREE
+    while "model" in status(host):
+        assert time.monotonic() < deadline, "the ranks hold their model still"
+        time.sleep(0.1)
+    assert latents(host, job.prompt(with_lora)).equal(right)
+    assert ranks(host) == processes
+    assert status(host)["counts"]["load"] == loads + 1
+
+
+@pytest.fixture(scope="module")
+def accounts(comfyui: Path, models: Path) -> dict[str, dict]:
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.host.room_on_a_card",
+        str(comfyui),
+        str(models / "models/diffusers/tiny-dit"),
+    ]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+# What was done; then how the group is asked to park (False) or to unload (True), and the GB that are held.
+ACCOUNTS = {
+    "sampled": ([], 10, 0),
+    "another model needs the room": ([False], 0, 8),
+    "sampled again": ([False], 10, 0),
+    "freed": ([False, False], 0, 0),
+    "another model has room": ([], 10, 2),
+    "sampled by clones": ([], 10, 0),
+    "freed of clones": ([False], 0, 0),
+    "the group holds another": ([], 0, 8),
+    "the group's other model is sampled": ([], 0, 0),
+    "freed, to unload": ([True], 0, 0),
+    "freed, to keep": ([], 10, 0),
+}
+
+
+@pytest.mark.parametrize("done", ACCOUNTS)
+def test_comfyui_makes_room_for_the_ranks_and_has_them_make_room_for_others(done: str, accounts: dict) -> None:
+    asked, ours, other = ACCOUNTS[done]
+    assert accounts[done] == {"asked": asked, "ours": ours, "other": other}
+
+
+def test_the_ranks_make_room_when_the_loader_has_gone_from_the_graph(accounts: dict) -> None:
+    assert accounts["the node is gone"] == {"asked": [False], "other": 8}

@@ -1,0 +1,237 @@
+"""Loop mode: the Parallel Sampler, and the stock samplers that the worker group may serve whole."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from demo.host import ComfyHost
+from tests.support.cases.loop_cases import EXPECTED, by_pipeline, scheduler_in
+from tests.support.host.graphs import Job, latents, ranks, relative_error, status
+
+TOLERANCE = 1e-5
+TEXTS = ("text.safetensors", "other-text.safetensors")
+ONE_RANK = {"cfg": 1}
+STOCK = {
+    "demo": Job("shapes-dit", "red heart", width=64, height=64, seed=11),
+    "dit": Job("tiny-dit", "3", seed=12, batch=3),
+    "pixart, texts of unequal length": Job("tiny-pixart-alpha", TEXTS[0], "short-text.safetensors", seed=13),
+    "sd3": Job("tiny-sd3", *TEXTS, seed=14),
+    "flux": Job("tiny-flux", *TEXTS, seed=15, cfg=1.0),
+}
+
+
+def served(host: ComfyHost, job: Job) -> tuple[torch.Tensor, dict[str, int]]:
+    """The latents, and how many requests of each kind they took."""
+    job = job.under(job.plan or ONE_RANK)
+    latents(host, job.prompt())
+    before = status(host)["counts"]
+    result = latents(host, replace(job, seed=job.seed + 1).prompt())
+    after = status(host)["counts"]
+    return result, {kind: after[kind] - before[kind] for kind in after}
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_a_stock_euler_is_served_whole_and_gives_the_same_latents(name: str, host: ComfyHost) -> None:
+    job = STOCK[name].under(ONE_RANK)
+    in_steps, requests = served(host, job)
+    assert requests["sample"] == 0 and requests["forward"] >= job.steps
+    in_a_loop, requests = served(host, replace(job, loop_mode=True))
+    assert (requests["sample"], requests["forward"]) == (1, 0)
+    assert relative_error(in_a_loop, in_steps) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(STOCK["demo"], sampler="dpmpp_2m"),
+        replace(STOCK["demo"], mask=True),
+        replace(STOCK["dit"], denoise=0.6, sampler="euler_ancestral"),
+    ],
+    ids=["another sampler", "a mask", "an ancestral sampler"],
+)
+def test_other_stock_calls_stay_in_step_mode(job: Job, host: ComfyHost) -> None:
+    _, requests = served(host, replace(job, loop_mode=True))
+    assert requests["sample"] == 0 and requests["forward"] > 0
+
+
+def test_a_stock_euler_on_a_model_that_another_node_has_replaced_is_left_to_the_host(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    before = status(host)["counts"]
+    job = Job("tiny-dit", loop_mode=True)
+    foreign = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
+    assert latents(host, foreign).isfinite().all()
+    assert status(host)["counts"] == before
+
+
+def test_a_stock_euler_of_the_last_steps_is_the_same(host: ComfyHost) -> None:
+    job = replace(STOCK["sd3"], denoise=0.5, plan=ONE_RANK)
+    in_a_loop, requests = served(host, replace(job, loop_mode=True))
+    assert requests["sample"] == 1
+    assert relative_error(in_a_loop, served(host, job)[0]) <= TOLERANCE
+
+
+OWN = {
+    "demo": replace(STOCK["demo"], scheduler="model's own"),
+    "dit": Job("tiny-dit", "3", seed=12, batch=3, scheduler="model's own"),
+    "pixart": Job("tiny-pixart-alpha", *TEXTS, seed=13, scheduler="model's own"),
+    "pixart, texts of unequal length": replace(STOCK["pixart, texts of unequal length"], scheduler="model's own"),
+    "sd3": Job("tiny-sd3", *TEXTS, seed=14, scheduler="model's own"),
+    "flux": Job("tiny-flux", *TEXTS, seed=15, cfg=1.0, scheduler="model's own"),
+    "flux with a negative": Job("tiny-flux", *TEXTS, seed=16, scheduler="model's own"),
+}
+OTHERS = {
+    "DPM++ 2M Karras": (
+        OWN["dit"],
+        diffusers.DPMSolverMultistepScheduler,
+        {"use_karras_sigmas": True, "algorithm_type": "dpmsolver++"},
+    ),
+    "UniPC": (OWN["pixart"], diffusers.UniPCMultistepScheduler, {}),
+    "Heun": (OWN["pixart"], diffusers.HeunDiscreteScheduler, {}),
+    "Heun flow": (OWN["sd3"], diffusers.FlowMatchHeunDiscreteScheduler, {}),
+}
+EXACT_PLANS = [
+    {"ulysses": 2},
+    {"ring": 2},
+    {"cfg": 2},
+    {"dp": 2},
+    {"cfg": 2, "ulysses": 2},
+    {"dp": 2, "ring": 2},
+]
+PIPEFUSION_PLANS = [
+    {"pipefusion": 2, "patches": 3},
+    {"pipefusion": 2, "patches": 2, "sync_steps": 2},
+    {"pipefusion": 2, "patches": 3, "cfg": 2},
+    {"pipefusion": 2, "patches": 3, "ulysses": 2},
+    {"pipefusion": 2, "patches": 2, "dp": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(host: ComfyHost) -> dict[str, torch.Tensor]:
+    return {name: latents(host, job.under(ONE_RANK).prompt()) for name, job in OWN.items()}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_parallel_sampler_on_one_rank_is_diffusers_loop(
+    name: str, on_one_rank: dict[str, torch.Tensor], models: Path
+) -> None:
+    job = OWN[name]
+    wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models))
+    assert relative_error(on_one_rank[name], wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux"])
+def test_the_parallel_sampler_on_one_rank_is_diffusers_pipeline(
+    name: str, on_one_rank: dict[str, torch.Tensor], models: Path
+) -> None:
+    assert relative_error(on_one_rank[name], by_pipeline(OWN[name], models)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_scheduler_is_diffusers_with_the_folders_settings(name: str, host: ComfyHost, models: Path) -> None:
+    job, scheduler_class, options = OTHERS[name]
+    wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models, scheduler_class, **options))
+    result = latents(host, replace(job, scheduler=name, plan=ONE_RANK).prompt())
+    assert relative_error(result, wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("plan", EXACT_PLANS, ids=str)
+def test_every_exact_plan_gives_the_latents_of_one_rank(
+    plan: dict, name: str, host: ComfyHost, on_one_rank: dict[str, torch.Tensor]
+) -> None:
+    assert relative_error(latents(host, OWN[name].under(plan).prompt()), on_one_rank[name]) <= TOLERANCE
+
+
+def test_tensor_parallel_gives_the_latents_of_one_rank(host: ComfyHost, on_one_rank: dict[str, torch.Tensor]) -> None:
+    assert relative_error(latents(host, OWN["flux"].under({"tp": 2}).prompt()), on_one_rank["flux"]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("plan", PIPEFUSION_PLANS, ids=str)
+def test_pipefusion_in_the_graph_is_its_serial_oracle(plan: dict, name: str, host: ComfyHost, models: Path) -> None:
+    job = OWN[name].under(plan)
+    wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models))
+    assert relative_error(latents(host, job.prompt()), wanted) <= TOLERANCE
+
+
+def again(job: Job) -> Job:
+    """The same job, but for the host's cache, which goes by the inputs."""
+    return replace(job, denoise=0.99999)
+
+
+LONG = Job("tiny-dit", steps=4000, scheduler="Euler", seed=50)
+SHORT = replace(LONG, steps=4)
+CANCELLABLE = [{"ulysses": 2}, {"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "cfg": 2}]
+
+
+def test_every_step_reports_progress_and_a_preview(host: ComfyHost) -> None:
+    events = []
+    host.run(replace(SHORT, steps=30, seed=51).prompt(), on_event=events.append)
+    steps = [(event["data"]["value"], event["data"]["max"]) for event in events if event["type"] == "progress"]
+    assert (30, 30) in steps and len(steps) >= 2
+    previews = [event["bytes"] for event in events if event["type"] == "preview"]
+    assert previews and min(previews) > 200, "too short for a picture"
+
+
+@pytest.mark.parametrize("plan", CANCELLABLE, ids=str)
+def test_cancel_ends_the_loop_on_all_ranks_and_the_next_job_is_as_if_alone(plan: dict, host: ComfyHost) -> None:
+    alone = latents(host, SHORT.under(plan).prompt())
+    before = ranks(host)
+    prompt_id = host.queue(LONG.under(plan).prompt())
+    cancelled = []
+
+    def cancel(event: dict) -> None:
+        if event["type"] == "progress" and not cancelled:
+            cancelled.append(time.monotonic())
+            host.interrupt(prompt_id)
+
+    entry = host.wait(prompt_id, on_event=cancel)
+    assert cancelled and "execution_interrupted" in [kind for kind, _ in entry["status"]["messages"]]
+    latents(host, replace(SHORT, plan=plan, positive="4").prompt())
+    assert time.monotonic() - cancelled[0] < 10, "the job went on after it was cancelled"
+    assert torch.equal(latents(host, again(SHORT).under(plan).prompt()), alone)
+    assert ranks(host) == before
+
+
+@pytest.mark.parametrize("plan", [ONE_RANK, *EXACT_PLANS, *PIPEFUSION_PLANS], ids=str)
+@pytest.mark.parametrize("scheduler", ["DPM++ 2M", "Euler ancestral"])
+def test_a_job_after_another_is_bit_for_bit_the_job_alone(plan: dict, scheduler: str, host: ComfyHost) -> None:
+    job = replace(SHORT, plan=plan, scheduler=scheduler, steps=6, seed=60)
+    alone = latents(host, job.prompt())
+    # Larger, of another class, a batch: whatever it left behind would be of the wrong shape, or show.
+    other = latents(host, replace(job, seed=61, positive="7", width=192, batch=2).prompt())
+    assert other.isfinite().all()
+    assert torch.equal(latents(host, again(job).prompt()), alone)
+
+
+@pytest.mark.parametrize("name", ["demo", "sd3", "pixart"])
+def test_a_mask_keeps_the_latent_and_less_denoise_stays_near_it(name: str, host: ComfyHost, models: Path) -> None:
+    """The latent to begin from is what another run made."""
+    job = replace(OWN[name], plan=ONE_RANK)
+    base = latents(host, replace(job, seed=70).prompt())
+    save_file({"latent_tensor": base, "latent_format_version_0": torch.tensor([])}, models / "input" / "base.latent")
+    begun = replace(job, latent="base.latent", positive=job.negative, negative=job.positive, seed=71, steps=8)
+    masked = latents(host, replace(begun, mask=True).prompt())
+    half = masked.shape[-1] // 2
+    assert relative_error(masked[..., :half], base[..., :half]) <= TOLERANCE
+    assert relative_error(masked[..., half:], base[..., half:]) > 1e-2
+    near, far = (latents(host, replace(begun, denoise=denoise).prompt()) for denoise in (0.25, 1.0))
+    assert 1e-4 < relative_error(near, base) < relative_error(far, base)
+
+
+@pytest.mark.parametrize("name", ["demo", "sd3", "pixart"])
+def test_less_denoise_and_a_mask_are_the_same_under_every_plan(name: str, host: ComfyHost, models: Path) -> None:
+    job = replace(OWN[name], denoise=0.5, mask=True, latent="base.latent", plan=ONE_RANK, steps=5)
+    base = latents(host, replace(OWN[name], plan=ONE_RANK, seed=70).prompt())
+    save_file({"latent_tensor": base, "latent_format_version_0": torch.tensor([])}, models / "input" / "base.latent")
+    alone = latents(host, job.prompt())
+    for plan in ({"ulysses": 2}, {"pipefusion": 2, "patches": 3, "sync_steps": 10}):
+        assert relative_error(latents(host, job.under(plan).prompt()), alone) <= TOLERANCE

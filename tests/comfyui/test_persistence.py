@@ -1,0 +1,126 @@
+"""The worker group stays between prompts, and goes when the host goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from demo.host import ComfyHost, HostError
+from tests.support.host.faults import wait_until
+from tests.support.host.graphs import (
+    Job,
+    alive,
+    history,
+    latents,
+    queue_as_another_client,
+    ranks,
+    saved_latents,
+    status,
+    worker_processes,
+)
+
+ULYSSES = {"cfg": 1, "ulysses": 2}
+SECONDS_TO_GO = 5
+
+
+def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    processes, counts = worker_processes(host), status(host)["counts"]
+    first_progress = []
+    posted = time.monotonic()
+
+    def note(event: dict) -> None:
+        if event["type"] == "progress" and not first_progress:
+            first_progress.append(time.monotonic())
+
+    latents(host, Job("tiny-dit", steps=5).prompt(), on_event=note)
+    assert worker_processes(host) == processes
+    assert status(host)["counts"] == {**counts, "forward": counts["forward"] + 5}
+    assert first_progress[0] - posted < 2
+
+
+@pytest.mark.parametrize(
+    "other", [Job("tiny-pixart-alpha", "text.safetensors", "text.safetensors"), Job("tiny-dit", plan=ULYSSES)]
+)
+def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(host: ComfyHost, other: Job) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    processes, before = worker_processes(host), status(host)
+    latents(host, other.prompt())
+    after = status(host)
+    assert worker_processes(host) == processes
+    assert after["counts"]["load"] == before["counts"]["load"] + 1
+    assert (after["files"], after["plan"]) != (before["files"], before["plan"])
+
+
+def test_a_plan_of_another_size_leaves_no_process_of_the_old_group(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit").prompt())
+    old = worker_processes(host)
+    latents(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 1}).prompt())
+    assert len(ranks(host)) == 1
+    assert not [process for process in old if alive(process)]
+
+
+def test_models_in_two_groups_stay_loaded_side_by_side(host: ComfyHost) -> None:
+    jobs = [
+        Job("tiny-dit", seed=51),
+        Job("tiny-pixart-alpha", "text.safetensors", "text.safetensors", group=2, seed=52),
+    ]
+    results = [latents(host, job.prompt()) for job in jobs]
+    before = [status(host, group) for group in (1, 2)]
+    assert set(before[0]["pids"]).isdisjoint(before[1]["pids"])
+    again = [latents(host, replace(job, steps=5).prompt()) for job in jobs]
+    after = [status(host, group) for group in (1, 2)]
+    assert [seen["counts"]["load"] for seen in after] == [seen["counts"]["load"] for seen in before]
+    assert [seen["pids"] for seen in after] == [seen["pids"] for seen in before]
+    assert not any(torch.equal(result, other) for result, other in zip(results, again, strict=True)), "they were run"
+    swapped = replace(jobs[1], group=1)
+    assert torch.equal(latents(host, swapped.prompt()), results[1]), "one group swapping gives the same"
+
+
+def test_two_comfyuis_on_one_machine_do_not_meet(host: ComfyHost, own_host: ComfyHost) -> None:
+    prompts = [Job("tiny-dit", seed=61, steps=20).prompt() for _ in range(2)]
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(latents, (host, own_host), prompts)
+    assert torch.equal(first, second)
+    assert set(ranks(host)).isdisjoint(ranks(own_host))
+    own_host.stop()
+    assert torch.equal(latents(host, Job("tiny-dit", positive=" 3", seed=61, steps=20).prompt()), first)
+
+
+def test_prompts_of_two_clients_are_served_in_turn(host: ComfyHost) -> None:
+    jobs = [Job("tiny-dit", seed=62, steps=30), Job("tiny-dit", seed=63, steps=30, plan=ULYSSES)]
+    alone = [latents(host, job.prompt()) for job in jobs]
+    own, other = (replace(job, positive=" 3").prompt() for job in jobs)  # the same, and not in ComfyUI's cache
+    own_id, other_id = host.queue(own), queue_as_another_client(host, other)
+    assert torch.equal(saved_latents(host, host.wait(own_id)), alone[0])
+    wait_until(lambda: history(host, other_id))
+    assert torch.equal(saved_latents(host, history(host, other_id)), alone[1])
+
+
+@pytest.mark.parametrize("sampling", [False, True], ids=["idle", "sampling"])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_killed_host(own_host: ComfyHost, signal_number: signal.Signals, sampling: bool) -> None:
+    latents(own_host, Job("tiny-dit").prompt())
+    processes = worker_processes(own_host)
+    assert set(ranks(own_host)) < {process.pid for process in processes}, "two ranks and their torchrun agent"
+
+    def kill(event: dict) -> None:
+        if event["type"] == "progress":
+            os.kill(own_host.process.pid, signal_number)
+
+    if sampling:
+        with pytest.raises(HostError):
+            own_host.run(Job("tiny-dit", steps=5000).prompt(), on_event=kill)
+    else:
+        os.kill(own_host.process.pid, signal_number)
+    own_host.process.wait(20)
+    deadline = time.monotonic() + SECONDS_TO_GO
+    while any(map(alive, processes)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [process for process in processes if alive(process)]

@@ -1,0 +1,180 @@
+"""What a person does and sees in the editor: real Chromium, real host, real workers. Screenshots are kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from demo.host import ComfyHost
+from tests.support.editor.editor import PATIENCE_MS, Editor, insist
+from tests.support.editor.examples import open_demo
+from tests.support.host.graphs import status
+
+NODES = {
+    "Load Diffusion Model (Parallel)": "ParallelDiT_LoadDiffusionModel",
+    "Parallel Plan": "ParallelDiT_Plan",
+    "Parallel Sampler": "ParallelDiT_Sampler",
+    "Parallel VAE Decode": "ParallelDiT_VAEDecode",
+    "Parallel VAE Encode": "ParallelDiT_VAEEncode",
+    "DiT Class Label": "ParallelDiT_ClassLabel",
+}
+BUTTONS = ("start", "stop", "restart", "park")
+LONG = 3000  # steps, of a job that does not end by itself while the test looks
+HAS_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
+PLACED = "window.app.graph.nodes.filter((node) => !node.flags.ghost).map((node) => node.type)"
+
+
+@pytest.fixture
+def page(editor: Editor) -> Page:
+    return editor.page
+
+
+def step_of(panel: Locator) -> int:
+    found = re.search(r"(\d+) of \d+", panel.get_by_test_id("paralleldit-step").inner_text())
+    return int(found[1]) if found else 0
+
+
+def wait_for_step(panel: Locator, step: int) -> None:
+    """Until the panel tells of that step, or a later one."""
+    for _ in range(PATIENCE_MS // 100):
+        if step_of(panel) >= step:
+            return
+        panel.page.wait_for_timeout(100)
+    pytest.fail(f"the panel stays at step {step_of(panel)}")
+
+
+def test_the_nodes_are_found_by_search_and_placed(editor: Editor, page: Page) -> None:
+    search = page.get_by_placeholder("Add a node")
+
+    def place() -> None:
+        page.mouse.move(590, 400)
+        page.mouse.click(600, 400)  # until then the node follows the pointer
+
+    for title, node_type in NODES.items():
+        editor.open({"nodes": [], "links": [], "version": 0.4})
+        insist(lambda: page.mouse.dblclick(800, 500), lambda ms: search.wait_for(timeout=ms))
+        search.fill(title)
+        page.get_by_text(title, exact=True).first.wait_for()
+        page.keyboard.press("Enter")
+        expect(search).to_be_hidden()
+        is_placed = f"{PLACED}.includes('{node_type}')"
+        insist(place, lambda ms, placed=is_placed: page.wait_for_function(placed, timeout=ms))
+    assert editor.problems == []
+
+
+def test_the_demo_draws_when_run_is_pressed(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=20, seed=101)
+    editor.run()
+    page.wait_for_function(HAS_IMAGE)
+    editor.screenshot("demo")
+    assert editor.problems == []
+
+
+def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_done(themed: Editor) -> None:
+    page, theme = themed.page, themed.theme()
+    open_demo(themed, steps=250, seed={"dark": 102, "light": 103}[theme])
+    panel = themed.open_panel()
+    themed.run()
+    for rank in (0, 1):
+        expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_contain_text("MiB")
+    wait_for_step(panel, 1)
+    first = step_of(panel)
+    wait_for_step(panel, first + 20)
+    themed.screenshot(f"panel-{theme}")
+    page.wait_for_function(HAS_IMAGE)
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("250")
+    themed.screenshot(f"panel-done-{theme}")
+    assert themed.problems == []
+
+
+def test_a_job_is_cancelled_from_the_button(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=LONG, seed=104)
+    panel = editor.open_panel()
+    editor.run()
+    wait_for_step(panel, 5)
+    page.get_by_role("button", name="Cancel current run").click()
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("cancelled", ignore_case=True)
+    assert editor.problems == []
+
+
+def test_a_reload_in_the_middle_of_a_job_loses_nothing_of_the_panel(
+    editor: Editor, page: Page, host: ComfyHost
+) -> None:
+    open_demo(editor, steps=LONG, seed=105)
+    editor.run()
+    wait_for_step(editor.open_panel(), 5)
+    editor.reload()
+    panel = editor.open_panel()
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("running", ignore_case=True)
+    wait_for_step(panel, step_of(panel) + 20)
+    host.interrupt()  # the editor's own button does not know of jobs from before the reload
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
+    assert editor.problems == []
+
+
+def test_a_killed_rank_is_seen_in_the_panel_and_at_the_node(editor: Editor, page: Page, host: ComfyHost) -> None:
+    open_demo(editor, steps=LONG, seed=106)
+    panel = editor.open_panel()
+    editor.run()
+    wait_for_step(panel, 5)
+    os.kill(status(host)["pids"][1], signal.SIGKILL)
+    error = page.get_by_test_id("paralleldit-error")
+    expect(error).to_contain_text("Rank 1")
+    expect(error).to_contain_text("was killed by SIGKILL")
+    editor.screenshot("error-killed-rank")
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)  # it has come back
+    expect(panel).to_contain_text("SIGKILL")
+    assert editor.problems == []
+
+
+def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons(
+    editor: Editor, page: Page, host: ComfyHost
+) -> None:
+    open_demo(editor, steps=2, seed=108)
+    panel = editor.open_panel()
+    state, model = panel.get_by_test_id("paralleldit-state"), panel.get_by_test_id("paralleldit-model")
+    start, stop, restart, park = (panel.get_by_test_id(f"paralleldit-{name}") for name in BUTTONS)
+    editor.run()
+    page.wait_for_function(HAS_IMAGE)
+    expect(model).to_contain_text("DiTTransformer2DModel")
+    expect(state).to_contain_text("ready", ignore_case=True)
+    park.click()
+    expect(model).to_be_hidden()
+    expect(state).to_contain_text("ready", ignore_case=True)  # on the CPU, park is unload
+    expect(park).to_have_attribute("aria-disabled", "true")
+    editor.screenshot("panel-parked")
+    before = status(host)["pids"]
+    restart.click()
+    expect(panel.get_by_text(f"pid {before[0]}")).to_have_count(0)
+    expect(state).to_contain_text("ready", ignore_case=True)
+    assert not set(status(host)["pids"]) & set(before)
+    editor.screenshot("panel-restarted")
+    stop.click()
+    expect(state).to_contain_text("stopped", ignore_case=True)
+    expect(restart).to_have_attribute("aria-disabled", "true")
+    start.click()
+    expect(state).to_contain_text("ready", ignore_case=True)
+    assert status(host)["pids"]
+    assert editor.problems == []
+
+
+def test_stop_asks_first_where_a_job_runs(editor: Editor, page: Page) -> None:
+    open_demo(editor, steps=LONG, seed=107)
+    panel = editor.open_panel()
+    editor.run()
+    wait_for_step(panel, 5)
+    stop, dialog = panel.get_by_test_id("paralleldit-stop"), page.get_by_role("dialog")
+    stop.click()
+    dialog.get_by_role("button", name="Cancel").click()
+    wait_for_step(panel, step_of(panel) + 5)  # it goes on
+    stop.click()
+    dialog.get_by_role("button", name="Confirm").click()
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("stopped", ignore_case=True)
+    expect(page.get_by_test_id("paralleldit-error")).to_contain_text("It was stopped")
+    assert editor.problems == []

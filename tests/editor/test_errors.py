@@ -1,0 +1,218 @@
+"""An error says what went wrong, what to do, and last of all the details; the editor shows it so, at the node."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from demo.host import REPOSITORY, ComfyHost
+from tests.support.cases.families import FAMILIES
+from tests.support.editor.editor import Editor
+from tests.support.editor.examples import open_demo
+from tests.support.group.direct_group import direct_group, go_on
+from tests.support.host.faults import spaced
+from tests.support.host.graphs import Job, ranks
+from worker.errors import DETAILS, Explanation, RequestRefused, WorkerGroupError
+
+CARD, TITLE = "paralleldit-error", "header strong"
+TOO_MANY = {"mode": "manual", "tp": 3}
+READABLE = 4.5  # the contrast that WCAG asks of text
+NODE_BOTTOM = """(id) => {
+    const { ds, graph } = window.app.canvas
+    const node = graph.getNodeById(id)
+    return [(node.pos[0] + ds.offset[0]) * ds.scale, (node.pos[1] + node.size[1] + ds.offset[1]) * ds.scale]
+}"""
+PAN = "([x, y]) => { window.app.canvas.ds.offset[0] += x; window.app.canvas.ds.offset[1] += y }"
+FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+FAILING = "workflows/failing.json"
+# As the menu does, but for its questions.
+SAVE = """async (path) => {
+    const store = window.app.extensionManager.workflow
+    await store.renameWorkflow(store.activeWorkflow, path)
+    await store.saveWorkflow(store.activeWorkflow)
+}"""
+ACTIVE = "([path, there]) => (window.app.extensionManager.workflow.activeWorkflow.path === path) === there"
+REOPEN = """async (path) => {
+    const workflow = await window.app.extensionManager.workflow.getWorkflowByPath(path).load()
+    await window.app.loadGraphData(workflow.activeState, true, true, workflow)
+}"""
+DELETE = """async (path) => {
+    const store = window.app.extensionManager.workflow
+    await store.deleteWorkflow(store.getWorkflowByPath(path))
+}"""
+# Of a text and the opaque background behind it, by WCAG's formula.
+CONTRAST = r"""(text) => {
+    const channels = (color) => color.match(/[\d.]+/g).map(Number)
+    const behind = (element) => {
+        const color = channels(getComputedStyle(element).backgroundColor)
+        return color.length === 4 && color[3] < 1 ? behind(element.parentElement) : color
+    }
+    const luminance = ([r, g, b]) => {
+        const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4)
+        return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b)
+    }
+    const [a, b] = [channels(getComputedStyle(text).color), behind(text)].map(luminance)
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+}"""
+
+
+def test_the_text_of_an_error_is_in_the_order_of_importance_and_can_be_read_again() -> None:
+    error = WorkerGroupError("It ended.\n\nRank 1 was killed.", "Queue it again.", "a log\n\nof a rank")
+    said = f"It ended.\nRank 1 was killed.\n\nQueue it again.\n\n{DETAILS}\na log\n\nof a rank"
+    assert str(error) == said
+    assert str(RequestRefused.parse(said)) == said
+    assert Explanation.parse(said).details == "a log\n\nof a rank"
+    assert str(RequestRefused("No; use less.")) == "No; use less."
+
+
+def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
+    assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.js").read_text()
+
+
+def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(tmp_path: Path) -> None:
+    with direct_group(tmp_path, FAMILIES["dit"], cfg=2) as direct:
+        before = direct.pids()
+        source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
+        with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:
+            direct.group.load(source.to_json(), direct.plan.to_json(), 2, go_on)
+        said = caught.value.explanation
+        assert "report it" in said.advice
+        assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
+        assert direct.pids() == before
+
+
+def card_of(page: Page) -> Locator:
+    card = page.get_by_test_id(CARD)
+    expect(card).to_be_visible()
+    return card
+
+
+def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
+    page = editor.page
+    open_demo(editor, TOO_MANY)
+    editor.run()
+    focused = page.evaluate("document.activeElement.className")
+    card = card_of(page)
+    expect(card.locator(TITLE)).to_have_text("The plan does not fit")
+    expect(card.get_by_test_id(f"{CARD}-cause")).to_contain_text("tp=3")
+    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Use tp=1")
+    expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
+    assert page.evaluate("document.activeElement.className") == focused
+    loader = editor.set_widgets("ParallelDiT_LoadDiffusionModel")
+    for way in ((0, 0), (150, -120), (40, -60)):
+        page.evaluate(PAN, way)
+        page.evaluate(FRAME)
+        x, bottom = page.evaluate(NODE_BOTTOM, loader)
+        box = card.bounding_box()
+        assert abs(box["x"] - x) <= 2
+        assert 0 < box["y"] - bottom < 20
+    page.evaluate(PAN, (-5000, -5000))
+    page.evaluate(FRAME)
+    box = card.bounding_box()
+    assert box["x"] >= 0 and box["y"] >= 0, "the card stays in sight"
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Escape")
+    expect(card).to_have_count(0)
+    assert editor.problems == []
+
+
+def go_to_tab(page: Page, there: bool) -> None:
+    """there: to that of the workflow that fails; else to that of the other one."""
+    page.locator(".workflow-tab").get_by_text("failing" if there else re.compile("^Unsaved")).last.click()
+    page.wait_for_function(ACTIVE, arg=[FAILING, there])
+
+
+def close_tab(page: Page) -> None:
+    """Closes that of the workflow that fails."""
+    tab = page.locator(".workflow-tab", has_text="failing")
+    tab.hover()
+    tab.get_by_label("Close").click(modifiers=["Shift"])  # with which the editor does not ask whether to save it
+    expect(tab).to_have_count(0)
+
+
+@pytest.mark.parametrize("reloads", [False, True])
+def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
+    reloads: bool, editor: Editor, host: ComfyHost
+) -> None:
+    """The other tab has the same nodes."""
+    page, card = editor.page, editor.page.get_by_test_id(CARD)
+    before = host.queue(spaced(Job("tiny-dit", "3", seed=109 + reloads, steps=5000, loop_mode=True)).prompt())
+    open_demo(editor, TOO_MANY)
+    with page.expect_response(lambda response: response.url.endswith("/prompt")):
+        editor.run()
+    page.evaluate(SAVE, FAILING)
+    open_demo(editor)
+    if reloads:
+        go_to_tab(page, there=True)  # upon which the editor keeps the other one
+        go_to_tab(page, there=False)
+        editor.reload()
+    page.evaluate("() => window.app.api.addEventListener('execution_error', () => { window.failed = true })")
+    host.interrupt(before)
+    page.wait_for_function("window.failed")
+    page.evaluate(FRAME)
+    expect(card).to_have_count(0)
+    for there in (True, False, True):
+        go_to_tab(page, there)
+        expect(card).to_have_count(int(there))
+    expect(card.locator("footer")).to_contain_text("Load Diffusion Model (Parallel)")
+    close_tab(page)
+    expect(card).to_have_count(0)
+    page.evaluate(REOPEN, FAILING)
+    page.evaluate(FRAME)
+    expect(card).to_have_count(0)
+    close_tab(page)
+    page.evaluate(DELETE, FAILING)
+    assert editor.problems == []
+
+
+def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(editor: Editor, host: ComfyHost) -> None:
+    page = editor.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate(
+        "() => window.app.api.addEventListener('progress', ({ detail }) => { window.reached = detail.value })"
+    )
+    open_demo(editor, seed=4711, steps=3000)
+    editor.run()
+    page.wait_for_function("window.reached > 3")
+    os.kill(ranks(host)[1], signal.SIGKILL)
+    card = card_of(page)
+    expect(card.locator(TITLE)).to_have_text("The worker group failed")
+    expect(card.get_by_test_id(f"{CARD}-cause")).to_have_text(re.compile(r"Rank 1 .* was killed by SIGKILL"))
+    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("queue the prompt again")
+    log = card.get_by_text("The last lines of rank-1.log")
+    expect(log).to_be_hidden()
+    card.get_by_text("Details").click()
+    expect(log).to_be_visible()
+    card.get_by_test_id(f"{CARD}-copy").click()
+    expect(card.get_by_test_id(f"{CARD}-copy")).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    for words in ("The worker group failed (KSampler)", "SIGKILL", "rank-1.log"):
+        assert words in copied
+    page.evaluate("() => window.app.api.addEventListener('execution_success', () => { window.served = true })")
+    editor.set_widgets("KSampler", steps=2)
+    editor.run()
+    expect(card).to_have_count(0)
+    page.wait_for_function("window.served")
+    assert editor.problems == []
+
+
+def test_an_error_is_readable_in_the_theme_dismissed_by_its_button_and_gone_with_its_workflow(themed: Editor) -> None:
+    page = themed.page
+    open_demo(themed, TOO_MANY)
+    themed.run()
+    card = card_of(page)
+    for text in (card.locator(TITLE), card.get_by_test_id(f"{CARD}-cause"), card.get_by_test_id(f"{CARD}-advice")):
+        assert text.evaluate(CONTRAST) >= READABLE
+    card.get_by_test_id(f"{CARD}-dismiss").press("Enter")
+    expect(card).to_have_count(0)
+    themed.run()
+    card = card_of(page)
+    open_demo(themed)
+    expect(card).to_have_count(0)
+    assert themed.problems == []

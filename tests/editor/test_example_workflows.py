@@ -1,0 +1,190 @@
+"""The workflows in example_workflows/ are offered, open whole in the editor, name their files, and run.
+
+Their models are tiny here, and size and steps small; the rest is each workflow's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from tests.support.editor.editor import Editor
+from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems
+from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink
+from tests.support.tiers import slow_but
+
+DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
+LOADER = "ParallelDiT_LoadDiffusionModel"
+MOST_BYTES, MOST_PIXELS = 120_000, 1200
+# Inputs that take a file, and the folder that it is in. Our loader takes one from either of two.
+FILE_INPUTS = {
+    "clip_name": "text_encoders",
+    "clip_name1": "text_encoders",
+    "clip_name2": "text_encoders",
+    "vae_name": "vae",
+    "ckpt_name": "checkpoints",
+}
+UNKNOWN = (
+    "() => window.app.graph.nodes.map((node) => node.type).filter((type) => !LiteGraph.registered_node_types[type])"
+)
+TYPES = "() => window.app.graph.nodes.map((node) => node.type)"
+SHOWN = "(card) => document.querySelector(`[data-testid='${card}'] img`)?.naturalWidth > 0"
+PROMPT = "async () => (await window.app.graphToPrompt()).output"
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What comes out: width, height and, of a video, frames. smaller: what the test changes for that."""
+
+    width: int
+    height: int
+    frames: int = 1
+    smaller: Smaller = field(default_factory=dict)
+
+
+def drawn(latent: str, width: int, height: int, **length: int) -> Drawn:
+    smaller = {latent: {"width": width, "height": height, **length}, "KSampler": {"steps": 3}}
+    return Drawn(width, height, length.get("length", 1), smaller)
+
+
+DRAWN = {
+    "flux_dev_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
+    "sd3.5_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
+    "pixart_sigma_text_to_image": drawn("EmptyLatentImage", 512, 384),
+    "qwen_image_text_to_image": drawn("EmptySD3LatentImage", 384, 256),
+    "wan2.1_text_to_video": drawn("EmptyHunyuanLatentVideo", 256, 192, length=5),
+}
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The files that the workflows name, in the host's model folders."""
+    with files_in(EXAMPLE_FILES, comfyui, models, tmp_path_factory.mktemp("files")):
+        yield
+
+
+def workflow(name: str) -> dict:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def files_noted(name: str) -> set[str]:
+    """The files in the workflow's notes, by their paths in the models folder."""
+    folder, noted = "", set()
+    for node in workflow(name)["nodes"]:
+        for line in node["widgets_values"][0].splitlines() if node["type"] == "MarkdownNote" else ():
+            if heading := re.fullmatch(r"\*\*models/(\w+)\*\*", line):
+                folder = heading[1]
+            elif item := re.fullmatch(r"- \[?([\w.-]+)(]\(.*\))?", line):
+                noted.add(f"{folder}/{item[1]}")
+    return noted
+
+
+def files_chosen(prompt: dict) -> set[str]:
+    """The files that a prompt's nodes ask for, by their paths in the models folder."""
+    chosen = set()
+    for node in prompt.values():
+        for name, value in node["inputs"].items():
+            if name in FILE_INPUTS and str(value).endswith(".safetensors"):
+                chosen.add(f"{FILE_INPUTS[name]}/{value}")
+        model = node["inputs"].get("model_name", "") if node["class_type"] == LOADER else ""
+        if model.endswith(".safetensors"):
+            chosen.update(path for path in EXAMPLE_FILES if path.endswith((f"_models/{model}", f"checkpoints/{model}")))
+    return chosen
+
+
+def overlaps(one: tuple, other: tuple) -> bool:
+    return all(one[side] < other[side] + other[side + 2] and other[side] < one[side] + one[side + 2] for side in (1, 2))
+
+
+def test_there_is_one_for_each_model_that_is_run_here() -> None:
+    assert sorted([*DEMOS, *DRAWN]) == sorted(EXAMPLES)
+
+
+def test_the_host_offers_them_with_their_pictures(host: ComfyHost) -> None:
+    with _open(f"{host.url}/workflow_templates", timeout=30) as answer:
+        assert sorted(json.loads(answer.read())[PACK_NAME]) == sorted(EXAMPLES)
+    for name in EXAMPLES:
+        with _open(f"{host.url}/api/workflow_templates/{PACK_NAME}/{name}.jpg", timeout=30) as answer:
+            picture = Image.open(answer)
+            assert picture.width <= MOST_PIXELS
+        assert (FOLDER / f"{name}.jpg").stat().st_size <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nodes_say_which_pack_they_are_from(name: str) -> None:
+    """By which the editor's manager finds a pack that is missing."""
+    ours = re.search(r'(?m)^name = "(.+)"', (REPOSITORY / "pyproject.toml").read_text())[1]
+    for node in workflow(name)["nodes"]:
+        pack = ours if node["type"].startswith("ParallelDiT_") else "comfy-core"
+        assert node["properties"]["cnr_id"] == pack
+        assert node["properties"]["Node name for S&R"] == node["type"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_downloads_that_the_editor_offers_are_those_of_comfyuis_own_templates(name: str) -> None:
+    package = pytest.importorskip("comfyui_workflow_templates_json", reason="needs ComfyUI's templates package")
+    stock = "".join(path.read_text() for path in (Path(package.__file__).parent / "templates").glob("*.json"))
+    for node in workflow(name)["nodes"]:
+        for model in node["properties"].get("models", []):
+            assert f'"{model["url"]}"' in stock
+            assert model["name"] in node["widgets_values"]
+            assert f"{model['directory']}/{model['name']}" in EXAMPLE_FILES
+
+
+def test_a_missing_model_is_offered_with_its_folder(editor: Editor) -> None:
+    """Also that of our loader, whose list is of several folders."""
+    open_example(editor, "flux_dev_text_to_image")
+    editor.page.get_by_test_id("error-overlay-see-errors").click()
+    for path in files_noted("flux_dev_text_to_image"):
+        folder, name = path.split("/")
+        editor.page.get_by_label(f"Download {name}").wait_for()
+        lines = editor.page.get_by_test_id("missing-model-importable-rows").inner_text().split("\n")
+        rows = list(filter(None, lines))
+        assert rows[rows.index(name) + 1] == folder
+
+
+def test_the_template_browser_shows_their_pictures_and_opens_one(editor: Editor) -> None:
+    page = editor.page
+    page.get_by_role("button", name="Templates", exact=True).click()
+    page.get_by_role("dialog").get_by_text(PACK_NAME).first.click()
+    for name in EXAMPLES:
+        page.get_by_test_id(f"template-workflow-{name}").scroll_into_view_if_needed()
+        page.wait_for_function(SHOWN, arg=f"template-workflow-{name}")
+    page.get_by_test_id("template-workflow-demo").click()
+    page.wait_for_function("(count) => window.app.graph.nodes.length === count", arg=len(workflow("demo")["nodes"]))
+    assert sorted(node["type"] for node in workflow("demo")["nodes"]) == sorted(page.evaluate(TYPES))
+    assert page.evaluate(UNKNOWN) == []
+    assert problems(editor) == []
+
+
+def test_they_open_whole_and_tidy_and_name_their_files(editor: Editor, files: None) -> None:
+    for name in EXAMPLES:
+        open_example(editor, name)
+        assert editor.page.evaluate(UNKNOWN) == [], name
+        assert files_noted(name) == files_chosen(editor.page.evaluate(PROMPT)), name
+        assert [(one[0], other[0]) for one, other in combinations(boxes(editor), 2) if overlaps(one, other)] == [], name
+        assert problems(editor) == [], name
+
+
+@pytest.mark.parametrize("name", slow_but(("flux_dev_text_to_image",), {name: (name,) for name in DRAWN}))
+def test_it_draws(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
+    open_example(editor, name)
+    prompt = editor.page.evaluate(PROMPT)
+    shrink(prompt, DRAWN[name].smaller)
+    outputs = host.run(prompt)["outputs"]
+    (saved,) = [image for output in outputs.values() for image in output.get("images", [])]
+    shown = pictures(host.output_file(saved))
+    assert len(shown) == DRAWN[name].frames
+    assert {picture.shape for picture in shown} == {(DRAWN[name].height, DRAWN[name].width, 3)}
+    assert shown[0].std() > 1, "a picture of one colour"

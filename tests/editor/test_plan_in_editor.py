@@ -1,0 +1,149 @@
+"""The Parallel Plan node in the real editor: it says what its plan does, and what is wrong with it, before queueing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from demo.host import REPOSITORY, ComfyHost
+from demo.workflow import api_prompt
+from tests.support.editor.editor import Editor, use_setting
+
+TEMPLATES = REPOSITORY / "example_workflows"
+ROUTE = "**/paralleldit/plan"
+STROKE = """() => {
+    const node = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
+    return Object.values(node.strokeStyles).some((style) => style.call(node)?.color === LiteGraph.NODE_ERROR_COLOUR)
+}"""
+OUTLINED = """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan').widgets
+    .filter((widget) => widget.getOutlineColor() === LiteGraph.NODE_ERROR_COLOUR).map((widget) => widget.name)"""
+TURN_RING = """() => {
+    const { widgets } = window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')
+    const [mode, ring] = ['mode', 'ring'].map((name) => widgets.find((widget) => widget.name === name))
+    for (const [widget, value] of [[mode, 'manual'], [ring, 2], [ring, 3], [ring, 4]]) {
+        widget.value = value
+        widget.callback?.(value)
+    }
+}"""
+UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+HEADS = "ulysses=3 does not divide the model's 8 heads; use 2 or 4, or ring=3."
+
+
+def template(name: str) -> dict[str, Any]:
+    return json.loads((TEMPLATES / f"{name}.json").read_text())
+
+
+def count_questions(page: Page) -> list[str]:
+    """A list that every question from now on is added to."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.post_data) if "paralleldit/plan" in request.url else None)
+    return asked
+
+
+@pytest.fixture(params=["canvas", "vue"])
+def renderer(request: pytest.FixtureRequest, editor: Editor) -> Iterator[str]:
+    """Each of the editor's ways to draw nodes."""
+    setting = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
+    editor.page.evaluate(setting, request.param == "vue")
+    yield request.param
+    editor.page.evaluate(setting, False)
+
+
+def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: Editor) -> None:
+    page = editor.page
+    editor.prompt(template("demo"))
+    mesh = page.locator(".paralleldit-plan-mesh")
+    expect(mesh).to_have_attribute("aria-label", "2 ranks. Rank 0: cond, all tokens. Rank 1: uncond, all tokens")
+    expect(page.locator(".paralleldit-plan-content")).to_contain_text("Guidance is split first")
+    editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
+    expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
+    editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
+    alert = page.locator(".paralleldit-plan").get_by_role("alert")
+    expect(alert).to_have_text(HEADS)
+    assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
+    editor.screenshot(f"plan-invalid-{renderer}")
+    if renderer == "vue":
+        expect(page.locator("[data-paralleldit-plan-error]")).to_have_text("ulysses")
+    box, frame = alert.bounding_box(), page.locator(".paralleldit-plan").bounding_box()
+    assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the error is cut off"
+    editor.set_widgets("ParallelDiT_Plan", ulysses=4)
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ulysses=4")
+    assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
+
+
+@pytest.mark.parametrize("name", ["demo", "pipefusion"])
+def test_nothing_of_the_drawing_is_saved_or_queued(name: str, editor: Editor, host: ComfyHost) -> None:
+    workflow = template(name)
+    prompt = editor.prompt(workflow)
+    expect(editor.page.locator(".paralleldit-plan-mesh")).to_be_attached()
+    assert prompt["1"]["inputs"] == api_prompt(workflow, host.object_info())["1"]["inputs"]
+    (saved,) = [
+        node for node in editor.page.evaluate("() => window.app.graph.serialize()")["nodes"] if node["id"] in (1, "1")
+    ]
+    (given,) = [node for node in workflow["nodes"] if node["id"] == 1]
+    assert saved["widgets_values"] == given["widgets_values"]
+    assert editor.prompt(workflow) == prompt
+
+
+def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None:
+    page = editor.page
+    editor.prompt(template("demo"))
+    expect(page.locator(".paralleldit-plan-mesh")).to_be_attached()
+    asked = count_questions(page)
+    page.evaluate("() => { const [node] = window.app.graph.nodes; node.pos = [node.pos[0] + 50, node.pos[1]] }")
+    page.mouse.click(1500, 850)
+    page.wait_for_timeout(600)
+    assert asked == []
+    page.evaluate(TURN_RING)
+    expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ring=4")
+    assert len(asked) == 1
+    with page.expect_request(ROUTE):
+        editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
+    page.wait_for_timeout(600)
+    assert json.loads(asked[-1])["loaders"][0]["model_name"] == "tiny-dit" and len(asked) == 2
+    page.evaluate(
+        "() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').disconnectInput(0)"
+    )
+    expect(page.locator(".paralleldit-plan-content")).to_contain_text("Connect the plan to a loader")
+    assert json.loads(asked[-1])["loaders"] == []
+
+
+def test_a_changed_degree_is_one_step_to_undo(editor: Editor) -> None:
+    page = editor.page
+    editor.prompt(template("demo"))
+    title = page.locator(".paralleldit-plan-title")
+    expect(title).to_have_text("2 ranks · cfg=2")
+    page.mouse.click(1500, 850)  # upon which the editor looks for what has changed
+    steps = page.evaluate(UNDO_STEPS)
+    for ring in (3, 4):
+        editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=ring)
+        page.mouse.click(1500, 850)
+        expect(title).to_have_text(f"{ring} ranks · ring={ring}")
+        page.mouse.click(1500, 850)
+        steps += 1
+        assert page.evaluate(UNDO_STEPS) == steps
+    page.keyboard.press("Control+z")
+    expect(title).to_have_text("3 ranks · ring=3")
+
+
+def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
+    page = editor.page
+    page.route(ROUTE, lambda route: route.fulfill(status=404, body="404: Not Found"))
+    editor.prompt(template("demo"))
+    expect(page.locator(".paralleldit-plan-content")).to_have_text("What this plan does cannot be shown here: HTTP 404")
+    editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=2)
+    page.wait_for_timeout(500)
+    ours = [problem for problem in editor.problems if "paralleldit" in problem or "uncaught" in problem]
+    assert len(ours) == 1 and ours[0].startswith("HTTP 404"), "asked once, and never again"
+
+
+def test_the_drawing_is_in_the_editors_language(editor: Editor, host: ComfyHost) -> None:
+    with use_setting(host, "Comfy.Locale", "zh", "en"):
+        editor.reload()
+        editor.prompt(template("demo"))
+        expect(editor.page.locator(".paralleldit-plan-content")).to_contain_text("先拆分引导")

@@ -1,0 +1,200 @@
+"""What is said of a plan before it is queued is what happens when it runs; too few devices are no reason not to."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Browser, expect
+
+from demo.host import ComfyHost, PromptError
+from tests.conftest import EXTRA_ARGS, own_base_in
+from tests.support.editor.editor import open_editor
+from tests.support.editor.examples import open_demo
+from tests.support.host.graphs import Job, latents, ranks, status
+
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+KSAMPLER = {"type": "KSampler", "sampler_name": "euler", "cfg": 2.0}
+PARALLEL = {"type": "ParallelDiT_Sampler", "sampler_name": None, "cfg": 2.0}
+SINGLE = {"PARALLELDIT_RANKS": "1", "PARALLELDIT_CPU_RANKS": "1"}
+
+
+def ask(host: ComfyHost, body: Any) -> dict[str, Any]:
+    """The route's answer. body: JSON, or bytes as they are."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{host.url}/paralleldit/plan", data, {"Content-Type": "application/json"})
+    with _open(request, timeout=60) as response:
+        return json.loads(response.read())
+
+
+def about(plan: dict[str, Any], *samplers: dict[str, Any], model: str = "tiny-dit", **loader: Any) -> dict[str, Any]:
+    """A question about a manual plan, or an automatic one with {}, for one loader."""
+    values = {"mode": "manual" if plan else "auto", **plan}
+    return {"values": values, "loaders": [{"model_name": model, "samplers": list(samplers), **loader}]}
+
+
+def keys(answer: dict[str, Any], part: str = "remarks") -> list[str]:
+    return [remark["key"] for remark in answer[part]]
+
+
+def test_a_plan_is_told_rank_by_rank_with_the_blocks_and_heads_of_the_model(host: ComfyHost) -> None:
+    answer = ask(host, about({"cfg": 2, "pipefusion": 2, "ulysses": 2}, PARALLEL))
+    assert (answer["error"], answer["note"], answer["world"]) == ("", [], 8)
+    assert [rank["branch"] for rank in answer["ranks"]] == ["cond"] * 4 + ["uncond"] * 4
+    first, last = answer["ranks"][0], answer["ranks"][-1]
+    assert first["blocks"][0] == 0 and last["blocks"][0] == first["blocks"][1] + 1
+    assert first["heads"][0] == 0 and last["heads"][0] == first["heads"][1] + 1
+    assert first["tokens"] == [[0.0, 0.25], [0.5, 0.75]], "of each of the two patches the first half"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "loop_mode", "known"),
+    [
+        (KSAMPLER, True, True),
+        (KSAMPLER, False, False),
+        ({**KSAMPLER, "sampler_name": "heun"}, True, False),
+        ({**KSAMPLER, "cfg": 1.0}, True, False),
+    ],
+    ids=["loop", "step", "another sampler", "no guidance"],
+)
+def test_a_rank_is_said_to_hold_cond_only_where_that_is_certain(
+    sampler: dict, loop_mode: bool, known: bool, host: ComfyHost
+) -> None:
+    answer = ask(host, about({"cfg": 2}, sampler, loop_mode=loop_mode))
+    assert [rank["branch"] for rank in answer["ranks"]] == (["cond", "uncond"] if known else [None, None])
+
+
+def test_auto_says_what_it_chose_and_why(host: ComfyHost) -> None:
+    answer = ask(host, about({}, KSAMPLER))
+    assert answer["plan"] == "cfg=2"
+    assert keys(answer) == ["auto_cpu", "guidance_first"]
+    assert "Guidance is split first" in answer["remarks"][1]["text"]
+    assert "no_guidance" in keys(ask(host, about({}, {**KSAMPLER, "cfg": 1})))
+
+
+@pytest.mark.parametrize(
+    ("job", "plan", "widgets"),
+    [
+        (Job("tiny-dit"), {"ulysses": 3}, ["ulysses"]),
+        (Job("tiny-dit"), {"tp": 2}, ["tp"]),
+        (Job("tiny-dit"), {"pipefusion": 2}, ["pipefusion"]),
+        (Job("tiny-dit", scheduler="model's own"), {"pipefusion": 8}, ["pipefusion"]),
+    ],
+    ids=["heads", "tensor parallel", "a stock sampler", "more stages than blocks"],
+)
+def test_an_error_is_told_in_the_words_that_the_run_ends_with(
+    job: Job, plan: dict, widgets: list[str], host: ComfyHost
+) -> None:
+    answer = ask(host, about(plan, PARALLEL if job.scheduler else KSAMPLER))
+    assert answer["widgets"] == widgets
+    with pytest.raises(PromptError) as caught:
+        host.run(job.under(plan).prompt())
+    assert answer["error"] and answer["error"] in caught.value.message
+
+
+def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
+    answer = ask(host, {"values": {"mode": "manual", "cfg": 2}})
+    assert (answer["world"], answer["ranks"][0]["heads"], keys(answer)) == (2, None, ["unchecked"])
+    answer = ask(host, {"values": {"mode": "auto"}})
+    assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "needs_model"])
+
+
+def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: ComfyHost) -> None:
+    answer = ask(host, about({"cfg": 2}, model="no-such-model"))
+    assert answer["error"] == "" and "'no-such-model'" in answer["unknown"][0]
+
+
+def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Path) -> None:
+    folder = models / "models" / "diffusers" / "tiny-dit-changed"
+    shutil.copytree(folder.with_name("tiny-dit"), folder)
+    question = about({"ulysses": 3}, model=folder.name)
+    assert "does not divide" in ask(host, question)["error"]
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_attention_heads": 6}))
+    assert ask(host, question)["error"] == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no JSON",
+        b"[]",
+        {},
+        {"values": []},
+        {"values": {"mode": "both"}},
+        {"values": {"mode": "manual", "cfg": {}}},
+        {"values": {"mode": "auto"}, "loaders": {}},
+        {"values": {"mode": "auto"}, "loaders": ["model"]},
+        {"values": {"mode": "auto"}, "loaders": [{"model_name": 3}]},
+        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [{"type": None}]}]},
+        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a"}] * 100},
+    ],
+    ids=lambda value: repr(value)[:60],
+)
+def test_what_is_no_question_is_refused_with_a_sentence(body: Any, host: ComfyHost) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(host, body)
+    assert caught.value.code == 400
+    assert caught.value.read().decode().startswith("This is no question about a plan: ")
+
+
+def test_a_question_without_end_is_refused(host: ComfyHost) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(host, b" " * (1 << 17))
+    assert caught.value.code == 413
+
+
+@pytest.mark.parametrize("value", [0, "2", 1.5, 10**30])
+def test_a_degree_that_cannot_be_is_an_error_in_the_plans_own_words(value: Any, host: ComfyHost) -> None:
+    answer = ask(host, about({"cfg": value}))
+    assert answer["error"].startswith(f"cfg={value!r} does not work") and answer["widgets"] == ["cfg"]
+
+
+@pytest.fixture(scope="module")
+def single_host(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyHost]:
+    """A ComfyUI that may start one rank."""
+    base = own_base_in(tmp_path_factory.mktemp("single"), models)
+    with ComfyHost(comfyui, base, extra_args=EXTRA_ARGS, env=SINGLE) as host:
+        yield host
+
+
+def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single_host: ComfyHost) -> None:
+    job, looped = Job("tiny-dit", seed=71), Job("tiny-dit", seed=72, scheduler="model's own")
+    alone = [latents(single_host, each.under({"cfg": 1}).prompt()) for each in (job, looped)]
+    assert status(single_host)["note"] == ""
+    assert torch.equal(latents(single_host, job.under({"cfg": 2, "ulysses": 2}).prompt()), alone[0])
+    note = status(single_host)["note"]
+    assert "the plan cfg=2 × ulysses=2 asks for 4" in note and "The image is the same" in note
+    assert torch.equal(latents(single_host, looped.under({"cfg": 2, "pipefusion": 2}).prompt()), alone[1])
+    assert "The image is the exact one" in status(single_host)["note"]
+    assert torch.equal(latents(single_host, job.under({"attention": "flash"}).prompt()), alone[0])
+    assert status(single_host)["note"] == "flash attention needs a GPU; the CPU's own kernel computes it here."
+    assert len(ranks(single_host)) == 1
+    assert note in single_host.log.read_text()
+    answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))
+    assert (answer["world"], keys(answer, "note")) == (1, ["few_cores", "same_image", "more_devices"])
+    assert keys(ask(single_host, about({}, KSAMPLER))) == ["auto_one"]
+    with pytest.raises(PromptError, match="ulysses=3 does not divide"):
+        single_host.run(job.under({"ulysses": 3}).prompt())
+
+
+def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:
+    with open_editor(browser, single_host) as editor:
+        panel = editor.open_panel()
+        note = panel.get_by_test_id("paralleldit-note")
+        open_demo(editor, {"mode": "manual", "cfg": 2}, steps=2, seed=73)
+        editor.run()
+        expect(note).to_contain_text("the plan cfg=2 asks for 2: one rank runs the whole model.")
+        expect(panel.get_by_text("Plan: one rank")).to_be_visible()
+        editor.screenshot("panel-one-device")
+        open_demo(editor, steps=2, seed=74)
+        editor.run()
+        expect(note).to_be_hidden()
+        assert editor.problems == []

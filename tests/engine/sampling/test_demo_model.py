@@ -1,0 +1,269 @@
+"""The demo model draws what it is asked for, and the checker that says so can be trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFilter
+
+from demo.host import REPOSITORY
+from tests.support.host.shape_checker import NONE, judge
+
+MODEL = REPOSITORY / "demo" / "shapes-dit"
+SIDE = 64
+SUPERSAMPLING = 8
+PAPER = (238, 236, 230)
+INKS = {
+    "red": (215, 35, 45),
+    "orange": (240, 135, 20),
+    "yellow": (250, 220, 50),
+    "green": (40, 150, 75),
+    "blue": (35, 95, 210),
+    "purple": (130, 65, 180),
+}
+Point = tuple[float, float]
+Ink = tuple[int, int, int]
+Brush = Callable[[ImageDraw.ImageDraw, float, float, float, Ink], None]
+
+
+def polygon(corners: list[Point]) -> Brush:
+    """A brush that fills the polygon with these corners, given for radius 1 about (0, 0), y downwards."""
+
+    def brush(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, ink: Ink) -> None:
+        pen.polygon([(x + radius * px, y + radius * py) for px, py in corners], fill=ink)
+
+    return brush
+
+
+def disc(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, ink: Ink) -> None:
+    pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=ink)
+
+
+def ring(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, ink: Ink) -> None:
+    disc(pen, x, y, radius, ink)
+    disc(pen, x, y, radius / 2, PAPER)
+
+
+def cross(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, ink: Ink) -> None:
+    arm = radius * 0.32
+    pen.rectangle((x - radius, y - arm, x + radius, y + arm), fill=ink)
+    pen.rectangle((x - arm, y - radius, x + arm, y + radius), fill=ink)
+
+
+def regular(corners: int, turn: float = 0, inner: float | None = None) -> list[Point]:
+    """Corners of a regular polygon, the first one upwards and then turned; of a star where inner is a radius."""
+    radii = [1.0] if inner is None else [1.0, inner]
+    count = corners * len(radii)
+    angles = [turn + 2 * math.pi * i / count for i in range(count)]
+    return [(radii[i % len(radii)] * math.sin(a), -radii[i % len(radii)] * math.cos(a)) for i, a in enumerate(angles)]
+
+
+def heart_outline() -> list[Point]:
+    angles = [2 * math.pi * i / 120 for i in range(120)]
+    height = [13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a) - math.cos(4 * a) for a in angles]
+    return [(math.sin(a) ** 3, -h / 16) for a, h in zip(angles, height, strict=True)]
+
+
+BRUSHES: dict[str, Brush] = {
+    "circle": disc,
+    "square": polygon([(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)]),
+    "triangle": polygon(regular(3)),
+    "diamond": polygon(regular(4)),
+    "star": polygon(regular(5, inner=0.45)),
+    "heart": polygon(heart_outline()),
+    "ring": ring,
+    "cross": cross,
+}
+
+
+def picture(*figures: tuple[Brush, Point, float, Ink], blur: float = 0) -> np.ndarray:
+    """Figures (brush, center, radius, ink) in pixels on paper: HWC uint8, with smooth edges."""
+    canvas = Image.new("RGB", (SIDE * SUPERSAMPLING, SIDE * SUPERSAMPLING), PAPER)
+    pen = ImageDraw.Draw(canvas)
+    for brush, (x, y), radius, ink in figures:
+        brush(pen, x * SUPERSAMPLING, y * SUPERSAMPLING, radius * SUPERSAMPLING, ink)
+    return np.asarray(canvas.resize((SIDE, SIDE), Image.Resampling.BOX).filter(ImageFilter.GaussianBlur(blur)))
+
+
+def one(brush: Brush, center: Point = (32, 32), radius: float = 21, ink: Ink = INKS["blue"]) -> np.ndarray:
+    """A picture of one figure, see `picture`."""
+    return picture((brush, center, radius, ink))
+
+
+PLACES = [((32.0, 32.0), 21.0), ((28.3, 36.6), 24.0), ((36.5, 29.2), 17.0)]
+
+
+@pytest.mark.parametrize("shape", BRUSHES)
+@pytest.mark.parametrize("color", INKS)
+def test_the_checker_tells_every_color_and_shape_apart(color: str, shape: str) -> None:
+    for center, radius in PLACES:
+        assert judge(one(BRUSHES[shape], center, radius, INKS[color])) == (color, shape), (center, radius)
+
+
+@pytest.mark.parametrize("shape", BRUSHES)
+def test_slight_noise_and_blur_change_no_verdict(shape: str) -> None:
+    generator = np.random.default_rng(0)
+    for center, radius in PLACES:
+        blurred = picture((BRUSHES[shape], center, radius, INKS["green"]), blur=0.6) / 255
+        noisy = (blurred + generator.normal(0, 0.03, blurred.shape)).clip(0, 1)
+        assert judge(noisy) == ("green", shape), (center, radius)
+
+
+def test_floats_from_0_to_1_and_bytes_get_one_verdict() -> None:
+    image = one(BRUSHES["heart"])
+    assert judge(image) == judge(image.astype(np.float32) / 255) == ("blue", "heart")
+
+
+def test_a_square_turned_by_45_degrees_is_a_diamond() -> None:
+    assert judge(one(polygon(regular(4, turn=math.pi / 4)))) == ("blue", "square")
+    assert judge(one(polygon(regular(4, turn=math.pi / 2)))) == ("blue", "diamond")
+
+
+def test_a_circle_with_a_hole_is_a_ring_and_with_a_dot_of_a_hole_neither() -> None:
+    def holed(hole: float) -> np.ndarray:
+        return picture((disc, (32, 32), 21, INKS["red"]), (disc, (32, 32), hole, PAPER))
+
+    assert judge(holed(10))[1] == "ring"
+    assert judge(holed(3))[1] == NONE
+
+
+BETWEEN = {
+    "an octagon, between square and circle": polygon(regular(8, turn=math.pi / 8)),
+    "a square with round corners": polygon(
+        [
+            (math.copysign(abs(math.cos(a)) ** 0.6, math.cos(a)), math.copysign(abs(math.sin(a)) ** 0.6, math.sin(a)))
+            for a in (2 * math.pi * i / 120 for i in range(120))
+        ]
+    ),
+    "a square turned by half of 45 degrees": polygon(regular(4, turn=math.pi / 8)),
+    "a triangle upside down": polygon(regular(3, turn=math.pi)),
+    "a triangle on its side": polygon(regular(3, turn=math.pi / 2)),
+    "a star upside down": polygon(regular(5, turn=math.pi, inner=0.45)),
+    "a pentagon": polygon(regular(5)),
+    "a star of four points": polygon(regular(4, inner=0.5)),
+    "a star as fat as a pentagon": polygon(regular(5, inner=0.7)),
+    "a cross on its corner": polygon(
+        [
+            ((x - y) * 0.7, (x + y) * 0.7)
+            for x, y in [(-1, -0.3), (-0.3, -0.3), (-0.3, -1), (0.3, -1), (0.3, -0.3), (1, -0.3)]
+            + [(1, 0.3), (0.3, 0.3), (0.3, 1), (-0.3, 1), (-0.3, 0.3), (-1, 0.3)]
+        ]
+    ),
+    "a rectangle": polygon([(-1, -0.6), (1, -0.6), (1, 0.6), (-1, 0.6)]),
+    "half a circle": polygon([(math.cos(a), math.sin(a)) for a in (math.pi * i / 60 for i in range(61))]),
+}
+
+
+@pytest.mark.parametrize("figure", BETWEEN)
+def test_a_figure_between_the_shapes_is_none_of_them(figure: str) -> None:
+    assert judge(one(BETWEEN[figure]))[1] == NONE
+
+
+def no_figures() -> dict[str, np.ndarray]:
+    """Pictures without one clear figure, by what they show instead."""
+    generator = np.random.default_rng(0)
+    blue, red = INKS["blue"], INKS["red"]
+    return {
+        "blank paper": picture(),
+        "black": np.zeros((SIDE, SIDE, 3), np.uint8),
+        "uniform noise": generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8),
+        "normal noise": generator.normal(0.5, 0.5, (SIDE, SIDE, 3)).clip(0, 1),
+        "faint noise on paper": (picture() / 255 + generator.normal(0, 0.1, (SIDE, SIDE, 3))).clip(0, 1),
+        "not numbers": np.full((SIDE, SIDE, 3), np.nan, np.float32),
+        "two squares side by side": picture(
+            (BRUSHES["square"], (18, 32), 12, blue), (BRUSHES["square"], (46, 32), 12, blue)
+        ),
+        "two circles of two colors": picture((disc, (17, 32), 13, blue), (disc, (47, 32), 13, red)),
+        "a circle and a crumb": picture((disc, (28, 32), 18, blue), (disc, (56, 54), 4, red)),
+        "a figure that fills the picture": picture((BRUSHES["square"], (32, 32), 45, blue)),
+        "a figure cut by the edge": picture((disc, (4, 32), 21, blue)),
+        "a cloud": picture((disc, (32, 32), 21, blue), blur=5),
+    }
+
+
+@pytest.mark.parametrize("image", [pytest.param(image, id=scene) for scene, image in no_figures().items()])
+def test_noise_and_blank_paper_and_crowds_are_no_shape(image: np.ndarray) -> None:
+    assert judge(image)[1] == NONE
+
+
+def test_a_hundred_pictures_of_coarse_noise_are_never_a_shape() -> None:
+    generator = np.random.default_rng(1)
+    for _ in range(100):
+        coarse = generator.random((8, 8, 3), dtype=np.float32)
+        patches = np.kron(coarse, np.ones((8, 8, 1), np.float32))
+        assert judge(patches) == (NONE, NONE)
+
+
+def test_colors_between_the_six_are_none_of_them() -> None:
+    for ink in [(120, 120, 120), (20, 20, 20), (60, 190, 200), (240, 110, 170), (190, 175, 170)]:
+        assert judge(one(disc, ink=ink))[0] == NONE, ink
+    half_red = one(disc, ink=INKS["blue"]).copy()
+    half_red[:, :32] = one(disc, ink=INKS["red"])[:, :32]
+    assert judge(half_red)[0] == NONE
+
+
+def test_an_array_that_is_no_picture_is_refused() -> None:
+    with pytest.raises(ValueError, match="height x width x 3"):
+        judge(np.zeros((3, SIDE, SIDE), np.uint8))
+
+
+@torch.no_grad()
+def sample(model: torch.nn.Module, labels_B: torch.Tensor, steps: int = 20, guidance: float = 3.0) -> torch.Tensor:
+    """Pictures BCHW in [-1, 1] by Euler's method on the rectified flow, sigma from 1 to 0, with guidance.
+
+    x_t = (1 - sigma) x0 + sigma noise, and the model predicts noise - x0; the null label is the one after the last.
+    """
+    config = model.config
+    x_BCHW = torch.randn(
+        len(labels_B),
+        config.in_channels,
+        config.sample_size,
+        config.sample_size,
+        generator=torch.Generator().manual_seed(0),
+    )
+    labels_2B = torch.cat([labels_B, torch.full_like(labels_B, config.num_embeds_ada_norm)])
+    sigmas = torch.linspace(1, 0, steps + 1)
+    for sigma, following in zip(sigmas[:-1], sigmas[1:], strict=True):
+        timestep_2B = (sigma * 1000).expand(len(labels_2B))
+        velocity = model(torch.cat([x_BCHW, x_BCHW]), timestep=timestep_2B, class_labels=labels_2B).sample
+        asked, unasked = velocity.chunk(2)
+        x_BCHW = x_BCHW + (following - sigma) * (unasked + guidance * (asked - unasked))
+    return x_BCHW
+
+
+def contact_sheet(pictures_BHWC: np.ndarray, columns: int = 8) -> Image.Image:
+    """The pictures, row by row, in one."""
+    side = pictures_BHWC.shape[1]
+    sheet = Image.new("RGB", (columns * side, math.ceil(len(pictures_BHWC) / columns) * side))
+    for index, pixels in enumerate(pictures_BHWC):
+        sheet.paste(Image.fromarray(pixels), (index % columns * side, index // columns * side))
+    return sheet
+
+
+def test_demo_model_draws_what_was_asked(tmp_path: Path) -> None:
+    from diffusers import DiTTransformer2DModel
+
+    names = json.loads((MODEL / "model_index.json").read_text())["id2label"]
+    model = DiTTransformer2DModel.from_pretrained(MODEL / "transformer", torch_dtype=torch.float32).eval()
+    # Every class once, and every third again.
+    labels = [*range(len(names)), *range(0, len(names), 3)]
+
+    x_BCHW = sample(model, torch.tensor(labels))
+    pictures_BHWC = ((x_BCHW + 1) / 2).clamp(0, 1).mul(255).round().byte().permute(0, 2, 3, 1).numpy()
+    sheet = tmp_path / "contact_sheet.png"
+    contact_sheet(pictures_BHWC).save(sheet)
+
+    seen = [" ".join(judge(pixels)) for pixels in pictures_BHWC]
+    asked = [names[str(label)] for label in labels]
+    misses = [
+        f"{index}: asked for {a}, saw {s}" for index, (a, s) in enumerate(zip(asked, seen, strict=True)) if a != s
+    ]
+    assert len(misses) <= 0.05 * len(labels), "\n".join(
+        [f"{len(misses)} of {len(labels)} pictures miss, see {sheet}", *misses]
+    )

@@ -1,0 +1,141 @@
+"""PipeFusion equals its serial oracle, whatever the stages, the sequence parallelism, the guidance split."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from demo.host import REPOSITORY
+from tests.support.cases import oracle
+from tests.support.cases.pipefusion_cases import STEPS, case_inputs, family_of, scheduler_of
+
+TOLERANCE = 1e-5
+HYBRIDS = [{}, {"ulysses": 2}, {"ring": 2}, {"cfg": 2}]
+
+
+def case(
+    family: str, scheduler: str, patches: int, sync_steps: int, short_negative: bool = False, **degrees: int
+) -> dict:
+    plan = {**degrees, "patches": patches, "sync_steps": sync_steps}
+    return {
+        "name": f"{family} {scheduler} {json.dumps(plan)}{' short negative' if short_negative else ''}",
+        "family": family,
+        "scheduler": scheduler,
+        "plan": plan,
+        "short_negative": short_negative,
+        "world": math.prod(degrees.values()),
+    }
+
+
+# The full square on one family, and on the others enough to reach every branch.
+CASES = [
+    case("dit", "flow", patches, sync_steps, pipefusion=stages, **hybrid)
+    for stages in (2, 3, 4)
+    for patches in (1, 2, 3, 5)
+    for sync_steps in (1, 3)
+    for hybrid in HYBRIDS
+]
+CASES += [case("dit", "flow", 3, 1, pipefusion=1, **hybrid) for hybrid in HYBRIDS]
+CASES += [case("dit", name, 3, 2, pipefusion=2) for name in ("ddim", "dpm++", "euler", "heun", "unipc")]
+CASES += [
+    case(family, "flow", 3, 1, pipefusion=2, **hybrid)
+    for family, anatomy in oracle.ANATOMIES.items()
+    if family != "dit" and anatomy.attention
+    for hybrid in ({}, {"ulysses": 2})
+]
+CASES += [
+    case(family, "flow", 3, 1, pipefusion=2, tp=2, **hybrid)
+    for family in ("flux-dev", "flux2-dev")
+    for hybrid in ({}, {"ulysses": 2})
+]
+CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
+# Stages that begin and end in a list that takes text and image joined, or between the lists.
+CASES += [case("flux2-dev", "flow", 2, 1, pipefusion=stages) for stages in (3, 4)]
+CASES += [
+    case(family, "flow", 3, 2, short_negative=True, pipefusion=2, **hybrid)
+    for family, hybrid in (
+        ("flux-dev", {}),
+        ("flux-dev", {"ulysses": 2}),
+        ("flux2-dev", {"ulysses": 2}),
+        ("pixart-alpha", {"cfg": 2}),
+    )
+]
+# As on GPUs, where each link between stages has a group of its own.
+CASES += [
+    {**case("dit", "flow", 4, 2, pipefusion=stages, **hybrid), "link_groups": True}
+    for stages, hybrid in ((2, {}), (3, {}), (2, {"cfg": 2}))
+]
+ALL_SYNC = [case("dit", "flow", 3, STEPS, pipefusion=2), case("pixart-alpha", "dpm++", 2, STEPS, pipefusion=2)]
+# Stages alone, for models whose image cannot be cut to patches.
+ALL_SYNC += [case(family, "flow", 1, STEPS, pipefusion=2) for family in ("z-image", "lumina2")]
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The cases of the tests selected: the latents by case name."""
+    own = [item for item in request.session.items if item.path == request.path]
+    selected = [item.callspec.params["case"] for item in own if "case" in item.fixturenames]
+    return run_cases(selected, tmp_path_factory.mktemp("pipefusion"))
+
+
+def run_cases(selected: list[dict], root: Path) -> dict[str, torch.Tensor]:
+    """Cases, one torchrun a world size: the latents by case name."""
+    folders = {name: family_of(name).save(root / name) for name in {case["family"] for case in selected}}
+    results: dict[str, torch.Tensor] = {}
+    for world in sorted({case["world"] for case in selected}):
+        cases = [{**case, "folder": str(folders[case["family"]])} for case in selected if case["world"] == world]
+        (root / "cases.json").write_text(json.dumps(cases))
+        out = root / f"world{world}"
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        run = subprocess.run(
+            [sys.executable, *launch, "-m", "tests.support.ranks.pipefusion_ranks", str(root / "cases.json"), str(out)],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert run.returncode == 0, run.stderr[-6000:]
+        for rank in range(world):
+            results.update(load_file(f"{out}.{rank}"))
+    return results
+
+
+@cache
+def expected(
+    family: str, scheduler: str, patches: int, sync_steps: int | None, short_negative: bool = False
+) -> torch.Tensor:
+    model, anatomy = family_of(family).build(), oracle.ANATOMIES[family]
+    latents, conditions, negative = case_inputs(family, short_negative)
+    return oracle.sample(
+        model, anatomy, family_of(family).reference, scheduler_of(scheduler),
+        latents, conditions, negative, 3.0, patches, sync_steps,
+    )  # fmt: skip
+
+
+def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_pipefusion_equals_its_serial_oracle(case: dict, results: dict[str, torch.Tensor]) -> None:
+    plan = case["plan"]
+    wanted = expected(case["family"], case["scheduler"], plan["patches"], plan["sync_steps"], case["short_negative"])
+    assert relative_error(results[case["name"]], wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ALL_SYNC, ids=lambda case: case["name"])
+def test_steps_that_are_all_sync_are_exact_sampling(case: dict, results: dict[str, torch.Tensor]) -> None:
+    assert relative_error(results[case["name"]], expected(case["family"], case["scheduler"], 1, None)) <= TOLERANCE
+
+
+def test_stale_steps_are_near_exact_sampling_and_not_equal() -> None:
+    error = relative_error(expected("dit", "flow", 3, 1), expected("dit", "flow", 1, None))
+    assert 1e-5 < error < 0.2

@@ -1,0 +1,309 @@
+"""A Stepper against the loops of diffusers' pipelines: timesteps, noise levels, clean latents, history."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from parallel_backend.errors import RequestError
+from parallel_backend.sampling.schedulers import (
+    FLOW,
+    MODELS_OWN,
+    SCHEDULERS,
+    build_scheduler,
+)
+from parallel_backend.sampling.stepper import Stepper
+from tests.support.cases.scheduler_cases import (
+    ALL_SCHEDULERS,
+    CONFIGS,
+    FLUX,
+    NAMED,
+    NAMED_FLOW,
+    RUNNABLE,
+    SHAPE,
+    STEPS,
+    build,
+    model,
+    plain_loop,
+    randn,
+    run,
+    seeded,
+    set_like_pipeline,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array")  # diffusers on NumPy 2
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_run_equals_a_pipelines_loop(name: str) -> None:
+    scheduler = build(name)
+    plain, noise = copy.deepcopy(scheduler), randn(1)
+    set_like_pipeline(plain, STEPS)
+    expected = plain_loop(plain, noise * getattr(plain, "init_noise_sigma", 1.0), plain.timesteps)
+    stepper = Stepper.prepare(scheduler, STEPS, generator=seeded())
+    assert stepper.timesteps == plain.timesteps.tolist() and len(stepper) == len(plain.timesteps)
+    assert torch.equal(run(stepper, stepper.initial(noise, randn(2)), model), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "LMS"])
+def test_a_partial_run_equals_an_image_to_image_pipelines_loop(name: str) -> None:
+    scheduler = build(name)
+    plain, noise, original = copy.deepcopy(scheduler), randn(1), randn(2)
+    set_like_pipeline(plain, 10)  # steps 6, denoise 0.6
+    begin = (10 - STEPS) * plain.order
+    timesteps = plain.timesteps[begin:]
+    if hasattr(plain, "set_begin_index"):
+        plain.set_begin_index(begin)
+    add_noise = plain.scale_noise if hasattr(plain, "scale_noise") else None
+    if add_noise:
+        latents = add_noise(original, timesteps[:1], noise)
+    else:
+        latents = plain.add_noise(original, noise, timesteps[:1])
+    stepper = Stepper.prepare(scheduler, STEPS, denoise=0.6, generator=seeded())
+    assert stepper.timesteps == timesteps.tolist()
+    assert len(stepper) == (2 * STEPS - 1 if plain.order == 2 else STEPS)
+    entering = stepper.initial(noise, original)
+    torch.testing.assert_close(entering, latents, rtol=1e-6, atol=1e-6)
+    expected = plain_loop(plain, latents, timesteps)
+    torch.testing.assert_close(run(stepper, entering, model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_shift_for_an_images_size_is_that_of_fluxs_pipeline() -> None:
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    plain = ALL_SCHEDULERS["FlowMatchEulerDiscreteScheduler"].from_config(FLUX)
+    plain.set_timesteps(sigmas=np.linspace(1.0, 1 / STEPS, STEPS), mu=calculate_shift(1024))
+    stepper = Stepper.prepare(build_scheduler(MODELS_OWN, FLUX), STEPS, image_tokens=1024)
+    assert stepper.timesteps == plain.timesteps.tolist()
+    with pytest.raises(RequestError, match="how many tokens"):
+        Stepper.prepare(build_scheduler("Euler flow", FLUX), STEPS)
+
+
+@pytest.mark.parametrize("name", ["Heun flow", "DPM++ 2M flow", "UniPC flow"])
+@pytest.mark.parametrize("config", [FLUX, CONFIGS[FLOW]])
+def test_a_flow_scheduler_keeps_the_models_shift_when_its_class_changes(name: str, config: dict) -> None:
+    """All spend as many of their steps above a noise level as the model's own shift asks, give or take their grids."""
+    stepper = Stepper.prepare(build_scheduler(name, config), 40, image_tokens=1024)
+    unshifted = Stepper.prepare(build_scheduler(name, {**CONFIGS[FLOW], "shift": 1.0}), 40)
+    linear = np.array([sigma for _, sigma, _ in unshifted.levels])
+    shift = np.exp(0.63) if config is FLUX else 3.0
+    expected = shift * linear / (1 + (shift - 1) * linear)
+    np.testing.assert_allclose([sigma for _, sigma, _ in stepper.levels], expected, atol=0.02)
+
+
+def test_sd3s_pipeline_leaves_the_sigmas_to_the_scheduler() -> None:
+    scheduler = build("Euler flow")
+    plain = copy.deepcopy(scheduler)
+    plain.set_timesteps(STEPS)
+    assert Stepper.prepare(scheduler, STEPS, linear_sigmas=False).timesteps == plain.timesteps.tolist()
+
+
+@pytest.mark.parametrize("last", [0.0, 0.2])
+def test_a_hosts_own_sigmas_are_taken_as_they_are(last: float) -> None:
+    """Euler's method written out; with a last sigma above zero, the noise that is left stays."""
+    sigmas, noise, original = [1.0, 0.8, 0.55, 0.3, last], randn(1), randn(2)
+    for name, scale in (("Euler flow", 1.0), ("Euler", 10.0)):
+        mine = [scale * sigma for sigma in sigmas]
+        times = [100.0, 80.0, 50.0, 20.0]
+        stepper = Stepper.prepare_explicit(build(name), mine, timesteps=times)
+        flow = SCHEDULERS[name].flow
+        latents = stepper.initial(noise, original)
+        x = expected = (1 - mine[0]) * original + mine[0] * noise if flow else original + mine[0] * noise
+        torch.testing.assert_close(latents, x)
+        for sigma, after, t in zip(mine, mine[1:], times, strict=False):
+            expected = expected + (after - sigma) * model(expected if flow else expected / (sigma**2 + 1) ** 0.5, t)
+        torch.testing.assert_close(run(stepper, latents, model), expected, rtol=1e-5, atol=1e-5)
+        left = (1 - mine[-1]) * original + mine[-1] * noise if flow else original + mine[-1] * noise
+        torch.testing.assert_close(stepper.noised(original, noise, len(stepper)), left)
+
+
+def test_explicit_sigmas_are_refused_where_diffusers_has_no_place_for_them() -> None:
+    with pytest.raises(RequestError, match="DDIMScheduler takes no sigmas from outside; use Euler"):
+        Stepper.prepare_explicit(build("DDIM"), [1.0, 0.0])
+    with pytest.raises(RequestError, match="one sigma more"):
+        Stepper.prepare_explicit(build("Euler flow"), [1.0, 0.5, 0.0], timesteps=[1000.0])
+
+
+# Noise levels and clean latents.
+
+
+def independent_level(scheduler: Any, position: int) -> tuple[float, float]:
+    """What multiplies clean latents and noise in the model's input, from the scheduler's tables."""
+    if hasattr(scheduler, "sigmas"):
+        sigma = scheduler.sigmas[position].item()
+        if "FlowMatch" in type(scheduler).__name__ or scheduler.config.get("use_flow_sigmas"):
+            return 1 - sigma, sigma
+        return 1 / (sigma**2 + 1) ** 0.5, sigma / (sigma**2 + 1) ** 0.5
+    alpha = scheduler.alphas_cumprod[int(scheduler.timesteps[position])].item()
+    return alpha**0.5, (1 - alpha) ** 0.5
+
+
+def cases() -> list[tuple[str, str]]:
+    kinds = [(name, kind) for name in NAMED for kind in SCHEDULERS[name].predictions]
+    return [(name, kind) for name, kind in kinds if not SCHEDULERS[name].flow] + [(name, FLOW) for name in NAMED_FLOW]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("denoise", [1.0, 0.5])
+@pytest.mark.parametrize(("name", "kind"), cases())
+def test_a_model_that_knows_the_image_previews_it_at_every_step_and_ends_there(
+    name: str, kind: str, denoise: float
+) -> None:
+    config = {} if kind == FLOW else {"prediction_type": kind, "rescale_betas_zero_snr": False}
+    # 5 and 10 divide 1000: CogVideoX's trailing timesteps miss the end by one where the number of steps does not.
+    stepper = Stepper.prepare(build(name, **config), 5, denoise=denoise, generator=seeded())
+    image = randn(5)
+    latents = stepper.initial(randn(1), image)
+    for index in range(len(stepper)):
+        model_input = stepper.model_input(latents, index)
+        alpha, sigma = independent_level(stepper.scheduler, stepper.begin + index)
+        noise = (model_input - alpha * image) / sigma
+        prediction = {
+            "epsilon": noise,
+            "v_prediction": alpha * noise - sigma * image,
+            "sample": image,
+            FLOW: (model_input - image) / sigma,
+        }[kind]
+        preview = stepper.denoised(prediction, index, model_input)
+        torch.testing.assert_close(preview, image, rtol=1e-4, atol=1e-4 / alpha if alpha else 1e-4)
+        latents = stepper.step(prediction, index, latents)
+    torch.testing.assert_close(latents, image, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_original_is_noised_to_the_level_of_each_call_and_is_itself_in_the_end(name: str) -> None:
+    stepper = Stepper.prepare(build(name), STEPS, denoise=0.5)
+    noise, original = randn(1), randn(2)
+    assert torch.equal(stepper.initial(noise, original), stepper.noised(original, noise, 0))
+    for index in range(len(stepper)):
+        alpha, sigma = independent_level(stepper.scheduler, stepper.begin + index)
+        noised = stepper.model_input(stepper.noised(original, noise, index), index)
+        torch.testing.assert_close(noised, alpha * original + sigma * noise, rtol=1e-5, atol=1e-5)
+        stepper.step(torch.zeros(SHAPE), index, original)
+    assert torch.equal(stepper.noised(original, noise, len(stepper)), original)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("denoise", [1.0, 0.5])
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if hasattr(ALL_SCHEDULERS[name], "scale_model_input")])
+def test_the_noise_level_of_a_call_is_the_one_that_the_models_input_is_scaled_for(name: str, denoise: float) -> None:
+    """Half steps of the midpoint solvers too, whose level is in no table of timesteps."""
+    if name == "PNDMScheduler":  # its runs are whole ones
+        denoise = 1.0
+    stepper = Stepper.prepare(ALL_SCHEDULERS[name](), STEPS, denoise=denoise, generator=seeded())
+    latents = randn(1)
+    for index in range(len(stepper)):
+        model_input = stepper.model_input(latents, index)
+        torch.testing.assert_close(model_input, latents * stepper.levels[index][2], rtol=1e-5, atol=1e-6)
+        latents = stepper.step(randn(2), index, latents)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_midpoint_solver_passes_through_the_noise_levels_that_it_says() -> None:
+    stepper = Stepper.prepare(ALL_SCHEDULERS["KDPM2DiscreteScheduler"](), STEPS)
+    noise, image = randn(1), randn(2)
+    latents = stepper.noised(image, noise, 0)
+    for index in range(len(stepper)):
+        torch.testing.assert_close(latents, stepper.noised(image, noise, index), rtol=1e-4, atol=1e-4)
+        latents = stepper.step(noise, index, latents)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("MiniMaxH3Scheduler", {}),
+        ("FlowMatchEulerDiscreteScheduler", {"invert_sigmas": True}),  # Mochi's
+        ("LTXEulerAncestralRFScheduler", {}),
+    ],
+)
+def test_a_flow_told_the_other_way_round_previews_and_ends_with_the_image(name: str, config: dict) -> None:
+    stepper = Stepper.prepare(ALL_SCHEDULERS[name](**config), STEPS, denoise=0.5, generator=seeded())
+    image, sign = randn(2), 1 if name.startswith("LTX") else -1
+    latents = stepper.initial(randn(1), image)
+    for index, timestep in enumerate(stepper.timesteps):
+        sigma = {"MiniMaxH3Scheduler": 1 - timestep, "LTXEulerAncestralRFScheduler": timestep / 1000}.get(
+            name, 1 - timestep / 1000
+        )
+        prediction = sign * (latents - image) / sigma
+        torch.testing.assert_close(stepper.denoised(prediction, index, latents), image, rtol=1e-4, atol=1e-4)
+        latents = stepper.step(prediction, index, latents)
+    torch.testing.assert_close(latents, image, rtol=1e-4, atol=1e-4)
+
+
+def test_an_edm_model_previews_through_its_preconditioning() -> None:
+    stepper = Stepper.prepare(ALL_SCHEDULERS["EDMEulerScheduler"](), STEPS)
+    image = randn(2)
+    latents = stepper.initial(randn(1), image)
+    for index in range(len(stepper)):
+        sigma = stepper.scheduler.sigmas[index].item()
+        skip, out = 0.25 / (sigma**2 + 0.25), 0.5 * sigma / (sigma**2 + 0.25) ** 0.5
+        prediction = (image - skip * latents) / out
+        preview = stepper.denoised(prediction, index, stepper.model_input(latents, index))
+        torch.testing.assert_close(preview, image, rtol=1e-3, atol=1e-3)
+        latents = stepper.step(prediction, index, latents)
+    torch.testing.assert_close(latents, image, rtol=1e-3, atol=1e-3)
+
+
+def test_lms_in_the_middle_of_a_schedule_counts_only_the_history_that_it_has() -> None:
+    """diffusers alone takes fourth-order coefficients at the first step there, and misses the image."""
+    plain = build("LMS")
+    plain.set_timesteps(12)
+    plain.set_begin_index(6)
+    image = randn(5)
+    noise, latents = randn(1), None
+    latents = plain.add_noise(image, noise, plain.timesteps[6:7])
+    for t in plain.timesteps[6:]:
+        plain.scale_model_input(latents, t)
+        latents = plain.step(noise, t, latents).prev_sample
+    assert (latents - image).abs().max() > 0.1
+    stepper = Stepper.prepare(build("LMS"), STEPS, denoise=0.5)
+    found = run(stepper, stepper.initial(noise, image), lambda _input, _t: noise)
+    torch.testing.assert_close(found, image, rtol=1e-4, atol=1e-4)
+
+
+# State.
+
+
+@pytest.mark.parametrize("name", ["DDPM", "Euler ancestral", "DPM++ 2M SDE", "LCM", "CogVideoX DPM"])
+def test_a_copy_draws_the_same_noise_and_leaves_its_original_alone(name: str) -> None:
+    stepper = Stepper.prepare(build(name), STEPS, generator=seeded())
+    latents = stepper.initial(randn(1), randn(2))
+    for index in range(2):
+        latents = stepper.step(model(stepper.model_input(latents, index), 0), index, latents)
+    twins = [stepper.copy(), stepper.copy()]
+    ends = []
+    for twin in [*twins, stepper]:
+        mine = latents
+        for index in range(2, STEPS):
+            mine = twin.step(model(twin.model_input(mine, index), 0), index, mine)
+        ends.append(mine)
+    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_stepper_changes_neither_the_scheduler_nor_the_tensors_that_it_is_given(name: str) -> None:
+    scheduler = build(name)
+    before = copy.deepcopy(vars(scheduler))
+    stepper = Stepper.prepare(scheduler, STEPS, generator=seeded())
+    latents = stepper.initial(randn(1), randn(2))
+    kept = latents.clone()
+    model_input = stepper.model_input(latents, 0)
+    model_input.zero_()
+    stepper.step(randn(3), 0, latents)
+    assert torch.equal(latents, kept)
+    assert str(before) == str(vars(scheduler))
+
+
+@pytest.mark.parametrize("name", ["DPMSolverSDEScheduler", "CosineDPMSolverMultistepScheduler"])
+@pytest.mark.filterwarnings("ignore")
+def test_noise_from_a_brownian_tree_follows_the_seed(name: str) -> None:
+    ends = []
+    for seed in (11, 11, 12):
+        generator = torch.Generator().manual_seed(seed)
+        stepper = Stepper.prepare(ALL_SCHEDULERS[name](), STEPS, generator=generator)
+        ends.append(run(stepper, stepper.initial(randn(1), randn(2)), model))
+    assert torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])

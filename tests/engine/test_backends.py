@@ -1,0 +1,141 @@
+"""The attention backend of a plan is the one that computes, and one that cannot is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from diffusers.models import attention_dispatch
+
+from parallel_backend import transformer
+from parallel_backend.errors import PlanError
+from parallel_backend.groups.mesh import Mesh, build_mesh
+from parallel_backend.plan import ATTENTION, ParallelPlan
+from parallel_backend.seams import backends
+from parallel_backend.seams.backends import BACKENDS, NATIVE, Backend, choose_backend
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES, UNEVEN
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Pretends a GPU of compute capability 9.0; the test puts in the names of the backends that can be called."""
+    usable: set[str] = set()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(backends, "is_usable", lambda backend: backend.name in usable)
+    return usable
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def load(family: str, folder: Path, mesh: Mesh) -> ParallelTransformer:
+    files = (str(FAMILIES[family].save(folder) / "diffusion_pytorch_model.safetensors"),)
+    return ParallelTransformer.load(ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files), mesh)
+
+
+def test_every_backend_of_a_plan_exists() -> None:
+    assert {"auto", *(backend.name for backend in BACKENDS)} == set(ATTENTION)
+    with pytest.raises(PlanError, match="no attention='fast' in a plan; use auto, native"):
+        ParallelPlan(attention="fast")
+
+
+def test_auto_takes_the_best_that_the_device_has(gpu: set[str]) -> None:
+    assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == "native"
+    for name in ("sage", "cudnn", "flash", "flash3"):
+        gpu.add(name)
+        assert choose_backend("auto", CUDA, BF16, 64, ring=1).name == ("native" if name == "sage" else name)
+    assert choose_backend("auto", CPU, BF16, 64, ring=1).name == "native"
+    assert choose_backend("auto", CUDA, torch.float32, 64, ring=1).name == "native"
+
+
+def test_auto_takes_what_can_do_the_plan_and_the_model(gpu: set[str]) -> None:
+    gpu.update({"cudnn", "flash"})
+    assert choose_backend("auto", CUDA, BF16, 256, ring=1).name == "flash"
+    assert choose_backend("auto", CUDA, BF16, 20, ring=1).name == "native"
+    gpu.remove("flash")
+    assert choose_backend("auto", CUDA, BF16, 64, ring=2).name == "native"
+
+
+def test_a_backend_that_cannot_is_refused_with_the_reason_and_another(
+    gpu: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.update({"cudnn", "sage"})
+    with pytest.raises(PlanError, match="attention=flash needs the package flash-attn.*use attention=cudnn or native"):
+        choose_backend("flash", CUDA, BF16, 64, ring=1)
+    with pytest.raises(PlanError, match="attention=sage returns no log-sum-exp, which ring=2 needs; use .*native"):
+        choose_backend("sage", CUDA, BF16, 64, ring=2)
+    with pytest.raises(PlanError, match="attention=cudnn computes in bf16 or fp16.*fp32; use attention=native, or"):
+        choose_backend("cudnn", CUDA, torch.float32, 64, ring=1)
+    with pytest.raises(PlanError, match="attention=sage takes head dims .* up to 128, and the model's is 256"):
+        choose_backend("sage", CUDA, BF16, 256, ring=1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    with pytest.raises(PlanError, match=r"attention=flash3 needs a device of compute capability 9\.0"):
+        choose_backend("flash3", CUDA, BF16, 64, ring=1)
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTION if name not in ("auto", "native")])
+def test_a_cpu_group_refuses_a_gpu_backend_by_name(name: str, one_rank: None, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=f"attention={name} runs on CUDA devices.*cpu; use attention=native, or auto"):
+        load("dit", tmp_path, build_mesh(ParallelPlan(attention=name), CPU))
+
+
+@dataclass(frozen=True)
+class CountingBackend(Backend):
+    """A kernel of diffusers' that runs on a CPU."""
+
+    name: str = "math"
+    kernel: str = "_native_math"
+    calls: list[torch.Size] = field(default_factory=list)
+
+    def attend(self, q_BhRD, k_BhKD, v_BhKD, scale, mask=None):
+        self.calls.append(q_BhRD.shape)
+        return super().attend(q_BhRD, k_BhKD, v_BhKD, scale, mask)
+
+
+@pytest.mark.parametrize("family", ["dit", "sd3.5", "flux-dev", "wan-t2v"])
+def test_the_backend_computes_self_attention_where_nothing_is_sharded(
+    family: str, one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = CountingBackend()
+    monkeypatch.setattr(transformer, "choose_backend", lambda *_: backend)
+    model = load(family, tmp_path, build_mesh(ParallelPlan(), CPU))
+    inputs = FAMILIES[family].inputs(*FAMILIES[family].shapes[UNEVEN])
+    with torch.inference_mode():
+        expected = FAMILIES[family].reference(FAMILIES[family].build(), *inputs)
+    assert (model(*inputs) - expected).norm() / expected.norm() <= 1e-5
+    modules = [name for name, _ in model.model.named_modules() if name.split(".")[-1] in model.spec.self_attention]
+    assert len(backend.calls) == len(modules)
+
+
+@pytest.mark.parametrize("name", ["flash", "flash3"])
+def test_log_sum_exps_come_out_alike_whatever_their_layout(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels need a GPU; here is what they return, by their documentation: BhR, and diffusers turns 3's round."""
+
+    def kernel(query, key, value, scale, backend, attention_kwargs):
+        assert backend == {"flash": "flash", "flash3": "_flash_3"}[name] and attention_kwargs == {"return_lse": True}
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        lse = (query @ key.mT * scale).logsumexp(-1)
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2)
+        return out, lse if name == "flash" else lse.transpose(1, 2)
+
+    monkeypatch.setattr(attention_dispatch, "dispatch_attention_fn", kernel)
+    query, key, value = torch.randn(3, 2, 4, 7, 8)
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    for got, wanted in zip(
+        backend.attend_with_lse(query, key, value, 0.3), NATIVE.attend_with_lse(query, key, value, 0.3), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)

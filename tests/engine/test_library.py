@@ -1,0 +1,217 @@
+"""A diffusers pipeline in a plain script: the same images on several ranks, by the pipeline's own call."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL import Image
+from safetensors.torch import load_file
+
+from demo.host import REPOSITORY
+from parallel_backend import ParallelPlan, parallelize, start_distributed
+from parallel_backend.errors import PlanError
+from parallel_backend.weights.folder import transformer_source
+from parallel_backend.weights.loading import build_transformer, load_weights
+from tests.support.cases import oracle
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.library_cases import CALLS, SEED, dit, dit_family, family_shape, save_dit
+
+TOLERANCE = 1e-5
+ONE_LEVEL = 1  # of 255: what rounding to pixels can make of a smaller difference
+HEADING = "## In a script"
+
+
+def case(call: str, batch: int = 1, seeded: bool = True, twice: bool = False, **plan: int) -> dict:
+    note = ("" if seeded else ", unseeded") + (", second call" if twice else "")
+    name = f"{call}, batch {batch}{note}, {json.dumps(plan)}"
+    return {"name": name, "call": call, "batch": batch, "seeded": seeded, "twice": twice, "plan": plan}
+
+
+CASES = [
+    *[case("DiT", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
+    *[case("DiT", 3, dp=2), case("DiT", 3, dp=2, cfg=2), case("DiT", 1, seeded=False, cfg=2)],
+    *[case("PixArt", 1, **plan) for plan in ({"ulysses": 2}, {"cfg": 2}, {"cfg": 2, "ring": 2})],
+    *[case("PixArt", 3, dp=2), case("PixArt", 2, dp=2, cfg=2)],
+    *[case("SD3", 1, **plan) for plan in ({"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
+    case("SD3", 3, dp=2),
+    *[case("Qwen-Image", 3, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"dp": 2}, {"dp": 2, "ring": 2})],
+    *[case("Flux", 1, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"tp": 2, "ulysses": 2}, {"dp": 2}, {"dp": 4})],
+    *[case("Flux", 3, dp=2), case("Flux", 3, dp=2, twice=True), case("Flux", 1, seeded=False, ulysses=2)],
+    *[case("Flux", 3, dp=2, tp=2), case("Flux, two forwards", 3, dp=2), case("Flux, two forwards", 1, ulysses=2)],
+    *[case("Chroma", 1, ulysses=2), case("Chroma", 3, dp=2), case("Flux.2", 1, tp=2), case("Flux.2", 3, dp=2, ring=2)],
+    *[case("Z-Image", 1, ulysses=2), case("Z-Image", 1, cfg=2), case("Z-Image", 3, dp=2, ring=2)],
+    *[case("Flux, as many tokens as rows", 4, dp=2), case("Flux, as many tokens as rows", 4, dp=2, ulysses=2)],
+]
+REFUSED = {
+    "pipefusion": ("PlanError", "Denoiser"),
+    "patches": ("PlanError", "Denoiser"),
+    "another world size": ("PlanError", "a world size of 4, and torchrun started 2"),
+    "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
+    "no folder": ("ModelFileError", "nowhere/transformer/config.json"),
+    "heads": ("PlanError", "ulysses=2 does not divide the model's 3 heads"),
+    "no tensor-parallel plan": ("PlanError", "tp=2 needs"),
+    "no transformer": ("RequestError", "DDPMPipeline has no transformer"),
+    "unknown transformer": ("UnknownModelError", "Linear"),
+    "twice": ("RequestError", "parallel already"),
+    "prompts of its own": ("RequestError", "different"),
+    "noise of its own": ("RequestError", "different hidden_states"),
+    "skipped layers": ("RequestError", "skip_layers"),
+    "IP-Adapter": ("RequestError", "ip_adapter_image_embeds"),
+}
+
+
+def torchrun(world: int, arguments: list[str], cwd: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([*launch, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what the ranks saved of all cases and refusals."""
+    root = tmp_path_factory.mktemp("library")
+    for world in (2, 4):
+        (root / "cases.json").write_text(json.dumps([c for c in CASES if math.prod(c["plan"].values()) == world]))
+        torchrun(world, ["-m", "tests.support.ranks.library_ranks", str(root), str(root / "cases.json")], REPOSITORY)
+    return root
+
+
+@cache
+def plain(call: str, batch: int, seeded: bool) -> torch.Tensor:
+    """What the pipeline returns in one process."""
+    generator = torch.Generator().manual_seed(SEED) if seeded else None
+    pipeline = CALLS[call].pipeline()
+    torch.manual_seed(SEED)
+    return CALLS[call].run(pipeline, batch, generator)
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out: Path) -> None:
+    got = load_file(out / f"world{math.prod(case['plan'].values())}.safetensors")[case["name"]]
+    expected = plain(case["call"], case["batch"], case["seeded"])
+    assert got.shape == expected.shape
+    assert relative_error(got, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, out: Path) -> None:
+    family = FAMILIES[name]
+    with torch.inference_mode():
+        expected = family.reference(family.build(), *family.inputs(*family_shape(name)))
+    assert relative_error(load_file(out / "world2.safetensors")[name], expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_on_every_rank_alike(name: str, out: Path) -> None:
+    told = [json.loads((out / f"refusals.{rank}.json").read_text())[name] for rank in range(2)]
+    kind, reason = REFUSED[name]
+    assert told[0] == told[1]
+    assert told[0].startswith(f"{kind}: ") and reason in told[0]
+
+
+def readme_scripts() -> list[str]:
+    """The Python blocks of the README's section, as they stand."""
+    pages = (REPOSITORY / name for name in ("README.md", "README_section.md"))
+    text = next(text for page in pages if page.exists() and HEADING in (text := page.read_text()))
+    section = text.split(HEADING)[1].split("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
+
+
+def run_script(script: str, folder: Path) -> np.ndarray:
+    """The pixels that a script of the README saves, run on two ranks on a pipeline folder."""
+    save_dit(folder / "pipeline")
+    (folder / "script.py").write_text(script)
+    torchrun(2, ["script.py", "pipeline"], folder)
+    return pixels(Image.open(folder / "image.png"))
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image, dtype=np.int16)
+
+
+def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
+    assert expected.std() > 5 * ONE_LEVEL  # a picture, and not a plain colour that anything would be equal to
+    assert got.shape == expected.shape
+    assert np.abs(got - expected).max() <= ONE_LEVEL
+
+
+def test_the_readmes_parallel_pipeline_draws_the_plain_pipelines_image(tmp_path: Path) -> None:
+    script, _ = readme_scripts()
+    got = run_script(script, tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    pipeline = dit()
+    assert_same_picture(got, pixels(pipeline([207], generator=generator, num_inference_steps=20).images[0]))
+
+
+def test_the_readmes_pipefusion_draws_the_oracles_image(tmp_path: Path) -> None:
+    _, script = readme_scripts()
+    got = run_script(script, tmp_path)
+    pipeline: diffusers.DiTPipeline = dit()
+    pipeline.scheduler.set_timesteps(20)
+    noise = torch.randn(1, 4, 32, 32, generator=torch.Generator().manual_seed(0))
+    asked, unasked = ({"class_labels": torch.tensor([label])} for label in (207, 1000))
+    latents = oracle.sample(
+        pipeline.transformer, oracle.ANATOMIES["dit"], dit_family().reference, pipeline.scheduler,
+        noise, asked, unasked, guidance=4.0, patches=2, sync_steps=1,
+    )  # fmt: skip
+    with torch.inference_mode():
+        image = pipeline.vae.decode(latents / pipeline.vae.config.scaling_factor).sample
+    assert_same_picture(got, pixels(VaeImageProcessor().postprocess(image)[0]))
+
+
+def test_a_folder_from_before_diffusers_030_with_its_weights_in_several_files_is_loaded(tmp_path: Path) -> None:
+    model = FAMILIES["pixart-alpha"].build()
+    model.save_pretrained(tmp_path / "transformer", max_shard_size="500KB")
+    config = tmp_path / "transformer" / "config.json"
+    config.write_text(config.read_text().replace("PixArtTransformer2DModel", "Transformer2DModel"))
+    source = transformer_source(tmp_path)
+    assert source.model_class == "PixArtTransformer2DModel" and len(source.files) > 1
+    loaded = build_transformer(source)
+    load_weights(loaded, source, torch.device("cpu"), {})
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_script_that_torchrun_did_not_start_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(RuntimeError, match="torchrun --nproc-per-node"):
+        start_distributed("cpu")
+    with pytest.raises(RuntimeError, match="call start_distributed"):
+        parallelize(CALLS["Flux"].pipeline(), ParallelPlan())
+
+
+def test_more_ranks_than_gpus_are_refused_before_they_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(PlanError, match="--nproc-per-node=1"):
+        start_distributed("cuda")
+
+
+def test_each_readme_script_is_about_ten_lines() -> None:
+    for script in readme_scripts():
+        body = [line for line in script.splitlines() if line and not line.startswith(("import", "from"))]
+        assert len(body) <= 11
+
+
+def test_comfyui_can_import_plan_and_specs_without_diffusers_or_groups() -> None:
+    heavy = "{'diffusers', 'parallel_backend.groups.mesh', 'parallel_backend.library'}"
+    code = f"import sys, parallel_backend.plan, parallel_backend.models; print({heavy} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,123 @@
+"""What the ranks hold and read together is one copy of the model, and the parts that the methods leave on every rank.
+
+PipeFusion leaves on every stage what is not a block: embedders and head. Tensor parallel leaves on every rank what is
+not a linear layer of attention or feed-forward: embedders, head, norms with their modulation, and the biases that are
+added behind an all-reduce.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from demo.host import REPOSITORY
+from parallel_backend.weights.loading import ModelSource, TensorSlice
+from tests.support.cases.families import FAMILIES
+
+FLUX = FAMILIES["flux-dev"]
+PLANS = {
+    "stages": {"pipefusion": 2},
+    "tensor": {"tp": 2},
+    "fused": {"tp": 2},
+    "both": {"pipefusion": 2, "tp": 2},
+    "all": {"pipefusion": 2, "ulysses": 2, "tp": 2},
+}
+COLUMNS = r"(to_[qkv]|add_[qkv]_proj|net\.0\.proj|proj_mlp)\.(weight|bias)"
+ROWS = r"(to_out\.0|to_add_out|net\.2|single_transformer_blocks\.\d+\.proj_out)\.weight"
+
+Held = list[dict[str, torch.Tensor]]
+
+
+def fuse(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, TensorSlice]]:
+    """The weights with query, key and value in one tensor, as Flux's own files have them, and where each lies."""
+    fused, names = {}, {}
+    for name, tensor in tensors.items():
+        parent, _, kind = name.rpartition(".to_q.")
+        if parent:
+            parts = {f"{parent}.to_{letter}.{kind}": tensors[f"{parent}.to_{letter}.{kind}"] for letter in "qkv"}
+            fused[f"{parent}.qkv.{kind}"] = torch.cat(list(parts.values()))
+            for index, part in enumerate(parts):
+                names[part] = TensorSlice(f"{parent}.qkv.{kind}", index * len(tensor), len(tensor))
+        elif not re.search(r"\.to_[kv]\.", name):
+            fused[name], names[name] = tensor, TensorSlice(name)
+    return fused, names
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's one file."""
+    return FLUX.save(tmp_path_factory.mktemp("flux")) / "diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def loaded(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Held, list[int]]]:
+    """By name of the plan, what each rank holds, and the bytes that each has read."""
+    root = tmp_path_factory.mktemp("memory")
+    fused, names = fuse(load_file(whole))
+    save_file(fused, root / "fused.safetensors")
+    plain = ModelSource(FLUX.model_class, FLUX.config, (str(whole),))
+    sources = {"fused": replace(plain, files=(str(root / "fused.safetensors"),), names=names)}
+    for world in {math.prod(plan.values()) for plan in PLANS.values()}:
+        cases = [
+            {"name": name, "plan": plan, "source": sources.get(name, plain).to_json()}
+            for name, plan in PLANS.items()
+            if math.prod(plan.values()) == world
+        ]
+        (root / "cases.json").write_text(json.dumps(cases))
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        run = subprocess.run(
+            [sys.executable, *launch, "-m", "tests.support.ranks.memory_ranks", str(root / "cases.json"), str(root)],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert run.returncode == 0, run.stderr[-4000:]
+    results = {}
+    for name, plan in PLANS.items():
+        paths = [root / f"{name}.{rank}.safetensors" for rank in range(math.prod(plan.values()))]
+        read = []
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                read.append(int(file.metadata()["bytes_read"]))
+        results[name] = [load_file(path) for path in paths], read
+    return results
+
+
+def copies(name: str, plan: dict[str, int]) -> int:
+    """How many times the ranks hold a parameter's values, all ranks together."""
+    in_block = "transformer_blocks." in name
+    shared = in_block and re.search(rf"(^|\.)({COLUMNS}|{ROWS})$", name)
+    stages, tensor = (1 if in_block else plan.get("pipefusion", 1)), (1 if shared else plan.get("tp", 1))
+    return stages * tensor * plan.get("ulysses", 1)
+
+
+@pytest.mark.parametrize("load", PLANS)
+def test_ranks_hold_one_copy_and_what_the_methods_replicate(load: str, whole: Path, loaded: dict) -> None:
+    held, _ = loaded[load]
+    for name, tensor in load_file(whole).items():
+        values = sum(rank[name].numel() for rank in held if name in rank)
+        assert values == copies(name, PLANS[load]) * tensor.numel(), name
+
+
+@pytest.mark.parametrize("load", PLANS)
+def test_a_rank_reads_what_it_holds_and_nothing_else(load: str, loaded: dict) -> None:
+    for held, read in zip(*loaded[load], strict=True):
+        assert read == sum(tensor.nbytes for tensor in held.values())
+
+
+def test_tensor_parallel_reads_its_part_of_fused_weights(loaded: dict) -> None:
+    for plain, fused in zip(loaded["tensor"][0], loaded["fused"][0], strict=True):
+        assert plain.keys() == fused.keys()
+        for name, tensor in plain.items():
+            assert torch.equal(tensor, fused[name]), name

@@ -1,0 +1,183 @@
+"""A plan that cannot work is refused before anything starts, and the error says what would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import diffusers
+import pytest
+
+from demo.host import REPOSITORY
+from parallel_backend.errors import PlanError, UnknownModelError
+from parallel_backend.groups.mesh_layout import rank_parts
+from parallel_backend.models import model_classes, spec_for
+from parallel_backend.plan import ParallelPlan
+from tests.support.ranks.plan_ranks import BLOCKS, HEADS, PLANS, TOKENS
+
+WORLD = 8
+
+
+def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
+    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
+        ParallelPlan(ulysses=3).check_model(heads=8)
+    with pytest.raises(PlanError, match=r"use 6, or ring=7\."):
+        ParallelPlan(ulysses=7).check_model(heads=6)
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(PlanError, match="pipefusion=9 has more stages than the model has blocks; use 8 or less"):
+        ParallelPlan(pipefusion=9).check_model(heads=8, blocks=8)
+
+
+def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
+    with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
+        ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)
+    with pytest.raises(PlanError, match="ulysses=4 does not divide the 6 heads of a tp=4 rank; use 3 or 6, or ring=4"):
+        ParallelPlan(tp=4, ulysses=4).check_model(heads=24, tensor_parallel=True)
+    ParallelPlan(tp=4, ulysses=2).check_model(heads=24, tensor_parallel=True)
+
+
+def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() -> None:
+    with pytest.raises(PlanError, match="tp=2 needs a model.*use tp=1, and ring=2 or pipefusion=2"):
+        ParallelPlan(tp=2).check_model(heads=8, tensor_parallel=spec_for("SD3Transformer2DModel").tensor_parallel)
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked"),
+    [
+        (ParallelPlan(pipefusion=2), "pipefusion=2 with 2 patches"),
+        (ParallelPlan(pipefusion=2, patches=4), "pipefusion=2 with 4 patches"),
+        (ParallelPlan(patches=3), "pipefusion=1 with 3 patches"),
+    ],
+)
+def test_patches_are_refused_where_the_blocks_see_text_and_image_as_one_sequence(
+    plan: ParallelPlan, asked: str
+) -> None:
+    for model_class in ("ZImageTransformer2DModel", "Lumina2Transformer2DModel"):
+        with pytest.raises(PlanError, match=f"{asked} .* use patches=1, or ring="):
+            plan.check_model(heads=8, pipefusion=spec_for(model_class).pipefusion)
+
+
+def test_stages_without_patches_are_left_to_every_model() -> None:
+    ParallelPlan(pipefusion=2, patches=1).check_model(heads=8, pipefusion=False)
+
+
+@pytest.mark.parametrize("model_class", model_classes())
+def test_a_spec_says_whether_diffusers_has_a_tensor_parallel_plan(model_class: str) -> None:
+    shipped = getattr(getattr(diffusers, model_class), "_tp_plan", None) is not None
+    assert spec_for(model_class).tensor_parallel == shipped
+
+
+@pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
+def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
+    with pytest.raises(PlanError, match="cfg="):
+        ParallelPlan(cfg=degree)
+
+
+def test_an_axis_that_does_not_exist_is_named() -> None:
+    with pytest.raises(PlanError, match="'unknown'.*cfg, pipefusion, ring, ulysses, tp"):
+        ParallelPlan.from_json({"unknown": 2})
+
+
+def test_more_ranks_than_devices_are_refused() -> None:
+    with pytest.raises(PlanError, match="needs 4 devices and this machine has 2"):
+        ParallelPlan(cfg=2, ulysses=2).check_devices(2)
+
+
+def test_with_one_device_or_too_few_cores_one_rank_runs_with_the_same_kernel() -> None:
+    asked = ParallelPlan(cfg=2, pipefusion=2, patches=3, attention="flash")
+    assert asked.fitted(1, cores=False) == ParallelPlan(attention="flash")
+    assert asked.fitted(2, cores=True) == ParallelPlan(attention="flash")
+    assert asked.fitted(4, cores=False) is asked
+
+
+@pytest.mark.parametrize("devices", [0, 2, 3])
+def test_with_several_devices_but_too_few_the_plan_is_refused(devices: int) -> None:
+    with pytest.raises(PlanError, match=f"needs 4 devices and this machine has {devices}"):
+        ParallelPlan(cfg=2, ulysses=2).fitted(devices, cores=False)
+
+
+@pytest.mark.parametrize("devices", range(1, 9))
+@pytest.mark.parametrize("heads", [1, 6, 16, 24])
+@pytest.mark.parametrize("guided", [True, False])
+def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: int, guided: bool) -> None:
+    plan = ParallelPlan.auto(devices, heads, guided)
+    plan.check_model(heads, pipefusion=False)
+    plan.check_devices(devices)
+
+
+def test_an_automatic_plan_uses_every_device_where_the_heads_allow() -> None:
+    assert ParallelPlan.auto(8, heads=16, guided=True) == ParallelPlan(cfg=2, ulysses=4)
+
+
+def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None:
+    assert ParallelPlan.auto(2, heads=24, guided=False) == ParallelPlan(ulysses=2)
+    guided = {name: spec_for(name).guided({"guidance_embeds": True}) for name in model_classes()}
+    assert {name for name in guided if not guided[name]} == {
+        "FluxTransformer2DModel",
+        "Flux2Transformer2DModel",
+        "HunyuanVideoTransformer3DModel",
+    }
+
+
+def test_an_unknown_transformer_class_points_to_the_manual() -> None:
+    with pytest.raises(UnknownModelError, match="NoSuchTransformer.*parallel_backend/models/README.md"):
+        spec_for("NoSuchTransformer")
+
+
+@pytest.mark.parametrize(
+    ("plan", "check", "fields"),
+    [
+        (ParallelPlan(ulysses=3), lambda plan: plan.check_model(8), ("ulysses",)),
+        (ParallelPlan(tp=4, ulysses=4), lambda plan: plan.check_model(24, tensor_parallel=True), ("ulysses", "tp")),
+        (ParallelPlan(tp=2), lambda plan: plan.check_model(8), ("tp",)),
+        (ParallelPlan(pipefusion=9), lambda plan: plan.check_model(8, blocks=8), ("pipefusion",)),
+        (ParallelPlan(pipefusion=2), ParallelPlan.check_step_mode, ("pipefusion",)),
+        (ParallelPlan(pipefusion=2, patches=4), ParallelPlan.check_step_mode, ("pipefusion", "patches")),
+        (ParallelPlan(cfg=2, ring=2), lambda plan: plan.check_devices(2), ("cfg", "ring")),
+    ],
+    ids=str,
+)
+def test_an_error_says_which_values_of_the_plan_it_is_about(plan: ParallelPlan, check, fields: tuple) -> None:
+    with pytest.raises(PlanError) as caught:
+        check(plan)
+    assert caught.value.fields == fields
+
+
+@pytest.fixture(scope="module")
+def real_parts(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
+    """What the engine gives each rank under each of PLANS."""
+    out = tmp_path_factory.mktemp("parts") / "rank"
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
+    run = subprocess.run(
+        [sys.executable, *launch, "-m", "tests.support.ranks.plan_ranks", str(out)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-4000:]
+    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("case", range(len(PLANS)), ids=[str(ParallelPlan(**plan)) for plan in PLANS])
+def test_what_is_told_of_each_rank_is_what_the_engine_gives_it(case: int, real_parts: list[list[dict]]) -> None:
+    plan = ParallelPlan(**PLANS[case])
+    parts = rank_parts(plan, HEADS, sum(BLOCKS))
+    assert len(parts) == plan.world_size == WORLD
+    split = [axis for axis, degree in plan.degrees().items() if degree > 1]
+    for part, real in zip(parts, (ranks[case] for ranks in real_parts), strict=True):
+        assert part.places == real["places"]
+        assert [part.places[axis] for axis in split] == real["coordinate"]
+        assert list(part.blocks) == real["blocks"]
+        assert list(part.heads) == real["heads"]
+        spans = [range(round(start * TOKENS), round(stop * TOKENS)) for start, stop in part.tokens]
+        assert [token for span in spans for token in span] == real["tokens"]
+
+
+def test_every_token_block_and_head_is_told_of_exactly_as_often_as_it_is_held() -> None:
+    plan = ParallelPlan(cfg=2, pipefusion=3, ring=2, ulysses=2)
+    parts = rank_parts(plan, heads=6, blocks=7)
+    assert sorted(block for part in parts for block in part.blocks) == sorted([*range(7)] * (plan.world_size // 3))
+    assert sorted(head for part in parts for head in part.heads) == sorted([*range(6)] * (plan.world_size // 2))
+    assert sum(stop - start for part in parts for start, stop in part.tokens) == pytest.approx(plan.world_size / 4)

@@ -1,0 +1,125 @@
+"""A VAE whose rows are split over ranks gives what diffusers gives on one, and needs its share of the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from demo.host import REPOSITORY
+from parallel_backend.errors import RequestError
+from parallel_backend.groups.mesh import Axis
+from parallel_backend.vae import ParallelVAE
+from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
+
+WORLDS = (2, 4)
+ONE_RANK = Axis(None, 1, 0)
+TOLERANCE = 1e-5
+
+Run = tuple[dict[str, torch.Tensor], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+    """By world size: what rank 0 got, and what each rank measured on the large case."""
+    root = tmp_path_factory.mktemp("vae")
+    # Freed tensors go back to the system at once, so that the resident memory is that in use.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    runs = {}
+    for world in (1, *WORLDS):
+        out = root / f"world{world}"
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        run = subprocess.run(
+            [sys.executable, *launch, "-m", "tests.support.ranks.vae_ranks", str(out)],
+            cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr[-12000:]
+        measured = [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(world)]
+        runs[world] = load_file(f"{out}.safetensors"), measured
+    return runs
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world", WORLDS)
+@torch.inference_mode()
+def test_split_rows_decode_as_the_whole_latent_does(world: int, name: str, runs: dict[int, Run]) -> None:
+    case = CASES[name]
+    expected = case.build().decode(case.latents()).sample
+    assert relative_error(runs[world][0][f"{name} decode"], expected) <= TOLERANCE
+    assert relative_error(runs[world][0][f"{name} alone"], expected) <= TOLERANCE, "hooks are to be idle"
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world", WORLDS)
+@torch.inference_mode()
+def test_split_rows_encode_as_the_whole_image_does(world: int, name: str, runs: dict[int, Run]) -> None:
+    case = CASES[name]
+    expected = case.build().encode(case.image()).latent_dist.mean
+    assert relative_error(runs[world][0][f"{name} encode"], expected) <= TOLERANCE
+
+
+@torch.inference_mode()
+def test_a_latent_of_128_decodes_on_several_ranks_as_on_one(runs: dict[int, Run]) -> None:
+    expected = LARGE.build().decode(LARGE.latents()).sample
+    for world, (results, _) in runs.items():
+        assert relative_error(results["large"], expected) <= TOLERANCE, f"{world} ranks"
+
+
+@pytest.mark.parametrize("world, share", [(2, 0.6), (4, 0.35)])
+def test_each_rank_needs_its_share_of_the_memory(world: int, share: float, runs: dict[int, Run]) -> None:
+    ((_, [one]), (_, ranks)) = runs[1], runs[world]
+    assert max(rank["peak"] for rank in ranks) < share * one["peak"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@torch.inference_mode()
+def test_bf16_on_several_ranks_is_as_close_to_fp32_as_on_one(world: int, runs: dict[int, Run]) -> None:
+    exact = replace(BF16, dtype=torch.float32).build().decode(BF16.latents()).sample
+    alone = BF16.build().decode(BF16.latents().bfloat16()).sample
+    split = runs[world][0]["bf16 decode"]
+    assert split.dtype == torch.bfloat16
+    assert F.mse_loss(split.float(), exact) <= 1.1 * F.mse_loss(alone.float(), exact)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_norm_statistics_hold_far_from_zero(world: int, runs: dict[int, Run]) -> None:
+    expected = F.group_norm(norm_input().double(), 4, eps=1e-5)
+    assert relative_error(runs[world][0]["norm"], expected) <= TOLERANCE
+    assert relative_error(F.group_norm(norm_input(), 4, eps=1e-5), expected) <= TOLERANCE, "torch's own, for comparison"
+
+
+@pytest.mark.parametrize(
+    "latents, says",
+    [
+        (torch.zeros(1, 16, 8, 8), r"shape \(1, 16, 8, 8\).*takes \(batch, 4, height, width\)"),
+        (torch.zeros(4, 8, 8), "takes"),
+        (torch.zeros(1, 4, 0, 8), "takes"),
+        (torch.full((1, 4, 2, 2), torch.nan), "NaN"),
+    ],
+)
+def test_latents_of_another_model_are_refused_in_words(latents: torch.Tensor, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        ParallelVAE(Case().build(), ONE_RANK).decode(latents)
+
+
+def test_an_image_smaller_than_one_latent_pixel_is_refused() -> None:
+    with pytest.raises(RequestError, match="sides of 8 or more"):
+        ParallelVAE(Case().build(), ONE_RANK).encode(torch.zeros(1, 3, 7, 64))
+
+
+def test_a_tiled_vae_and_another_class_are_refused() -> None:
+    tiled = Case().build()
+    tiled.enable_tiling()
+    with pytest.raises(RequestError, match="disable_tiling"):
+        ParallelVAE(tiled, ONE_RANK)
+    with pytest.raises(RequestError, match="Conv2d cannot be split"):
+        ParallelVAE(torch.nn.Conv2d(1, 1, 1), ONE_RANK)

@@ -1,0 +1,215 @@
+"""Tiny diffusers pipelines with seeded weights, and calls of them, that the library's tests and their ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+
+from tests.conftest import LINEAR_BETAS
+from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
+
+IMAGE_SIDE = 128  # 16 latent pixels where there is no VAE to say so
+TEXT_TOKENS = 6
+SEED = 3
+Arguments = dict[str, Any]
+
+
+def family_with(name: str, **config: Any) -> Family:
+    family = FAMILIES[name]
+    return replace(family, config={**family.config, **config})
+
+
+def family_shape(name: str) -> tuple[int, ...]:
+    """A batch of three, or what plain diffusers can put together of DiT: two that are square."""
+    return FAMILIES[name].shapes[SQUARE if name == "dit" else UNEVEN]
+
+
+def dit_family() -> Family:
+    """DiT with the number of classes that its pipeline takes for granted."""
+    return family_with("dit", sample_size=32, num_embeds_ada_norm=1000)
+
+
+def ddim() -> diffusers.DDIMScheduler:
+    return diffusers.DDIMScheduler.from_config(LINEAR_BETAS)
+
+
+def dit() -> diffusers.DiTPipeline:
+    torch.manual_seed(4)
+    vae = diffusers.AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=4, sample_size=32)
+    return diffusers.DiTPipeline(dit_family().build(), vae.eval(), ddim())
+
+
+def save_dit(folder: Path) -> Path:
+    """A pipeline folder, as one would download it."""
+    dit().save_pretrained(folder)
+    return folder
+
+
+def without_encoders(pipeline_class: type, family: Family, scheduler: Any) -> diffusers.DiffusionPipeline:
+    """A pipeline that is called with embeddings and asked for latents."""
+    texts = [part for part in pipeline_class._get_signature_types() if part.startswith(("text_", "tokenizer"))]
+    absent = dict.fromkeys([*texts, "vae"])
+    return pipeline_class(transformer=family.build(), scheduler=scheduler, **absent)
+
+
+def embeddings(seed: int, batch: int, *sizes: int) -> torch.Tensor:
+    return torch.randn(batch, *sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def dit_call(batch: int) -> Arguments:
+    return {"class_labels": list(range(5, 5 + batch)), "output_type": "pt"}
+
+
+def text_call(batch: int, side: int = IMAGE_SIDE, **others: Any) -> Arguments:
+    return {
+        "prompt_embeds": embeddings(1, batch, TEXT_TOKENS, 32),
+        "height": side,
+        "width": side,
+        "output_type": "latent",
+        **others,
+    }
+
+
+def flux_call(batch: int, side: int = IMAGE_SIDE) -> Arguments:
+    return text_call(batch, side, pooled_prompt_embeds=embeddings(2, batch, 16))
+
+
+def flux_cfg_call(batch: int) -> Arguments:
+    """With guidance in two forwards a step."""
+    negative = {
+        "negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 32),
+        "negative_pooled_prompt_embeds": embeddings(4, batch, 16),
+    }
+    return {**flux_call(batch), **negative, "true_cfg_scale": 3.0}
+
+
+def flux_as_many_ids_as_rows(batch: int) -> Arguments:
+    """Four images of four tokens, so that position ids could pass for rows of the batch."""
+    return flux_call(batch, side=32)
+
+
+def flux2_call(batch: int) -> Arguments:
+    return text_call(batch, side=112)
+
+
+def zimage_call(batch: int) -> Arguments:
+    """Prompts of different lengths, in a list; with guidance."""
+    texts = list(embeddings(1, batch, 40, 32))
+    negative = list(embeddings(3, batch, TEXT_TOKENS, 32))
+    return {**text_call(batch), "prompt_embeds": texts, "negative_prompt_embeds": negative, "guidance_scale": 3.0}
+
+
+def masked_call(batch: int) -> Arguments:
+    """Of Chroma and Lumina: with guidance, and prompts that a mask ends."""
+    mask = (torch.arange(TEXT_TOKENS) < TEXT_TOKENS - 2).float().repeat(batch, 1)
+    negative = {
+        "negative_prompt_embeds": embeddings(3, batch, TEXT_TOKENS, 32),
+        "negative_prompt_attention_mask": mask.flip(0),
+    }
+    return text_call(batch, prompt_attention_mask=mask, guidance_scale=3.0, **negative)
+
+
+def sd3_call(batch: int) -> Arguments:
+    return text_call(
+        batch,
+        pooled_prompt_embeds=embeddings(2, batch, 16),
+        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
+        negative_pooled_prompt_embeds=embeddings(4, batch, 16),
+        guidance_scale=3.0,
+    )
+
+
+def pixart_call(batch: int) -> Arguments:
+    """Prompts of different lengths: a mask says where they end."""
+    lengths = torch.arange(batch) % TEXT_TOKENS + 1
+    mask = (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
+    return text_call(
+        batch,
+        prompt=None,
+        negative_prompt=None,
+        prompt_attention_mask=mask,
+        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
+        negative_prompt_attention_mask=mask.flip(0),
+        guidance_scale=3.0,
+        use_resolution_binning=False,
+    )
+
+
+def qwenimage_call(batch: int) -> Arguments:
+    """Prompts of different lengths, with guidance in two forwards a step."""
+    lengths = TEXT_TOKENS - 1 - torch.arange(batch)
+    mask = (torch.arange(TEXT_TOKENS) < lengths[:, None]).long()
+    return text_call(
+        batch,
+        prompt_embeds_mask=mask,
+        negative_prompt_embeds=embeddings(3, batch, TEXT_TOKENS, 32),
+        negative_prompt_embeds_mask=mask.flip(0),
+        true_cfg_scale=3.0,
+    )
+
+
+@dataclass(frozen=True)
+class Call:
+    """A pipeline, and arguments for a batch of it."""
+
+    pipeline: Callable[[], diffusers.DiffusionPipeline]
+    arguments: Callable[[int], Arguments]
+
+    def run(self, pipeline: diffusers.DiffusionPipeline, batch: int, generator: torch.Generator | None) -> torch.Tensor:
+        pipeline.set_progress_bar_config(disable=True)
+        images = pipeline(**self.arguments(batch), generator=generator, num_inference_steps=3).images
+        return images.detach().contiguous()
+
+
+def flux() -> diffusers.FluxPipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.FluxPipeline, FAMILIES["flux-dev"], scheduler)
+
+
+def chroma() -> diffusers.ChromaPipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.ChromaPipeline, FAMILIES["chroma"], scheduler)
+
+
+def flux2() -> diffusers.Flux2Pipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    return without_encoders(diffusers.Flux2Pipeline, FAMILIES["flux2-dev"], scheduler)
+
+
+def zimage() -> diffusers.ZImagePipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.ZImagePipeline, FAMILIES["z-image"], scheduler)
+
+
+def sd3() -> diffusers.StableDiffusion3Pipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.StableDiffusion3Pipeline, FAMILIES["sd3.5"], scheduler)
+
+
+def pixart() -> diffusers.PixArtAlphaPipeline:
+    """Of the size at which the pipeline gives the model the image's resolution and aspect ratio."""
+    return without_encoders(diffusers.PixArtAlphaPipeline, family_with("pixart-alpha", sample_size=128), ddim())
+
+
+def qwenimage() -> diffusers.QwenImagePipeline:
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return without_encoders(diffusers.QwenImagePipeline, FAMILIES["qwenimage"], scheduler)
+
+
+CALLS = {
+    "DiT": Call(dit, dit_call),
+    "Flux": Call(flux, flux_call),
+    "Flux, two forwards": Call(flux, flux_cfg_call),
+    "Flux, as many tokens as rows": Call(flux, flux_as_many_ids_as_rows),
+    "Chroma": Call(chroma, masked_call),
+    "Flux.2": Call(flux2, flux2_call),
+    "Z-Image": Call(zimage, zimage_call),
+    "SD3": Call(sd3, sd3_call),
+    "PixArt": Call(pixart, pixart_call),
+    "Qwen-Image": Call(qwenimage, qwenimage_call),
+}

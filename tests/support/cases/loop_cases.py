@@ -1,0 +1,162 @@
+"""What a Parallel Sampler job must give: diffusers' own loop or pipeline, or PipeFusion's oracle, in one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from tests.support.cases import oracle
+from tests.support.cases.families import FAMILIES, Tensors
+from tests.support.host.graphs import Job
+
+GUIDANCE = 3.5  # what ComfyUI tells Flux where nothing else is said
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How one process samples a job.
+
+    family: of `families`. channels: of the latents. scale, shift: of ComfyUI's latents against the model's.
+    conditions: (job, base folder, positive or negative) to the family's conditions.
+    """
+
+    family: str
+    channels: int
+    conditions: Callable[[Job, Path, str], Tensors]
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def noise(self, job: Job) -> torch.Tensor:
+        """As stock makes it, in the model's scale; 8 pixels a latent, or one where latents are pixels."""
+        size = (job.height, job.width) if self.channels == 3 else (job.height // 8, job.width // 8)
+        return torch.randn(job.batch, self.channels, *size, generator=torch.manual_seed(job.seed))
+
+    def load(self, job: Job, base: Path) -> Any:
+        folder = transformer_folder(job, base)
+        return getattr(diffusers, FAMILIES[self.family].model_class).from_pretrained(folder).eval()
+
+    def sample(self, job: Job, base: Path, scheduler: Any) -> torch.Tensor:
+        """ComfyUI's latents. scheduler: with its timesteps set. With PipeFusion in the plan, by the oracle."""
+        model, plan = self.load(job, base), job.plan or {}
+        anatomy = oracle.ANATOMIES[self.family]
+        if self.family != "flux-dev":
+            anatomy = replace(anatomy, patch=(model.config.patch_size,) * 2)
+        negative = self.conditions(job, base, job.negative) if job.cfg != 1 else None
+        patches = plan.get("patches") or plan.get("pipefusion", 1)
+        sync_steps = plan.get("sync_steps", 1) if patches > 1 else None
+        noise = (
+            self.noise(job) * scheduler.init_noise_sigma if hasattr(scheduler, "init_noise_sigma") else self.noise(job)
+        )
+        latents = oracle.sample(
+            model, anatomy, FAMILIES[self.family].reference, scheduler, noise,
+            self.conditions(job, base, job.positive), negative, job.cfg, patches, sync_steps,
+        )  # fmt: skip
+        return latents / self.scale + self.shift
+
+
+def transformer_folder(job: Job, base: Path) -> Path:
+    return base / "models" / "diffusers" / job.model / "transformer"
+
+
+def pipeline_config(job: Job, base: Path) -> dict:
+    return json.loads((base / "models" / "diffusers" / job.model / "model_index.json").read_text())
+
+
+def label(job: Job, base: Path, what: str) -> Tensors:
+    names = {name.split(",")[0]: int(index) for index, name in pipeline_config(job, base)["id2label"].items()}
+    index = int(what) if what.isdecimal() else names.get(what, len(names))
+    return {"class_labels": torch.full((job.batch,), index)}
+
+
+def text(job: Job, base: Path, what: str) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.expand(job.batch, *tensor.shape[1:]) for name, tensor in load_file(base / "input" / what).items()
+    }
+
+
+def pixart_conditions(job: Job, base: Path, what: str) -> Tensors:
+    return {
+        "encoder_hidden_states": text(job, base, what)["conditioning"],
+        "resolution": torch.tensor([[float(job.height), float(job.width)]]).expand(job.batch, -1),
+        "aspect_ratio": torch.tensor([[job.height / job.width]]).expand(job.batch, -1),
+    }
+
+
+def sd3_conditions(job: Job, base: Path, what: str) -> Tensors:
+    tensors = text(job, base, what)
+    return {"encoder_hidden_states": tensors["conditioning"], "pooled_projections": tensors["pooled"]}
+
+
+def flux_conditions(job: Job, base: Path, what: str) -> Tensors:
+    return {**sd3_conditions(job, base, what), "guidance": torch.full((job.batch,), GUIDANCE)}
+
+
+EXPECTED = {
+    "shapes-dit": Expected("dit", 3, label),
+    "tiny-dit": Expected("dit", 4, label, scale=0.18215),
+    "tiny-pixart-alpha": Expected("pixart-alpha", 4, pixart_conditions, scale=0.18215),
+    "tiny-sd3": Expected("sd3.5", 16, sd3_conditions, 1.5305, 0.0609),
+    "tiny-flux": Expected("flux-dev", 16, flux_conditions, 0.3611, 0.1159),
+}
+
+
+def scheduler_in(job: Job, base: Path, scheduler_class: type | None = None, **others: Any) -> Any:
+    """The scheduler of the model's folder, or another class with its settings, set as diffusers' pipelines set it."""
+    folder = base / "models" / "diffusers" / job.model / "scheduler"
+    config = json.loads((folder / "scheduler_config.json").read_text())
+    scheduler = (scheduler_class or getattr(diffusers, config["_class_name"])).from_config(config, **others)
+    arguments: dict[str, Any] = {"num_inference_steps": job.steps}
+    if job.model == "tiny-flux" or (job.model == "shapes-dit" and scheduler_class is None):
+        arguments = {"sigmas": np.linspace(1.0, 1 / job.steps, job.steps)}
+    if getattr(scheduler.config, "use_dynamic_shifting", False):
+        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+        tokens = (job.height // 16) * (job.width // 16)
+        config = scheduler.config
+        arguments["mu"] = calculate_shift(
+            tokens, config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift
+        )
+    scheduler.set_timesteps(**arguments)
+    return scheduler
+
+
+def by_pipeline(job: Job, base: Path) -> torch.Tensor:
+    """ComfyUI's latents from diffusers' whole pipeline, of SD3 or Flux."""
+    case = EXPECTED[job.model]
+    pipeline_class = getattr(diffusers, pipeline_config(job, base)["_class_name"])
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(
+        base / "models" / "diffusers" / job.model / "scheduler"
+    )
+    texts = [part for part in pipeline_class._get_signature_types() if part.startswith(("text_", "tokenizer"))]
+    pipeline = pipeline_class(transformer=case.load(job, base), scheduler=scheduler, **dict.fromkeys([*texts, "vae"]))
+    pipeline.set_progress_bar_config(disable=True)
+    wanted, unwanted = (text(job, base, what) for what in (job.positive, job.negative))
+    arguments = {
+        "prompt_embeds": wanted["conditioning"],
+        "pooled_prompt_embeds": wanted["pooled"],
+        "height": job.height,
+        "width": job.width,
+        "num_inference_steps": job.steps,
+        "output_type": "latent",
+    }
+    noise = case.noise(job)
+    if job.model == "tiny-flux":
+        arguments |= {"latents": pipeline._pack_latents(noise, *noise.shape), "guidance_scale": GUIDANCE}
+        latents = pipeline._unpack_latents(pipeline(**arguments).images, job.height, job.width, 8)
+    else:
+        arguments |= {
+            "latents": noise,
+            "negative_prompt_embeds": unwanted["conditioning"],
+            "negative_pooled_prompt_embeds": unwanted["pooled"],
+            "guidance_scale": job.cfg,
+        }
+        latents = pipeline(**arguments).images
+    return latents / case.scale + case.shift

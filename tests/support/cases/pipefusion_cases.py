@@ -1,0 +1,58 @@
+"""Models, inputs and schedulers that the PipeFusion tests and their ranks share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import diffusers
+import torch
+
+from tests.support.cases.families import FAMILIES, Family, Tensors
+
+STEPS = 5
+DEPTHS = {
+    "flux-dev": {"num_layers": 2, "num_single_layers": 3},
+    "hunyuandit-1.2": {"num_layers": 6},
+    "chroma": {"num_layers": 2, "num_single_layers": 3},
+    "flux2-dev": {"num_layers": 2, "num_single_layers": 3},
+    "z-image": {"n_layers": 5},
+    "auraflow": {"num_mmdit_layers": 3, "num_single_dit_layers": 2},
+}
+SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12), "ltx": (3, 4, 6), "flux2-dev": (5, 7)}
+
+
+def family_of(name: str) -> Family:
+    """The family with five blocks, so that two, three and four stages are all uneven; U-shaped ones are even."""
+    family = FAMILIES[name]
+    return replace(family, config={**family.config, **DEPTHS.get(name, {"num_layers": 5})})
+
+
+def case_inputs(name: str, short_negative: bool = False) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """Latents, conditions and negative conditions of a batch of one; 35 image tokens, or 24 a frame for video.
+
+    short_negative: the negative text is three tokens shorter, so that the two cannot share a batch.
+    """
+    family = family_of(name)
+    size = SIZES.get(name, (10, 14))
+    latents, _, conditions = family.inputs(1, *size)
+    torch.manual_seed(2)
+    negative = {
+        key: value + (1 if value.dtype == torch.long else 0) for key, value in family.conditions(1, *size).items()
+    }
+    if short_negative:
+        negative["encoder_hidden_states"] = negative["encoder_hidden_states"][:, :-3]
+    return latents, conditions, negative
+
+
+def scheduler_of(name: str) -> object:
+    """A diffusers scheduler with its timesteps set."""
+    scheduler = {
+        "flow": diffusers.FlowMatchEulerDiscreteScheduler,
+        "ddim": diffusers.DDIMScheduler,
+        "dpm++": diffusers.DPMSolverMultistepScheduler,
+        "euler": diffusers.EulerDiscreteScheduler,
+        "heun": diffusers.HeunDiscreteScheduler,
+        "unipc": diffusers.UniPCMultistepScheduler,
+    }[name]()
+    scheduler.set_timesteps(STEPS)
+    return scheduler

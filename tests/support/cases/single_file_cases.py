@@ -1,0 +1,147 @@
+"""Tiny models as single files in every way they are published, what a rank must read from them, and files to refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from tests.support.cases import original_layouts
+from tests.support.cases.families import FAMILIES, Family
+from tests.support.cases.original_layouts import OriginalLayout, Weights
+
+PREFIX = "model.diffusion_model."
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Published:
+    """A tiny model of the proportions by which ComfyUI knows its family."""
+
+    family: Family
+    layout: OriginalLayout
+    cfg: float
+
+
+def family_with(name: str, **config: object) -> Family:
+    return replace(FAMILIES[name], config={**FAMILIES[name].config, **config})
+
+
+def sd3(name: str, **config: object) -> Published:
+    sizes = {"num_attention_heads": 2, "num_layers": 2, "attention_head_dim": 64, "caption_projection_dim": 128}
+    family = family_with(name, in_channels=16, out_channels=16, **sizes, **config)
+    return Published(family, original_layouts.SD3, cfg=2.0)
+
+
+def flux(name: str) -> Published:
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)}
+    family = family_with(name, in_channels=64, num_layers=1, num_single_layers=2, **sizes)
+    return Published(family, original_layouts.FLUX, cfg=1.0)
+
+
+PUBLISHED = {
+    "sd3": sd3("sd3"),
+    "sd3.5": sd3("sd3.5", dual_attention_layers=(0,)),
+    "flux-dev": flux("flux-dev"),
+    "flux-schnell": flux("flux-schnell"),
+}
+
+
+@cache
+def diffusers_weights(name: str) -> Weights:
+    return PUBLISHED[name].family.build().state_dict()
+
+
+def original(name: str) -> Weights:
+    return PUBLISHED[name].layout.write(diffusers_weights(name))
+
+
+def in_checkpoint(weights: Weights) -> Weights:
+    """Beside another model, as a full checkpoint has it."""
+    return {"vae.decoder.conv_in.weight": torch.zeros(1), **{PREFIX + key: value for key, value in weights.items()}}
+
+
+def cast(weights: Weights, dtype: torch.dtype) -> Weights:
+    return {key: value.to(dtype) for key, value in weights.items()}
+
+
+def scales(weights: Weights) -> dict[str, float]:
+    """A scale of its own for each matrix."""
+    matrices = [key for key, value in weights.items() if value.ndim == 2]
+    return {key: (index + 1) / 16 for index, key in enumerate(matrices)}
+
+
+def scaled_fp8(weights: Weights, end: str) -> Weights:
+    """Matrices in fp8 with their scales beside them, in the way of old or in ComfyUI's present one."""
+    scaled = dict(weights)
+    for key, scale in scales(weights).items():
+        scaled[key] = (weights[key] / scale).to(FP8)
+        scaled[f"{key.removesuffix('weight')}{end}"] = torch.tensor(scale)
+    return scaled | ({"scaled_fp8": torch.zeros(2, dtype=FP8)} if end == "scale_weight" else {})
+
+
+FILES: dict[str, Callable[[str], Weights]] = {
+    "original": original,
+    "checkpoint": lambda name: in_checkpoint(original(name)),
+    "diffusers": diffusers_weights,
+    "fp16": lambda name: cast(original(name), torch.float16),
+    "bf16": lambda name: cast(original(name), torch.bfloat16),
+    "fp8": lambda name: cast(original(name), FP8),
+    "scaled fp8": lambda name: scaled_fp8(original(name), "scale_weight"),
+    "scaled fp8, checkpoint": lambda name: in_checkpoint(scaled_fp8(original(name), "weight_scale")),
+}
+
+
+def expected(name: str, kind: str) -> Weights:
+    """What the model must hold in fp32."""
+    weights = diffusers_weights(name)
+    if "scaled" in kind:
+        factors = scales(original(name))
+        origins = PUBLISHED[name].layout.origins(weights)
+        factor = {key: factors.get(tensor) for key, (tensor, _part) in origins.items()}
+        return {
+            key: (value / factor[key]).to(FP8).float() * factor[key] if factor[key] else value
+            for key, value in weights.items()
+        }
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8}.get(kind)
+    return {key: value.float() for key, value in cast(weights, dtype).items()} if dtype else weights
+
+
+REFUSED = {
+    "GenmoMochi": ("a model that ComfyUI calls GenmoMochi", "ComfyUI's own loader"),
+    "Ovis": ("Ovis-Image",),
+    "ControlNet": ("a ControlNet",),
+    "no pooled text": ("without an embedder of pooled text",),
+    "integers": ("quantised", "fp8"),
+    "fp8 by blocks": ("quantised", "one scale a tensor"),
+    "SD3 with text layers": ("an SD3 with layers of its own",),
+    "SD3 without a head": ("an SD3 without a final layer",),
+    "half a Flux": ("of a kind that ComfyUI does not know",),
+    "something": ("of a kind that ComfyUI does not know", "single files are supported for", "Flux.1", "PixArt"),
+}
+
+
+def refused(kind: str) -> Weights:
+    """A file that looks like a supported model, or nearly."""
+    dev, diffusers, sd3 = original("flux-dev"), diffusers_weights("flux-dev"), original("sd3")
+    mlp = "double_blocks.0.img_mlp.0"
+    without = {
+        "no pooled text": (dev, "vector_in."),
+        "SD3 without a head": (sd3, "final_layer."),
+        "half a Flux": (diffusers, "x_embedder.bias"),
+        "something": (dev, ""),
+    }
+    if kind in without:
+        weights, start = without[kind]
+        return {"weight": torch.zeros(3)} | {key: held for key, held in weights.items() if not key.startswith(start)}
+    base, name, tensor = {
+        "GenmoMochi": ({}, "t5_yproj.weight", torch.zeros(1)),
+        "Ovis": (dev, "txt_norm.scale", torch.zeros(1)),
+        "ControlNet": (diffusers, "controlnet_blocks.0.weight", torch.zeros(1)),
+        "integers": (dev, f"{mlp}.weight", torch.zeros(8, dtype=torch.uint8)),
+        "fp8 by blocks": (dev, f"{mlp}.weight_scale", torch.zeros(8, 8)),
+        "SD3 with text layers": (sd3, "context_processor.layers.0.attn.qkv.weight", torch.zeros(1)),
+    }[kind]
+    return {**base, name: tensor}

@@ -1,0 +1,199 @@
+"""ComfyUI's editor in headless Chromium, under Playwright. Tests get it from the fixtures `browser` and `editor`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    Response,
+    Route,
+    expect,
+    sync_playwright,
+)
+from playwright.sync_api import TimeoutError as NotInTime
+
+from demo.host import ComfyHost
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+VIEWPORT = {"width": 1600, "height": 900}
+PATIENCE_MS = 60_000  # with whatever is to come: a prompt may have to be served first, by a machine that has more to do
+TRIES = 10
+expect.set_options(timeout=PATIENCE_MS)
+# Up, with a workflow open: a first one, or that of before a reload.
+READY = """() => window.app?.canvas && window.app.extensionManager && window.app.graph?.nodes.length
+    && !document.querySelector('#splash-loader')"""
+CONVERT = """async (workflow) => {
+    await window.app.loadGraphData(workflow)
+    return (await window.app.graphToPrompt()).output
+}"""
+# What the editor itself asks for in vain, or says, where a user has saved nothing yet.
+USUAL_404 = ("/user.css", "/api/userdata")
+# The first comes with each 404, the last with files that the default workflow, or an example, lacks here.
+USUAL_ERRORS = ("Failed to load resource", "graph accessed before initialization", "https://huggingface.co/")
+GIVEN_UP = "net::ERR_ABORTED"  # by the page itself: it is left, or does not read the answer
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "screenshots"  # not in the repository
+WIDGETS = """([type, values]) => {
+    const node = window.app.graph.nodes.find((node) => node.type === type)
+    for (const [name, value] of Object.entries(values)) {
+        const widget = node.widgets.find((widget) => widget.name === name)
+        widget.value = value
+        widget.callback?.(value, window.app.canvas, node)
+    }
+    return node.id
+}"""
+
+
+def browser_path() -> str | None:
+    """The browser to use: $CHROMIUM, or the first one on the PATH, if there is any."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A headless browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Editor:
+    """A page with the editor of a running host.
+
+    `problems` collects errors on the console, uncaught exceptions, refused or failed requests, and requests to anywhere
+    but the host, which are not let through.
+    """
+
+    def __init__(self, page: Page, host: ComfyHost) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        self._url = host.url
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.problems.append(f"uncaught: {error}"))
+        page.on("response", self._on_response)
+        page.on("requestfailed", self._on_failure)
+        page.route(lambda url: not url.startswith((host.url, "data:", "blob:")), self._on_foreign)
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(host.url)
+        page.wait_for_function(READY)
+
+    def reload(self) -> None:
+        """Loads the page anew, as F5 does."""
+        self.page.reload()
+        self.page.wait_for_function(READY)
+
+    def prompt(self, workflow: dict) -> dict[str, Any]:
+        """Opens a workflow; returns the prompt that the editor would queue, in API format, subgraphs unfolded."""
+        return self.page.evaluate(CONVERT, workflow)
+
+    def open(self, workflow: dict) -> None:
+        """Opens a workflow in a tab of its own, and has all of it in view."""
+        self.page.evaluate("async (workflow) => { await window.app.loadGraphData(workflow) }", workflow)
+
+    def set_widgets(self, node_type: str, **values: Any) -> int:
+        """Sets widgets of the node of that type, as turning them by hand does; returns its id."""
+        return self.page.evaluate(WIDGETS, [node_type, values])
+
+    def run(self) -> None:
+        """Presses the Run button."""
+        self.page.get_by_test_id("queue-button").click()
+
+    def open_panel(self) -> Locator:
+        """Opens the pack's panel, unless the editor has done so: after a reload it may remember which tab was open."""
+        button = self.page.get_by_role("button", name="Parallel workers")
+        panel = self.page.get_by_test_id("paralleldit-panel")
+        insist(lambda: panel.is_visible() or button.click(), lambda ms: panel.wait_for(timeout=ms))
+        return panel
+
+    def theme(self) -> str:
+        """dark or light, as the page has it."""
+        return self.page.evaluate("window.app.extensionManager.setting.get('Comfy.ColorPalette')")
+
+    def screenshot(self, name: str) -> None:
+        SCREENSHOTS.mkdir(exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and not any(usual in message.text for usual in USUAL_ERRORS):
+            self.problems.append(f"console: {message.text}")
+
+    def _on_response(self, response: Response) -> None:
+        if response.status >= 400 and not self._usual(response.url):
+            self.problems.append(f"HTTP {response.status}: {response.url}")
+
+    def _on_failure(self, request: Request) -> None:
+        if request.failure != GIVEN_UP and not self._usual(request.url):
+            self.problems.append(f"{request.failure}: {request.url}")
+
+    def _on_foreign(self, route: Route) -> None:
+        self.problems.append(f"not the host: {route.request.url}")
+        route.abort()
+
+    def _usual(self, url: str) -> bool:
+        return url.removeprefix(self._url).startswith(USUAL_404)
+
+
+@contextlib.contextmanager
+def use_setting(host: ComfyHost, name: str, value: Any, usual: Any) -> Iterator[None]:
+    """Sets a setting of the editor for pages that are opened while this is entered."""
+
+    def post(value: Any) -> None:
+        body, kind = json.dumps(value).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{host.url}/settings/{name}", body, kind)
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+
+    post(value)
+    try:
+        yield
+    finally:
+        post(usual)
+
+
+def insist(act: Callable[[], Any], came: Callable[[float], Any]) -> None:
+    """Acts again until what is to come of it is there, as a person does: a busy page may miss a click on its canvas.
+
+    came: waits for it so many milliseconds, and raises NotInTime.
+    """
+    for left in reversed(range(TRIES)):
+        act()
+        try:
+            came(PATIENCE_MS / TRIES)
+            return
+        except NotInTime:
+            if not left:
+                raise
+
+
+def use_theme(host: ComfyHost, theme: str) -> contextlib.AbstractContextManager[None]:
+    """theme: dark or light."""
+    return use_setting(host, "Comfy.ColorPalette", theme, "dark")
+
+
+@contextlib.contextmanager
+def open_editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
+    """The editor in a fresh profile."""
+    with contextlib.closing(browser.new_context(viewport=VIEWPORT)) as context:
+        yield Editor(context.new_page(), host)

@@ -1,0 +1,53 @@
+"""`python -m tests.support.files.write_stock_models COMFYUI FOLDER NAME...`:
+writes tiny models by ComfyUI's own classes.
+
+Each of `stock_cases.CASES` as NAME.safetensors, with seeded weights, under the names that its authors gave them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support.cases.stock_cases import CASES, FULL_WIDTH
+
+
+def main(comfyui: str, folder: str, *names: str) -> None:
+    sys.path.insert(0, comfyui)
+    sys.argv = [sys.argv[0], "--cpu"]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    operations = importlib.import_module("comfy.ops").disable_weight_init
+    for name in names:
+        case = {**CASES, "flux-full-width": FULL_WIDTH}[name]
+        module, _, class_name = case.module.rpartition(".")
+        model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
+        model = model_class(**case.config, dtype=torch.float32, device="cpu", operations=operations)
+        generator = torch.Generator().manual_seed(11)
+        weights = {}
+        for key, tensor in model.state_dict().items():
+            for own, published in case.renamed.items():
+                key = key.replace(own, published)
+            weights[key] = seeded(key, tensor, generator)
+        metadata = {"config": json.dumps({"transformer": case.metadata})} if case.metadata else {}
+        if case.detected_as:
+            metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)})
+        save_file(weights, Path(folder) / f"{name}.safetensors", metadata or None)
+
+
+def seeded(name: str, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Weights that keep the size of what goes through them; those of norms are about one, as are learned tokens."""
+    values = torch.randn(tensor.shape, generator=generator)
+    if "." not in name:
+        return values
+    if tensor.ndim < 2:
+        return 0.1 * values + (1.0 if name.endswith(("norm.weight", "scale")) or "norm" in name.split(".")[-2] else 0.0)
+    return values / tensor[0].numel() ** 0.5
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""`python -m tests.support.group.first_machine MACHINES SILENCE LOGS`:
+a worker group's client that does what lines on stdin ask.
+
+A line is JSON: source, plan, and the file to write the prediction to; or with "endlessly", forwards until one fails.
+Each is answered by a line: the error (empty if there is none), its kind, and its time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.families import FAMILIES, SQUARE
+from worker.errors import RequestRefused, WorkerGroupError
+from worker.host.client import WorkerGroup
+from worker.settings import Settings
+
+FAMILY = "dit"
+
+
+def answer(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def serve(group: WorkerGroup, order: dict) -> None:
+    plan = ParallelPlan(**order["plan"])
+    family = FAMILIES[FAMILY]
+    latents, timestep, conditions = family.inputs(*family.shapes[SQUARE])
+    group.load(order["source"], plan.to_json(), plan.world_size, lambda: None)
+    prediction = group.forward(latents, timestep, conditions, lambda: None)
+    if order.get("endlessly"):
+        answer(pids=group.status()["pids"])
+        while True:
+            group.forward(latents, timestep, conditions, lambda: None)
+    save_file({"prediction": prediction}, order["file"])
+
+
+def main(machines: str, silence: str, logs: str) -> None:
+    group = WorkerGroup(
+        "cpu", Path(logs), Settings(machines=tuple(machines.split(",")), silence_seconds=float(silence), restarts=1000)
+    )
+    for line in sys.stdin:
+        error, kind = "", ""
+        try:
+            serve(group, json.loads(line))
+        except (RequestRefused, WorkerGroupError) as failure:
+            error, kind = str(failure), type(failure).__name__
+        answer(error=error, kind=kind, at=time.time(), pids=group.status().get("pids"))
+    group.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,86 @@
+"""A real rank in a process of its own, and the two channels to it, for all that a client could do to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from demo.host import REPOSITORY
+from worker.launch.lifetime import PARENT
+from worker.wire.endpoint import Endpoint
+from worker.wire.protocol import Header, decode, receive_frame, send_frame
+from worker.wire.tensors import Tensors
+
+START_SECONDS = 120
+ANSWER_SECONDS = 120
+
+
+class OneRank:
+    """A group of one rank on the CPU. folder: for its log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "rank.log"
+        endpoint = Endpoint()
+        with socket.create_server(("127.0.0.1", 0)) as free, self.log.open("wb") as log:
+            port = free.getsockname()[1]
+            free.close()
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "worker.rank.main"],
+                cwd=REPOSITORY,
+                env={
+                    **os.environ,
+                    **endpoint.environment(),
+                    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0"),
+                    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"), "1"),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "PARALLELDIT_DEVICE": "cpu",
+                    "PARALLELDIT_LOGS": str(folder),
+                    "PARALLELDIT_LOG_MEGABYTES": "8",
+                    PARENT: str(os.getpid()),
+                },
+                stdout=log,
+                stderr=log,
+            )
+        until = time.monotonic() + START_SECONDS
+        while not endpoint.accept(0.1):
+            assert self.process.poll() is None and time.monotonic() < until, self.said()
+        endpoint.close()
+        self.job, self.control = endpoint.channels["job"], endpoint.channels["control"]
+        for channel in (self.job, self.control):
+            channel.settimeout(ANSWER_SECONDS)
+        self.last_id = 0
+
+    def __enter__(self) -> OneRank:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.job.close()
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        """All that it has written so far: its own log, or where that was redirected to."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.log.parent.glob("*.log")))
+
+    def request(self, header: Header, tensors: Tensors | None = None) -> tuple[Header, Tensors]:
+        """The reply to a request on the job channel, without the events before it."""
+        self.last_id += 1
+        send_frame(self.job, {"id": self.last_id, **header}, tensors)
+        reply: Header = {"event": ""}
+        while "event" in reply:
+            reply, results = decode(receive_frame(self.job))
+        return reply, results
+
+    def ask(self, header: Header) -> Header:
+        """The reply of the control channel."""
+        send_frame(self.control, header)
+        return decode(receive_frame(self.control))[0]

@@ -1,0 +1,215 @@
+"""Faults that are really done to a ComfyUI and its worker group, and what came of each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from demo.host import ComfyHost, PromptError
+from tests.conftest import PIPELINES, write_pipeline
+from tests.support.host.graphs import Job, alive, latents, post, status, worker_processes
+from worker.settings import FILE_NAME
+
+SILENCE_SECONDS = 2
+PYTHON = "worker-python"  # the workers' interpreter, in the host's base folder
+PATIENCE = 90.0
+GOOD = Job("tiny-dit", "3", seed=77, loop_mode=True)
+# ComfyUI runs a prompt again only if an input differs; the spaces before a label make no other label of it.
+_spaces = itertools.count()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """said: the node's error; empty where the fault met an idle group, which no node saw. Times are in seconds from the
+    fault. left: processes of before the fault that are still there.
+    """
+
+    said: str
+    to_error: float
+    to_good: float
+    left: list[psutil.Process]
+
+
+def spaced(job: Job) -> Job:
+    """The same job as a prompt that was never run."""
+    return replace(job, positive=" " * next(_spaces) + job.positive)
+
+
+def good(host: ComfyHost) -> torch.Tensor:
+    """The latents of a prompt that is always the same, and is always run."""
+    return latents(host, spaced(GOOD).prompt(), timeout=PATIENCE)
+
+
+def long(loop_mode: bool) -> dict[str, Any]:
+    return spaced(replace(GOOD, steps=5000, loop_mode=loop_mode)).prompt()
+
+
+def pids(host: ComfyHost) -> list[int]:
+    return status(host)["pids"]
+
+
+def wait_until(true: Callable[[], Any], seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> Outcome:
+    """Brings the host to that moment, does the fault to it, and waits for the next good latents.
+
+    moment: idle, starting, loading, or in a step of step mode or of loop mode. Fails unless the latents are the same.
+    """
+    reference = good(host)
+    seen: list[float] = []
+
+    def strike() -> None:
+        seen.append(time.monotonic())
+        fault(host)
+
+    before = worker_processes(host)
+    said, ended = "", 0.0
+    if moment == "idle":
+        deaths = status(host)["deaths"]
+        strike()
+        wait_until(lambda: status(host)["deaths"] > deaths)
+    else:
+        if moment in ("starting", "loading"):
+            post(host, "/paralleldit/stop")
+            wait_until(lambda: not any(map(alive, before)))
+        prompt_id = host.queue(long(loop_mode=moment != "step mode"))
+
+        def follow(event: dict) -> None:
+            if event["type"] == "progress" and event["data"]["value"] >= 3 and not seen:
+                strike()
+
+        if moment in ("starting", "loading"):
+            key, value = ("state", "starting") if moment == "starting" else ("operation", "load")
+            wait_until(lambda: status(host).get(key) == value)
+            before = worker_processes(host)
+            strike()
+        try:
+            host.wait(prompt_id, on_event=follow, timeout=PATIENCE)
+        except PromptError as error:
+            said, ended = error.message, time.monotonic() - seen[0]
+    assert torch.equal(good(host), reference)
+    to_good = time.monotonic() - seen[0]
+    return Outcome(said, ended, to_good, [process for process in before if alive(process)])
+
+
+def send(number: signal.Signals, rank: int) -> Callable[[ComfyHost], None]:
+    """A signal to a rank."""
+    return lambda host: os.kill(pids(host)[rank], number)
+
+
+def kill_in_a_collective(rank: int) -> Callable[[ComfyHost], None]:
+    """Kills a rank that waits in a collective for another, which is stopped."""
+
+    def fault(host: ComfyHost) -> None:
+        ranks = pids(host)
+        os.kill(ranks[1 - rank], signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(ranks[rank], signal.SIGKILL)
+
+    return fault
+
+
+def kill_torchrun(host: ComfyHost) -> None:
+    (agent,) = psutil.Process(host.process.pid).children()
+    agent.kill()
+
+
+def frail_host(comfyui: Path, base: Path) -> ComfyHost:
+    """A ComfyUI with one tiny model, whose groups are soon taken for dead, and started again as often as they die."""
+    write_pipeline(base / "models" / "diffusers" / GOOD.model, *PIPELINES[GOOD.model])
+    (base / PYTHON).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (base / PYTHON).chmod(0o755)
+    settings = {"restarts": 1000, "silence_seconds": SILENCE_SECONDS, "python": str(base / PYTHON)}
+    (base / "user").mkdir()
+    (base / "user" / FILE_NAME).write_text(json.dumps(settings))
+    return ComfyHost(comfyui, base)
+
+
+def lack(host: ComfyHost, file: Path, harm: Callable[[Path], None]) -> Outcome:
+    """Has a file come to harm between two prompts of which the second has to read it; mends it after that."""
+    reference, mode, whole = good(host), file.stat().st_mode, file.read_bytes()
+    before = worker_processes(host)
+    harm(file)
+    post(host, "/paralleldit/stop")
+    started, said = time.monotonic(), ""
+    try:
+        good(host)
+    except PromptError as error:
+        said = error.message
+    to_error = time.monotonic() - started
+    file.write_bytes(whole)
+    file.chmod(mode)
+    assert torch.equal(good(host), reference)
+    return Outcome(said, to_error, time.monotonic() - started, [process for process in before if alive(process)])
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def remove_socket_folder(_host: ComfyHost) -> None:
+    for folder in Path(tempfile.gettempdir()).glob("paralleldit-*"):
+        if (folder / "socket").exists():
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Case:
+    """moment: see `suffer`. says: regular expressions that the node's error matches; none where no node sees it."""
+
+    moment: str
+    fault: Callable[[ComfyHost], None]
+    says: tuple[str, ...] = ()
+    seconds_to_error: float = 6.0  # generous: `tests/benchmarks/faults.py` measures
+
+
+KILLED = "was killed by SIGKILL"
+SILENT = r"(has not answered|no sign of life) for"
+SILENCE = SILENCE_SECONDS + 6.0
+
+CASES = {
+    "kill torchrun, idle": Case("idle", kill_torchrun),
+    "kill torchrun, in a step": Case("loop mode", kill_torchrun, ("torchrun .* was killed by SIGKILL",)),
+    "remove the socket's folder, starting": Case("starting", remove_socket_folder, ("did not start", "socket"), 30.0),
+}
+for _rank in (0, 1):
+    _kill, _stop, _who = send(signal.SIGKILL, _rank), send(signal.SIGSTOP, _rank), f"Rank {_rank} "
+    # Of two ranks, one killed and the other stopped: if rank 0 is the stopped one, it is that which is seen.
+    _in_collective = (r"Rank 0 .*has not answered",) if _rank else (_who, "has ended, and another does not end")
+    CASES |= {
+        f"kill rank {_rank}, idle": Case("idle", _kill),
+        f"kill rank {_rank}, loading": Case("loading", _kill, (_who, KILLED)),
+        f"kill rank {_rank}, in a step": Case("loop mode", _kill, (_who, KILLED)),
+        f"kill rank {_rank}, in a step of ComfyUI's loop": Case("step mode", _kill, (_who, KILLED)),
+        f"kill rank {_rank}, in a collective": Case("loop mode", kill_in_a_collective(_rank), _in_collective),
+        f"stop rank {_rank}, idle": Case("idle", _stop),
+        f"stop rank {_rank}, loading": Case("loading", _stop, (_who, SILENT), SILENCE + 6 * SILENCE_SECONDS),
+        f"stop rank {_rank}, in a step": Case("loop mode", _stop, (_who, SILENT), SILENCE),
+        f"stop rank {_rank}, in a step of ComfyUI's loop": Case("step mode", _stop, (_who, SILENT), SILENCE),
+    }
+
+WEIGHTS = f"models/diffusers/{GOOD.model}/transformer/diffusion_pytorch_model.safetensors"
+# What happens to a file between two prompts: the file, the harm, what the node says.
+LACKS = {
+    "truncate the checkpoint": (WEIGHTS, truncate, ("cannot be read as safetensors", "download it again")),
+    "delete the checkpoint": (WEIGHTS, Path.unlink, ("safetensors",)),
+    "delete the workers' Python": (PYTHON, Path.unlink, ("cannot be started", PYTHON)),
+}

@@ -1,0 +1,48 @@
+"""`python -m tests.support.host.look_up_names COMFYUI BASE NAME...`:
+what the nodes make of names that a workflow gives, as JSON.
+
+By name: what the loader's check says of it (true, or words), and what executing it and the VAE nodes raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from types import ModuleType
+
+from demo.host import REPOSITORY
+
+
+def main(comfyui: str, base: str, names: str) -> None:
+    sys.path.insert(0, comfyui)
+    sys.argv = [sys.argv[0], "--cpu", "--base-directory", base]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+        sys.modules[name] = ModuleType(name)  # the pack, without what needs a server
+        sys.modules[name].__path__ = [str(folder)]
+    loader = importlib.import_module("pack.nodes.load_model").LoadDiffusionModelParallel
+    vae = importlib.import_module("pack.nodes.parallel_vae")
+    files = importlib.import_module("pack.nodes.model_files")
+
+    def raised(call: object, *arguments: object) -> str:
+        try:
+            call(*arguments)
+        except Exception as error:  # told apart by the test
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    found = {
+        name: {
+            "valid": loader.validate_inputs(name),
+            "path": str(files.list_models().get(name, "")),
+            "load": raised(loader.execute, name, "fp32"),
+            "vae": raised(vae.run, "decode", name, "fp32", None),
+        }
+        for name in json.loads(names)
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

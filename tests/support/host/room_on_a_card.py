@@ -1,0 +1,150 @@
+"""`python -m tests.support.host.room_on_a_card COMFYUI MODEL`:
+ComfyUI's own accounting, with our MODEL and others on a 16 GB card.
+
+The card, and the worker group on it, are pretended; what frees them and when is ComfyUI's. Prints JSON: by what was
+done, how the group was asked to park (with unload or without), and the GB that each model is then said to hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from demo.host import REPOSITORY
+
+CARD = torch.device("meta")
+GIGABYTE = 1 << 30
+OURS, TOTAL = 10 * GIGABYTE, 16 * GIGABYTE
+
+
+class PretendedGroup:
+    """A WorkerGroup as far as the nodes see it between requests."""
+
+    device = "cuda"
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+        self.loaded: tuple | None = None
+        self.resident: object | None = None
+        self.kept = 0
+        self.asked: list[bool] = []
+
+    def device_bytes(self) -> int:
+        return self.kept
+
+    def park(self, unload: bool = False) -> None:
+        self.asked.append(unload)
+        self.kept = 0
+        if unload:
+            self.loaded = None
+
+
+class Scene:
+    """ComfyUI's memory management, a loaded model of ours, and another model of 8 GB."""
+
+    def __init__(self, comfyui: str, model: str) -> None:
+        sys.path.insert(0, comfyui)
+        sys.argv = [sys.argv[0], "--cpu"]
+        importlib.import_module("comfy.options").enable_args_parsing()
+        for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+            sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
+            sys.modules[name].__path__ = [str(folder)]
+        self.management = importlib.import_module("comfy.model_management")
+        self.patcher_class = importlib.import_module("comfy.model_patcher").ModelPatcher
+        self.management.get_torch_device = lambda: CARD
+        self.management.get_free_memory = self.free
+        self.loader = importlib.import_module("pack.nodes.load_model")
+        self.loader.list_models = lambda: {"tiny": Path(model)}
+        self.settings = importlib.import_module("pack.worker.settings").Settings()
+        self.begin()
+
+    def begin(self, **settings: str) -> None:
+        """Our model is on the card, and has sampled; nothing else is."""
+        self.ours = self.other = None
+        self.group = PretendedGroup(replace(self.settings, **settings))
+        gc.collect()
+        self.management.current_loaded_models.clear()
+        self.loader.worker_group = lambda _number: self.group
+        self.ours = self.load("fp32")
+        self.other = self.patcher_class(torch.nn.Identity(), CARD, torch.device("cpu"), size=8 * GIGABYTE)
+        self.sample(self.ours)
+
+    def load(self, dtype: str) -> Any:
+        patcher = self.loader.LoadDiffusionModelParallel.execute("tiny", dtype).result[0]
+        patcher.model.diffusion_model.weight_bytes = OURS
+        patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
+        return patcher
+
+    def sample(self, patcher: Any) -> None:
+        self.management.load_models_gpu([patcher])
+        patcher.pre_run()
+        remote = patcher.model.diffusion_model
+        self.group.loaded = (remote.source, remote.plan.to_json())
+        self.group.kept = OURS
+        patcher.cleanup()
+
+    def free(self, _device: Any = None, torch_free_too: bool = False) -> Any:
+        free = TOTAL - self.group.kept - (self.other.loaded_size() if self.other else 0)
+        return (free, 0) if torch_free_too else free
+
+    def outcome(self) -> dict[str, Any]:
+        models = {"ours": self.ours, "other": self.other}
+        held = {name: patcher.loaded_size() / GIGABYTE for name, patcher in models.items() if patcher}
+        return {"asked": list(self.group.asked), **held}
+
+
+def main(comfyui: str, model: str) -> None:
+    scene = Scene(comfyui, model)
+    management, found = scene.management, {}
+    found["sampled"] = scene.outcome()
+    management.load_models_gpu([scene.other])
+    found["another model needs the room"] = scene.outcome()
+    scene.sample(scene.ours)
+    found["sampled again"] = scene.outcome()
+    management.unload_all_models()
+    found["freed"] = scene.outcome()
+
+    scene.begin()
+    scene.other.size = 2 * GIGABYTE
+    management.load_models_gpu([scene.other])
+    found["another model has room"] = scene.outcome()
+
+    scene.begin()
+    for _ in range(2):
+        scene.sample(scene.ours.clone())
+    found["sampled by clones"] = scene.outcome()
+    management.unload_all_models()
+    found["freed of clones"] = scene.outcome()
+
+    scene.begin()
+    scene.group.loaded = ({"another": "model"}, {})
+    management.load_models_gpu([scene.other])
+    found["the group holds another"] = scene.outcome()
+
+    scene.begin()
+    scene.sample(scene.load("bf16"))
+    found["the group's other model is sampled"] = scene.outcome()
+
+    scene.begin()
+    scene.ours = None
+    gc.collect()
+    management.load_models_gpu([scene.other])
+    found["the node is gone"] = scene.outcome()
+
+    for choice in ("unload", "keep"):
+        scene.begin(on_free=choice)
+        management.unload_all_models()
+        found[f"freed, to {choice}"] = scene.outcome()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

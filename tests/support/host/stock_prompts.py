@@ -1,0 +1,62 @@
+"""The cases of `stock_cases` for a host: their files, and prompts that sample from them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from demo.host import REPOSITORY
+from tests.support.cases.stock_cases import CASES
+from tests.support.host.graphs import Graph, Link
+
+Patch = Callable[[Graph, Link], Link]
+
+
+def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
+    """Writes models and texts where a host with this base folder looks for them."""
+    folder = base / "models" / "diffusion_models"
+    for path in (folder, base / "input"):
+        path.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "tests.support.files.write_stock_models", str(comfyui), str(folder), *names]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-4000:]
+    for name in names:
+        generator = torch.Generator().manual_seed(3)
+        for which in ("positive", "negative"):
+            save_file(CASES[name].texts(generator), base / "input" / f"{name} {which}.safetensors")
+
+
+def prompt(
+    name: str,
+    plan: Mapping[str, int] | None = None,
+    loop_mode: bool = True,
+    *,
+    model: str | None = None,
+    positive: str = "positive",
+    patch: Patch | None = None,
+) -> dict:
+    """A KSampler on a case, by our loader under a plan or, without one, by ComfyUI's own.
+
+    model: another than the case's file. positive: another text. patch: puts nodes behind the loader.
+    """
+    case, graph = CASES[name], Graph()
+    model = model or f"{name}.safetensors"
+    if plan is None:
+        loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
+    else:
+        chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
+        options = {"dtype": "fp32", "loop_mode": loop_mode, "plan": chosen}
+        loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
+    texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")]
+    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, case.latent)))
+    sampled = graph.add(
+        "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
+        latent_image=latent, seed=7, steps=3, cfg=case.cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
+    )  # fmt: skip
+    graph.add("SaveLatent", samples=sampled, filename_prefix="test")
+    return graph.prompt

@@ -1,0 +1,55 @@
+"""`torchrun -m tests.support.ranks.attention_ranks OUT`:
+masked attention over shared tokens, every plan of this world size."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.models import spec_for
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.attention import ParallelAttention, StaleCache
+from parallel_backend.seams.backends import NATIVE
+from parallel_backend.seams.layout import TokenLayout
+from tests.support.cases.attention_cases import LENGTHS, MASKS, PATCHES, STREAMS, plans, qkv
+from tests.support.ranks.leaving import leave
+
+
+def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
+    """This rank's tokens of the streams joined."""
+    parts = whole_BHSD.split([LENGTHS[stream] for stream in STREAMS], 2)
+    return torch.cat([layout.take(part, stream, 2) for part, stream in zip(parts, STREAMS, strict=True)], 2)
+
+
+def main(out_path: str) -> None:
+    """Each rank saves its own tokens' results, with the positions of its tokens, by plan and mask."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = {}
+    for name, degrees in plans(dist.get_world_size()).items():
+        for patches in (1, PATCHES):
+            mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
+            layout = TokenLayout(spec_for("FluxTransformer2DModel"), mesh["sequence"], patches)
+            layout.begin(LENGTHS)
+            attention = ParallelAttention(mesh, layout, NATIVE)
+            rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
+            for mask_name, mask in MASKS.items():
+                # A whole pass fills the cache; the patches that follow have the same keys, so nothing is stale.
+                attention.cache = StaleCache() if patches > 1 else None
+                runs = [list(range(patches)), *([index] for index in range(patches) if patches > 1)]
+                for run in runs:
+                    layout.running = run
+                    local = attention("module", STREAMS, *(take(layout, tensor) for tensor in qkv()), attn_mask=mask)
+                    key = f"{name} {mask_name} {patches} {run}"
+                    results[key] = local.contiguous()
+                    results[f"{key} positions"] = layout.token_order(STREAMS, rank, run)
+    save_file(results, f"{out_path}.{dist.get_rank()}")
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

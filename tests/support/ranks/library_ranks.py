@@ -1,0 +1,129 @@
+"""`torchrun -m tests.support.ranks.library_ranks OUT CASES`: pipelines made parallel, as a plain script does it.
+
+Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ranks every family's prediction; what each
+rank was told of the calls that are to be refused, in OUT/refusals.RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import diffusers
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from parallel_backend import ParallelPlan, load_transformer, parallelize, start_distributed
+from parallel_backend.errors import RequestError
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.library_cases import CALLS, SEED, dit, family_shape, family_with, flux, sd3
+from tests.support.ranks.leaving import leave
+
+
+def sampled(case: dict) -> torch.Tensor:
+    """The images of a case, which all ranks hold alike."""
+    call = CALLS[case["call"]]
+    pipeline = call.pipeline()
+    torch.manual_seed(SEED + dist.get_rank())
+    parallelize(pipeline, ParallelPlan.from_json(case["plan"]))
+    generator = torch.Generator().manual_seed(SEED) if case["seeded"] else None
+    images = call.run(pipeline, case["batch"], generator)
+    if case["twice"]:
+        images = call.run(pipeline, case["batch"], torch.Generator().manual_seed(SEED))
+    first = images.clone()
+    dist.broadcast(first, 0)
+    if not torch.equal(first, images):
+        raise SystemExit(f"Rank {dist.get_rank()} has other images than rank 0 in {case['name']}.")
+    return images
+
+
+def forward(family_name: str) -> torch.Tensor:
+    """A family's model, called as its pipeline does, with the batch shared out."""
+    family = FAMILIES[family_name]
+    pipeline = SimpleNamespace(transformer=family.build())
+    parallelize(pipeline, ParallelPlan(dp=dist.get_world_size()))
+    with torch.inference_mode():
+        return family.reference(pipeline.transformer, *family.inputs(*family_shape(family_name))).contiguous()
+
+
+def parallel(build: Callable, **plan: int) -> diffusers.DiffusionPipeline:
+    pipeline = build()
+    parallelize(pipeline, ParallelPlan(**plan))
+    return pipeline
+
+
+def three_heads() -> SimpleNamespace:
+    return SimpleNamespace(transformer=family_with("dit", num_attention_heads=3).build())
+
+
+def with_prompts_of_its_own() -> None:
+    CALLS["DiT"].run(parallel(dit, dp=2), 1 + dist.get_rank(), torch.Generator().manual_seed(SEED))
+
+
+def with_noise_of_its_own() -> None:
+    CALLS["Flux"].run(parallel(flux, ulysses=2), 2, torch.Generator().manual_seed(dist.get_rank()))
+
+
+def with_skipped_layers() -> None:
+    pipeline = parallel(sd3, ulysses=2)
+    arguments = {**CALLS["SD3"].arguments(1), "skip_guidance_layers": [0], "skip_layer_guidance_start": -1.0}
+    pipeline(**arguments, num_inference_steps=2)
+
+
+def with_ip_adapter() -> None:
+    pipeline = parallel(flux, dp=2)
+    adapter = {"ip_adapter_image_embeds": [torch.randn(1, 1, 1, 32)]}
+    pipeline(**CALLS["Flux"].arguments(1), joint_attention_kwargs=adapter, num_inference_steps=1)
+
+
+REFUSALS: dict[str, Callable[[], object]] = {
+    "pipefusion": lambda: parallel(dit, pipefusion=2),
+    "patches": lambda: parallel(dit, ulysses=2, patches=2),
+    "another world size": lambda: parallel(dit, ulysses=2, ring=2),
+    "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
+    "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
+    "heads": lambda: parallel(three_heads, ulysses=2),
+    "no tensor-parallel plan": lambda: parallel(dit, tp=2),
+    "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
+    "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
+    "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),
+    "prompts of its own": with_prompts_of_its_own,
+    "noise of its own": with_noise_of_its_own,
+    "skipped layers": with_skipped_layers,
+    "IP-Adapter": with_ip_adapter,
+}
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What the caller is told."""
+    try:
+        call()
+    except RequestError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@record
+def main(out: str, cases_path: str) -> None:
+    """Cases are JSON objects of name, call, plan, batch, seeded, twice; the refusals are all of two ranks."""
+    torch.set_num_threads(1)
+    start_distributed("cpu")
+    cases = json.loads(Path(cases_path).read_text())
+    results = {case["name"]: sampled(case) for case in cases}
+    if dist.get_world_size() == 2:
+        results.update({name: forward(name) for name in FAMILIES})
+    if dist.get_rank() == 0:
+        save_file(results, Path(out) / f"world{dist.get_world_size()}.safetensors")
+    if dist.get_world_size() == 2:
+        told = {name: refusal(call) for name, call in REFUSALS.items()}
+        (Path(out) / f"refusals.{dist.get_rank()}.json").write_text(json.dumps(told))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

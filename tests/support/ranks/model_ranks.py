@@ -1,0 +1,47 @@
+"""`torchrun -m tests.support.ranks.model_ranks CASES OUT`:
+runs cases on the engine as a plain script would, and saves what rank 0 gets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES
+from tests.support.ranks.leaving import leave
+
+
+def main(cases_path: str, out_path: str) -> None:
+    """Cases are JSON objects of name, family, folder, plan, shape (batch first) and dtype."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    meshes, results = {}, {}
+    for case in json.loads(Path(cases_path).read_text()):
+        family = FAMILIES[case["family"]]
+        files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
+        source = ModelSource(family.model_class, family.config, files, case["dtype"])
+        plan = ParallelPlan.from_json(case["plan"])
+        if plan not in meshes:
+            meshes[plan] = build_mesh(plan, device)
+        transformer = ParallelTransformer.load(source, meshes[plan])
+        prediction = transformer(*family.inputs(*case["shape"]))
+        if (dist.get_rank() == 0) != (prediction is not None):
+            raise SystemExit("Exactly rank 0 shall hold the result.")
+        if prediction is not None:
+            results[case["name"]] = prediction.contiguous()
+    if dist.get_rank() == 0:
+        save_file(results, out_path)
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,54 @@
+"""`torchrun -m tests.support.ranks.pipefusion_ranks CASES OUT`:
+samples cases on the engine; each result is saved by its rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import diffusers
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+from tests.support.ranks.leaving import leave
+
+
+@record
+def main(cases_path: str, out_path: str) -> None:
+    """Cases are JSON objects: see tests/support/cases/pipefusion_cases.py."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    results, loaded = {}, {}
+    meshes = {}
+    for case in json.loads(Path(cases_path).read_text()):
+        plan = ParallelPlan.from_json(case["plan"])
+        key = (case["family"], plan)
+        if key not in loaded:
+            family = family_of(case["family"])
+            files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
+            if plan not in meshes:
+                meshes[plan] = build_mesh(plan, device, link_groups=case.get("link_groups"))
+            loaded = {
+                key: ParallelTransformer.load(ModelSource(family.model_class, family.config, files), meshes[plan])
+            }
+        latents, conditions, negative = case_inputs(case["family"], case["short_negative"])
+        result = Denoiser(loaded[key]).sample(latents, scheduler_of(case["scheduler"]), conditions, negative, 3.0)
+        if result is not None:
+            results[case["name"]] = result.contiguous()
+    save_file(results, f"{out_path}.{dist.get_rank()}")
+    leave()
+
+
+if __name__ == "__main__":
+    assert diffusers  # imported here, so that the ranks do not import it one after the other later
+    main(*sys.argv[1:])

@@ -1,0 +1,88 @@
+"""`torchrun -m tests.support.ranks.plan_ranks OUT`:
+what the engine really gives each rank, by plan, for a model of toy blocks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.models.spec import ModelSpec
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.attention import ParallelAttention
+from parallel_backend.seams.backends import NATIVE
+from parallel_backend.seams.layout import TOKEN_DIM, TokenLayout
+from parallel_backend.seams.stages import keep_stage
+from parallel_backend.seams.tensor_parallel import local_ranges
+from tests.support.ranks.leaving import leave
+
+HEADS, BLOCKS, TOKENS = 8, (4, 3), 24
+PLANS = (
+    {"dp": 2, "cfg": 2, "ulysses": 2},
+    {"cfg": 2, "ring": 2, "ulysses": 2},
+    {"pipefusion": 2, "ring": 2, "ulysses": 2, "patches": 3},
+    {"pipefusion": 4, "ulysses": 2},
+    {"cfg": 2, "pipefusion": 2, "tp": 2},
+    {"ring": 2, "ulysses": 2, "tp": 2},
+)
+SPEC = ModelSpec(
+    model_class="Toy",
+    blocks=("first", "second"),
+    streams=("x",),
+    self_attention={},
+    conditions=(),
+    inputs=lambda *_: {},
+    output=lambda *_: None,
+)
+
+
+class Block(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def toy() -> torch.nn.Module:
+    model = torch.nn.Module()
+    for name, count in zip(SPEC.blocks, BLOCKS, strict=True):
+        model.add_module(name, torch.nn.ModuleList([Block() for _ in range(count)]))
+    return model
+
+
+def held(plan: ParallelPlan) -> dict:
+    """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
+    mesh = build_mesh(plan, torch.device("cpu"))
+    stage = keep_stage(toy(), SPEC, mesh["pipefusion"])
+    layout = TokenLayout(SPEC, mesh["sequence"], plan.patch_count)
+    layout.begin({"x": TOKENS})
+    tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()
+    ((first, end),) = local_ranges([HEADS], mesh["tp"].index, plan.tp)
+    heads_BHLD = torch.arange(first, end).view(1, -1, 1, 1).expand(1, -1, len(tokens), 1)
+    if plan.ulysses > 1:
+        attention = ParallelAttention(mesh, layout, NATIVE)
+        (heads_BHLD,) = attention.scatter_heads([len(tokens)] * plan.ulysses, heads_BHLD)()
+    result = {
+        "places": {name: axis.index for name, axis in mesh.axes.items()},
+        "blocks": list(range(stage.first, stage.first + len(stage.blocks))),
+        "tokens": tokens.tolist(),
+        "heads": heads_BHLD.unique().tolist(),
+        "coordinate": list(mesh.device_mesh.get_coordinate()),
+    }
+    dist.barrier()
+    mesh.close()
+    return result
+
+
+def main(out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = [held(ParallelPlan.from_json(plan)) for plan in PLANS]
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(results))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

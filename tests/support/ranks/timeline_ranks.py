@@ -1,0 +1,59 @@
+"""`torchrun -m tests.support.ranks.timeline_ranks OUT`:
+runs a few steps under every plan of two ranks, of which the last is slow.
+
+Each rank leaves what its timeline held in OUT/RANK.json, by plan.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import diffusers
+import torch
+import torch.distributed as dist
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser
+from parallel_backend.transformer import ParallelTransformer
+from tests.support.cases.families import FAMILIES
+from tests.support.ranks.leaving import leave
+
+PLANS = {
+    "ulysses": {"ulysses": 2},
+    "ring": {"ring": 2},
+    "tp": {"tp": 2},
+    "cfg": {"cfg": 2},
+    "pipefusion": {"pipefusion": 2},
+}
+STEPS, DELAY = 3, 0.2
+CPU = torch.device("cpu")
+
+
+def main(out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    family, held = FAMILIES["flux-dev"], {}
+    latents, _, conditions = family.inputs(1, 16, 16)
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(STEPS)
+    for name, plan in PLANS.items():
+        timeline = Timeline(CPU)
+        mesh = build_mesh(ParallelPlan.from_json(plan), CPU, timeline=timeline)
+        transformer = ParallelTransformer(family.build(), mesh)
+        if dist.get_rank():
+            last = transformer.model.get_submodule(transformer.spec.blocks[-1])[-1]
+            last.register_forward_pre_hook(lambda *_: time.sleep(DELAY))
+        with timeline.request("sample"):
+            Denoiser(transformer).sample(latents, scheduler, conditions, conditions, 3.0, to_first=True)
+        held[name] = timeline.spans()
+    Path(out, f"{dist.get_rank()}.json").write_text(json.dumps(held))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

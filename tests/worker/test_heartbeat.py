@@ -1,0 +1,133 @@
+"""Every rank gives signs of life whatever it does, and learns while it works that its request is given up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.cases.families import FAMILIES
+from tests.support.group.direct_group import CALL, DirectGroup, direct_group, wait_until
+from worker.rank.channels.heartbeat import INTERVAL, Pulse
+from worker.rank.job_groups import connected_sockets, opened
+
+FRESH = 8 * INTERVAL
+SECONDS_TO_STOP = 3.0
+LONG = replace(CALL, sigmas=(*(1.0 - step / 4000 for step in range(4000)), 0.0), timesteps=(500.0,) * 4000)
+TIMES = 20_000  # the same file read so often takes a load a minute
+
+
+class GivenUp(Exception):
+    """What a node's check raises once the prompt is interrupted."""
+
+
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
+    with direct_group(tmp_path_factory.mktemp("pulse"), FAMILIES["dit"], ulysses=2) as direct:
+        yield direct
+
+
+def oldest_beat(direct: DirectGroup) -> float:
+    return max(direct.group.status()["beats"])
+
+
+def give_up(event: threading.Event) -> None:
+    if event.is_set():
+        raise GivenUp
+
+
+def test_beats_are_fresh_while_a_job_runs_and_while_none_does(direct: DirectGroup) -> None:
+    assert oldest_beat(direct) < FRESH
+    stop = threading.Event()
+
+    def sample() -> None:
+        with pytest.raises(GivenUp):
+            direct.sample(16, 16, call=LONG, check=lambda: give_up(stop))
+
+    job = threading.Thread(target=sample)
+    job.start()
+    assert wait_until(lambda: direct.group.status()["state"] == "busy", 5)
+    seen = []
+    for _ in range(10):
+        seen.append(oldest_beat(direct))
+        time.sleep(INTERVAL)
+    assert direct.group.status()["state"] == "busy"
+    stop.set()
+    job.join()
+    assert max(seen) < FRESH
+
+
+def test_a_stopped_rank_falls_silent_and_no_other(direct: DirectGroup) -> None:
+    pid = direct.pids()[1]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert wait_until(lambda: direct.group.status()["beats"][1] > FRESH, 10)
+        assert direct.group.status()["beats"][0] < FRESH
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert wait_until(lambda: oldest_beat(direct) < FRESH, 5)
+
+
+def test_the_memory_told_of_is_what_the_system_counts(direct: DirectGroup) -> None:
+    told = direct.group.status()["memory"]
+    for pid, memory in zip(direct.pids(), told, strict=True):
+        fields = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        (resident,) = (int(parts[1]) << 10 for parts in fields if parts[0] == "VmRSS:")
+        assert memory["resident"] == pytest.approx(resident, rel=0.05)
+        assert memory["accelerator"] == 0
+
+
+def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct: DirectGroup) -> None:
+    before, pids = direct.forward(16, 16), direct.pids()
+    long = replace(direct, source=replace(direct.source, files=direct.source.files * TIMES))
+    soon = threading.Timer(1.0, lambda: None)
+    soon.start()
+    with pytest.raises(GivenUp):
+        long.load(lambda: give_up(soon.finished))
+    assert direct.group.status()["operation"] == "load"
+    assert wait_until(lambda: direct.group.status()["state"] == "ready", SECONDS_TO_STOP)
+    assert "model" not in direct.group.status(), "nothing of it is loaded"
+    direct.load()
+    assert torch.equal(direct.forward(16, 16), before)
+    assert direct.pids() == pids
+
+
+def cut_connections(port: int) -> None:
+    """Breaks this process's connections to a port, as a network does."""
+    for descriptor in connected_sockets():
+        with contextlib.suppress(OSError), opened(descriptor) as connection:  # closed since, as its other end was
+            if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_pulse_outlives_a_broken_connection_and_ends_with_the_store() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    broken = []
+
+    def connect() -> dist.TCPStore:
+        patience = dist.default_pg_timeout / 900  # two seconds
+        return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
+
+    port = store.port
+    pulse = Pulse(connect, 0, 1, lambda: {"resident": 1, "accelerator": 0}, broken.append)
+    pulse.start()
+    cut_connections(port)
+    count = pulse.count
+    assert wait_until(lambda: pulse.count > count + 2, 5)
+    pulse.break_off(7)
+    assert pulse.is_broken(7)
+    assert not pulse.is_broken(8)
+    assert wait_until(lambda: broken == [7], 5)
+    del store
+    pulse.join(20)
+    assert not pulse.is_alive()

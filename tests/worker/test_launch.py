@@ -1,0 +1,51 @@
+"""Of several ranks that failed, the one that brought the others down is named."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from worker.launch.agent import root_cause
+
+LOST = "Connection closed by peer [127.0.0.1]:4242"
+
+
+@dataclass
+class Failure:
+    """What torch's ProcessFailure tells of a rank."""
+
+    exitcode: int
+    message: str = ""
+    timestamp: int = 1_700_000_000
+    pid: int = 4242
+    error_file_data: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.error_file_data = {"message": {"message": self.message, "extraInfo": {}}} if self.message else {}
+
+
+KILLED, ABORTED, ENDED = (Failure(-number) for number in (signal.SIGKILL, signal.SIGABRT, signal.SIGTERM))
+KILLED_LATER = replace(KILLED, timestamp=KILLED.timestamp + 9)
+WRONG, CUT_OFF = Failure(1, "ValueError: wrong"), Failure(1, f"RuntimeError: {LOST}")
+NOT_WRITTEN = Failure(1, "RuntimeError: writev: Broken pipe")
+
+# What ended the ranks, in their order; which one is named, what is said of it, and whether it may be a consequence.
+CASES = {
+    "killed": ([ABORTED, KILLED], 1, "was killed by SIGKILL", False),
+    "killed, lost": ([CUT_OFF, KILLED], 1, "was killed by SIGKILL", False),
+    "aborted, lost": ([CUT_OFF, ABORTED], 1, "was killed by SIGABRT", True),
+    "aborted, lost in writing": ([ABORTED, NOT_WRITTEN], 0, "was killed by SIGABRT", True),
+    "aborted, wrong": ([ABORTED, WRONG], 1, "failed: ValueError: wrong", False),
+    "wrong": ([ENDED, CUT_OFF, WRONG], 2, "failed: ValueError: wrong", False),
+    "lost alone": ([ENDED, CUT_OFF], 1, LOST, True),
+    "the first": ([KILLED_LATER, KILLED], 1, "was killed by SIGKILL", False),
+}
+
+
+@pytest.mark.parametrize(("failures", "rank", "said", "lost"), CASES.values(), ids=CASES)
+def test_the_root_cause_is_no_consequence(failures: list[Failure], rank: int, said: str, lost: bool) -> None:
+    named, reason, is_lost = root_cause(dict(enumerate(failures)))
+    assert named == rank and said in reason.cause and is_lost == lost

@@ -1,0 +1,158 @@
+"""A rank that runs out of memory fails its request with what was lacking; the group lives, and the next is served.
+
+The memory really runs out: the rank is given a limit, a little above what it uses, while it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+from safetensors.torch import save_file
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.vae_cases import config
+from tests.support.group.direct_group import DirectGroup, direct_group, go_on
+from worker.errors import OutOfMemory
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+
+SMALL, LARGE = (16, 16), (160, 160)
+# So wide that a large request's hidden states, 19 MiB, dwarf all else that it has: Python does not survive where one of
+# its own small allocations is what fails.
+WIDE = replace(FAMILIES["flux-dev"], config={**FAMILIES["flux-dev"].config, "num_attention_heads": 24})
+ROOM = 8 << 20  # bytes that the rank may have in addition
+DEADLINE = 30.0  # for a rank to fill its memory, and no watchdog's
+
+
+@contextmanager
+def little_memory(pid: int, room: int = ROOM) -> Iterator[None]:
+    """While entered, the process can have only so much data more than now."""
+    fields = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    (used,) = (int(parts[1]) << 10 for parts in fields if parts[0] == "VmData:")
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(pid, resource.RLIMIT_DATA, (used + room, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_DATA, unlimited)
+
+
+def assert_survives(direct: DirectGroup, rank: int, run: str, sizes: tuple[int, int] = LARGE) -> None:
+    """The request fails by the rank's name, in time; the same processes then give the exact result of before."""
+    request = getattr(direct, run)
+    before, pids = request(*SMALL), direct.pids()
+    started = time.monotonic()
+    with little_memory(pids[rank]), pytest.raises(OutOfMemory, match=f"Rank {rank} ran out of memory") as raised:
+        request(*sizes)
+    assert time.monotonic() - started < DEADLINE
+    tokens = 2 * sizes[0] * sizes[1] // 4
+    assert f"{tokens:,} tokens" in str(raised.value)
+    direct.load()
+    assert torch.equal(request(*SMALL), before)
+    assert direct.pids() == pids
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
+        with direct_group(tmp_path_factory.mktemp("two"), WIDE, ulysses=2) as direct:
+            yield direct
+
+
+@pytest.mark.parametrize("run", ["forward", "sample"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_rank_can_run_out_of_memory_in_a_request(two: DirectGroup, rank: int, run: str) -> None:
+    two.load()
+    assert_survives(two, rank, run)
+
+
+@pytest.mark.slow
+def test_a_rank_can_run_out_of_memory_again_and_again(two: DirectGroup) -> None:
+    two.load()
+    held = []
+    for _ in range(4):
+        assert_survives(two, 1, "sample")
+        held.append([len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in two.pids()])
+    assert held[-1] == held[0], "what the groups cut off held is given back"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("degrees", "rank"),
+    [({"pipefusion": 2, "patches": 2}, 1), ({"pipefusion": 2, "patches": 2}, 0), ({"tp": 2}, 1)],
+    ids=str,
+)
+def test_a_rank_of_any_plan_can_run_out_of_memory(two: DirectGroup, degrees: dict[str, int], rank: int) -> None:
+    direct = replace(two, plan=ParallelPlan(**degrees))
+    direct.load()
+    assert_survives(direct, rank, "sample")
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_no_link_to_the_failed_one_learns_of_it_too(tmp_path: Path) -> None:
+    with direct_group(tmp_path, WIDE, pipefusion=2, patches=2, ulysses=2) as direct:
+        assert_survives(direct, 3, "sample")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_rank_can_run_out_of_memory_while_it_loads(two: DirectGroup, rank: int, tmp_path: Path) -> None:
+    two.load()
+    before, pids = two.forward(*SMALL), two.pids()
+    deep = replace(two.family, config={**two.family.config, "num_layers": 12, "joint_attention_dim": 32})
+    weights = deep.save(tmp_path / "deep") / "diffusion_pytorch_model.safetensors"
+    source = replace(two.source, config=deep.config, files=(str(weights),), dtype="bf16")
+    room = sum(map(os.path.getsize, source.files)) * 2 // 5  # less than half of fp32
+    with little_memory(pids[rank], room), pytest.raises(OutOfMemory, match=f"Rank {rank} .* loading a model") as raised:
+        replace(two, source=source).load()
+    assert "The model's weights take about" in str(raised.value)
+    replace(two, source=source).load()
+    two.load()
+    assert torch.equal(two.forward(*SMALL), before)
+    assert two.pids() == pids
+
+
+def test_any_rank_can_run_out_of_memory_in_the_vae(two: DirectGroup, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = str(tmp_path / "vae.safetensors")
+    state = AutoencoderKL(**config((64, 128), groups=32)).state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+
+    def decode(size: int) -> torch.Tensor:
+        latents = torch.randn(1, 4, size, size, generator=torch.manual_seed(1))
+        return two.group.run_vae("decode", path, "fp32", latents, 2, go_on)
+
+    before, pids = decode(8), two.pids()
+    for rank in (1, 0):
+        with little_memory(pids[rank]), pytest.raises(OutOfMemory, match=f"Rank {rank} .* running the VAE"):
+            decode(256)
+        assert torch.equal(decode(8), before)
+    assert two.pids() == pids
+
+
+def test_a_lack_of_memory_in_a_request_that_was_given_up_is_known_to_the_next(two: DirectGroup) -> None:
+    two.load()
+    before, pids = two.forward(*SMALL), two.pids()
+
+    def give_up() -> None:
+        if two.group.session.operation == "forward":
+            raise InterruptedError
+
+    with little_memory(pids[1]):
+        with pytest.raises(InterruptedError):
+            two.group.forward(*two.family.inputs(2, *LARGE), give_up)
+        two.group.trace()  # which waits for its end
+    two.load()
+    assert torch.equal(two.forward(*SMALL), before)
+    assert two.pids() == pids

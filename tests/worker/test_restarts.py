@@ -1,0 +1,152 @@
+"""A group that dies is started again, with its model; one that keeps dying is left down, and says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES
+from worker.errors import WorkerGroupError
+from worker.host.client import WorkerGroup
+from worker.host.restarts import WINDOW_SECONDS, Restarts
+from worker.settings import Settings
+
+PLAN = {"cfg": 1, "ulysses": 2}
+DEADLINE = 60.0
+
+
+def unchecked() -> None:
+    """Nobody interrupts."""
+
+
+def test_restarts_are_bounded_in_a_window_and_their_pauses_grow() -> None:
+    now = [0.0]
+    restarts = Restarts(3, clock=lambda: now[0])
+    pauses = []
+    for _ in range(3):
+        restarts.note_death()
+        assert restarts.seconds_left() == 0
+        pauses.append(restarts.pause())
+        now[0] += 10
+    assert pauses == [0.0, 1.0, 4.0]
+    restarts.note_death()
+    assert restarts.seconds_left() == WINDOW_SECONDS - 30, "when the first death is ten minutes old"
+    now[0] = WINDOW_SECONDS
+    assert restarts.seconds_left() == 0
+    restarts.note_death()
+    assert restarts.seconds_left() > 0
+    restarts.forgive()
+    assert restarts.seconds_left() == 0
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[WorkerGroup]:
+    group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=3.0))
+    yield group
+    group.stop()
+
+
+@pytest.fixture
+def load(group: WorkerGroup, tmp_path: Path) -> Callable[[], torch.Tensor]:
+    """Loads a tiny model, and runs it once."""
+    family = FAMILIES["dit"]
+    family.save(tmp_path / "dit")
+    files = (str(tmp_path / "dit" / "diffusion_pytorch_model.safetensors"),)
+    source = ModelSource(family.model_class, family.config, files, "fp32").to_json()
+    latents, timestep, conditions = family.inputs(1, 16, 16)
+
+    def run() -> torch.Tensor:
+        group.load(source, PLAN, 2, unchecked)
+        group.adapt(None, lambda: ([], {}), unchecked)
+        return group.forward(latents, timestep, conditions, unchecked).clone()
+
+    return run
+
+
+def wait_until(true: Callable[[], bool]) -> float:
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < DEADLINE
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
+    group: WorkerGroup, load: Callable[[], torch.Tensor]
+) -> None:
+    before = load()
+    pids = group.status()["pids"]
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: group.status()["state"] != "ready")
+    wait_until(lambda: group.status().get("counts", {}).get("load") == 1)
+    status = group.status()
+    assert not set(status["pids"]) & set(pids)
+    assert f"process {pids[1]}) was killed by SIGKILL" in status["last_death"]
+    assert status["deaths"] == 1
+    assert torch.equal(load(), before)
+    assert group.status()["counts"]["load"] == 1, "the model was there"
+
+
+def test_a_stopped_rank_is_taken_for_dead(group: WorkerGroup, load: Callable[[], torch.Tensor]) -> None:
+    before = load()
+    for rank in (1, 0):
+        pids = group.status()["pids"]
+        os.kill(pids[rank], signal.SIGSTOP)
+        with pytest.raises(WorkerGroupError, match=rf"Rank {rank} .*(no sign of life|not answered) for 3 s"):
+            load()
+        assert torch.equal(load(), before)
+
+
+def test_a_group_that_keeps_dying_is_left_down_and_says_why(
+    group: WorkerGroup, load: Callable[[], torch.Tensor]
+) -> None:
+    load()
+    for death in range(1, 5):
+        wait_until(lambda: group.status()["state"] == "ready")
+        os.kill(group.status()["pids"][0], signal.SIGKILL)
+        wait_until(lambda death=death: group.status()["deaths"] == death)
+    wait_until(lambda: group.status()["state"] == "failed")
+    with pytest.raises(WorkerGroupError, match=r"died 4 times in ten minutes.*killed by SIGKILL"):
+        load()
+    group.restart(2, lambda: None)
+    assert group.status()["state"] == "ready"
+    assert load().isfinite().all()
+
+
+def test_ranks_that_cannot_be_started_are_an_error_at_once_and_leave_nothing(tmp_path: Path) -> None:
+    group = WorkerGroup("cpu", tmp_path / "logs", Settings(python=str(tmp_path / "no-python")))
+    with pytest.raises(WorkerGroupError, match="cannot be started.*no-python"):
+        group.load({}, PLAN, 2, unchecked)
+    assert group.status()["state"] == "failed"
+    assert group.session is None
+
+
+def test_an_answer_that_nobody_waits_for_holds_up_no_later_request(
+    group: WorkerGroup, load: Callable[[], torch.Tensor]
+) -> None:
+    """Larger than the sockets hold, both: the answer that was given up, and the request after it."""
+    before = load()
+    family = FAMILIES["dit"]
+    for end in (group.session.job,):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    large = torch.zeros(64, *family.inputs(1, 64, 64)[0].shape[1:])
+    _, timestep, conditions = family.inputs(64, 64, 64)
+
+    def interrupt() -> None:
+        if group.session.operation == "forward":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        group.forward(large, timestep, conditions, interrupt)
+    result = group.forward(large, timestep, conditions, unchecked)
+    assert result.shape == large.shape
+    assert torch.equal(load(), before)

@@ -1,0 +1,399 @@
+"""Who is kept out, and what is never done: of the sockets, the files that are read, and the code itself."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from demo.host import REPOSITORY
+from parallel_backend.errors import ModelFileError
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.folder import transformer_source
+from tests.support.cases.families import FAMILIES
+from worker.host.client import WorkerGroup
+from worker.wire import endpoint as endpoint_module
+from worker.wire.endpoint import ADDRESS, HELLO_BYTES, MAX_HELLOS, TOKEN, Endpoint, connect
+from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
+from worker.wire.sampler_call import SamplerCall
+
+PRODUCT = [REPOSITORY / "__init__.py", *(REPOSITORY / "nodes").rglob("*.py")]
+PRODUCT += [*(REPOSITORY / "worker").rglob("*.py"), *(REPOSITORY / "parallel_backend").rglob("*.py")]
+RUNS_DATA = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml", "runpy", "code"}
+# Calls by their last name, of whatever they are called on.
+NEVER_CALLED = {
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list",
+    "recv_object_list", "system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell", "execv", "execve",
+}  # fmt: skip
+NEVER_BUILT_IN = {"eval", "exec", "compile", "__import__"}
+TORCH_PICKLES = {"torch.load", "torch.save", "numpy.load", "np.load", "torch.hub.load"}
+STARTS_PROCESSES = {"Popen", "run", "call", "check_call", "check_output"}
+SOON = 5.0  # seconds; for what takes milliseconds, on a machine that does other things too
+
+
+def calls() -> Iterator[tuple[Path, ast.Call, str, str]]:
+    """File, call, the function's whole name, and the last part of it, of the whole product."""
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                name = ast.unparse(node.func)
+                yield path, node, name, name.rpartition(".")[2]
+
+
+def test_nothing_that_is_read_is_run() -> None:
+    """No pickle, eval, exec or shell, and none of torch's collectives of objects, which pickle."""
+    assert len(PRODUCT) > 50
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {module.partition(".")[0] for module in modules} & RUNS_DATA, f"{path} imports {modules}"
+    for path, node, name, last in calls():
+        forbidden = name in NEVER_BUILT_IN | TORCH_PICKLES or last in NEVER_CALLED
+        assert not forbidden, f"{path}:{node.lineno} calls {name}"
+
+
+def test_processes_are_started_by_lists_of_arguments() -> None:
+    started = [each for each in calls() if each[2].startswith("subprocess.") and each[3] in STARTS_PROCESSES]
+    assert started
+    for path, node, name, _ in started:
+        assert not any(keyword.arg in ("shell", "executable") for keyword in node.keywords), f"{path} {name}"
+        assert not isinstance(node.args[0], ast.Constant | ast.JoinedStr | ast.BinOp), f"{path} {name} takes text"
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def endpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    """One that listens, at either kind of address; its environment is this process's."""
+    if request.param == "tcp":
+        folder = tmp_path / ("long" * 30)
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    endpoint = Endpoint()
+    assert endpoint.address.startswith(request.param)
+    for name, value in endpoint.environment().items():
+        monkeypatch.setenv(name, value)
+    yield endpoint
+    endpoint.close()
+    for channel in endpoint.channels.values():
+        channel.close()
+
+
+def knock(endpoint: Endpoint) -> socket.socket:
+    """A connection that has said nothing yet."""
+    kind, _, where = endpoint.address.partition(":")
+    if kind == "tcp":
+        return socket.create_connection(("127.0.0.1", int(where)))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(where)
+    return connection
+
+
+def connect_ranks(endpoint: Endpoint) -> float:
+    """Connects both channels from another thread, and returns how many seconds it took until they were there."""
+    connected: list[socket.socket] = []
+    ranks = threading.Thread(target=lambda: connected.extend(connect(channel) for channel in ("job", "control")))
+    began = time.monotonic()
+    ranks.start()
+    while not endpoint.accept(0.05):
+        assert time.monotonic() - began < 30
+    seconds = time.monotonic() - began
+    ranks.join()
+    for channel, theirs in zip(("job", "control"), connected, strict=True):
+        send_frame(endpoint.channels[channel], {"for": channel})
+        assert decode(receive_frame(theirs))[0] == {"for": channel}
+        theirs.close()
+    return seconds
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the folder alone guards the socket while it is made")
+def test_the_socket_is_its_owners_alone_from_the_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    born: list[int] = []
+    monkeypatch.setattr(endpoint_module.os, "chmod", lambda path, mode: born.append(os.stat(path).st_mode))
+    before = os.umask(0)
+    try:
+        endpoint = Endpoint()
+    finally:
+        os.umask(before)
+    folder = endpoint.folder.stat()
+    endpoint.close()
+    assert [stat.S_IMODE(mode) for mode in born] == [0o600]
+    assert (stat.S_IMODE(folder.st_mode), folder.st_uid) == (0o700, os.getuid())
+
+
+def test_nobody_connects_after_the_ranks(endpoint: Endpoint) -> None:
+    late = knock(endpoint)
+    connect_ranks(endpoint)
+    endpoint.close()
+    with pytest.raises(OSError):
+        knock(endpoint)
+    assert not endpoint.folder.exists()
+    late.settimeout(SOON)
+    assert late.recv(1) == b""
+
+
+HELLO = {"channel": "job", "token": "0" * 64}
+JUNK = {
+    "silence": b"",
+    "half a hello": b"".join(encode(HELLO))[:-5],
+    "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a wrong token": b"".join(encode(HELLO)),
+    "a token beyond ASCII": b"".join(encode({**HELLO, "token": "é\ud800"})),
+    "no token": b"".join(encode({"channel": "job"})),
+    "deep nesting": PREFIX.pack(MAGIC, VERSION, HELLO_BYTES - PREFIX.size, 0) + b"[" * (HELLO_BYTES - PREFIX.size),
+    "a huge hello": PREFIX.pack(MAGIC, VERSION, 8 << 20, 8 << 30) + b" " * 8000,
+    "an empty hello": PREFIX.pack(MAGIC, VERSION, 0, 0),
+    "another version": PREFIX.pack(MAGIC, VERSION + 1, 2, 0) + b"{}",
+    "a payload": b"".join(encode(HELLO, {"x": torch.ones(8)})),
+}
+
+
+@pytest.mark.parametrize("said", JUNK.values(), ids=JUNK)
+def test_who_is_no_rank_holds_up_nobody(said: bytes, endpoint: Endpoint) -> None:
+    strangers = [knock(endpoint) for _ in range(3)]
+    for stranger in strangers:
+        stranger.sendall(said)
+    assert not endpoint.accept(0.05)
+    assert connect_ranks(endpoint) < SOON
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_who_resets_the_connection_holds_up_nobody(endpoint: Endpoint) -> None:
+    for _ in range(3):
+        stranger = knock(endpoint)
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stranger.close()
+    assert connect_ranks(endpoint) < SOON
+
+
+def test_a_crowd_holds_up_nobody_and_is_not_kept(endpoint: Endpoint) -> None:
+    strangers = []
+    for _ in range(4):
+        strangers += [knock(endpoint) for _ in range(MAX_HELLOS // 2)]
+        endpoint.accept(0.1)
+        assert len(endpoint.hellos) <= MAX_HELLOS
+    assert connect_ranks(endpoint) < SOON
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_silence_is_not_waited_for(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "HELLO_SECONDS", 0.1)
+    with knock(endpoint) as stranger:
+        assert not endpoint.accept(0.05)
+        assert len(endpoint.hellos) == 1
+        time.sleep(0.15)
+        assert not endpoint.accept(0.05) and not endpoint.hellos
+        stranger.settimeout(SOON)
+        assert stranger.recv(1) == b""
+
+
+def test_a_channel_is_taken_once(endpoint: Endpoint) -> None:
+    first, second = knock(endpoint), knock(endpoint)
+    for connection in (first, second):
+        send_frame(connection, {"channel": "job", "token": endpoint.token})
+        endpoint.accept(0.1)
+    held = endpoint.channels["job"]
+    send_frame(held, {"hello": "first"})
+    assert decode(receive_frame(first))[0] == {}
+    assert decode(receive_frame(first))[0] == {"hello": "first"}
+    second.settimeout(SOON)
+    assert second.recv(1) == b""
+    first.close()
+
+
+def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
+    newer = (
+        "import worker.wire.protocol as protocol; protocol.VERSION += 1\n"
+        "from worker.wire.endpoint import connect; connect('job')"
+    )
+    environment = {**os.environ, ADDRESS: endpoint.address, TOKEN: endpoint.token}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", newer], cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    with pytest.raises(
+        RuntimeError, match=f"speaks version {VERSION + 1} .* and this one {VERSION}, .*restart ComfyUI"
+    ):
+        while not endpoint.accept(0.1):
+            assert rank.poll() is None, rank.stderr.read()
+    _, said = rank.communicate(timeout=30)
+    assert rank.returncode
+    assert f"speaks version {VERSION} of ParallelDiT's protocol and this one {VERSION + 1}" in said
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    FAMILIES["pixart-alpha"].save(folder / "transformer")
+    return folder
+
+
+ATTACKER = """
+import os, socket, sys, time
+kind, _, where = sys.argv[1].partition(":")
+refused = 0
+while True:
+    for said in (b"", b"GET / HTTP/1.1\\r\\n\\r\\n", b"PDiT\\0\\1\\0\\0\\1\\0" + bytes(8), os.urandom(300)):
+        connection = socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET)
+        connection.settimeout(1)
+        try:
+            connection.connect(where if kind == "unix" else ("127.0.0.1", int(where)))
+            connection.sendall(said)
+        except OSError:
+            refused += 1
+            connection.close()
+        print(refused, flush=True)
+        held = connection  # until the next
+        time.sleep(0.002)
+"""
+
+
+@contextlib.contextmanager
+def attacked(address: str, out: Path) -> Iterator[None]:
+    """Meanwhile, another process connects to the address hundreds of times a second, and says nonsense or nothing."""
+    with out.open("w") as log:
+        attacker = subprocess.Popen([sys.executable, "-c", ATTACKER, address], stdout=log)
+        try:
+            yield
+        finally:
+            attacker.kill()
+            attacker.wait()
+
+
+def test_a_group_under_attack_starts_and_works_as_ever(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is attacked while it starts and while it samples; the latents are the same as without."""
+    peace = sampled(model, tmp_path / "peace")
+    listen = Endpoint.__init__
+    for kind, longest in (("unix", endpoint_module.MAX_UNIX_PATH), ("tcp", 0)):
+        monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", longest)
+        log = tmp_path / f"{kind}.txt"
+        with contextlib.ExitStack() as attack:
+
+            def attacked_from_the_first(
+                endpoint: Endpoint, attack: contextlib.ExitStack = attack, log: Path = log
+            ) -> None:
+                listen(endpoint)
+                attack.enter_context(attacked(endpoint.address, log))
+
+            monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
+            assert sampled(model, tmp_path / kind, log).equal(peace)
+        refused = [int(line) for line in log.read_text().split()]
+        assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
+
+
+def sampled(model: Path, folder: Path, attacks: Path | None = None) -> torch.Tensor:
+    """What a group of its own makes of the same noise; it listens nowhere but on loopback, and takes every step."""
+    latents, _, conditions = FAMILIES["pixart-alpha"].inputs(1, 16, 16)
+    steps: list[int] = []
+    group = WorkerGroup("cpu", folder)
+    try:
+        group.load(transformer_source(model).to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
+        before = attacks.stat().st_size if attacks else 0
+        result = group.sample(
+            SamplerCall(scheduler="DDIM", steps=50),
+            {"noise": latents},
+            conditions,
+            {},
+            lambda: None,
+            lambda event, _: steps.append(event["step"]),
+        )
+        assert attacks is None or attacks.stat().st_size > before
+        assert listening(group) <= {"127.0.0.1"}
+    finally:
+        group.stop()
+    assert steps == list(range(50))
+    return result
+
+
+def listening(group: WorkerGroup) -> set[str]:
+    """The addresses at which the group's processes listen; none where the system does not say."""
+    pids = group.status()["pids"]
+    if sys.platform != "linux":
+        return set()
+    parent = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    addresses = set()
+    for pid in (*pids, parent):
+        links = []
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                links.append(os.readlink(descriptor))
+        for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in links:
+                    packed = bytes.fromhex(fields[1].partition(":")[0])
+                    words = struct.unpack(f"<{len(packed) // 4}I", packed)
+                    addresses.add(socket.inet_ntop(family, struct.pack(f">{len(words)}I", *words)))
+    return addresses
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        {"x": "../../secret.safetensors"}, {"x": "/etc/secret.safetensors"}, {"x": "..\\secret.safetensors"},
+        {"x": ".."}, {"x": "sub/x.safetensors"}, {"x": "x\0.safetensors"}, {"x": "x.bin"}, {"x": ""}, {"x": 1},
+        {"x": ["x"]}, [], None,
+    ],
+)  # fmt: skip
+def test_an_index_leads_out_of_no_folder(weight_map: object, model: Path, tmp_path: Path) -> None:
+    transformer = tmp_path / "pipeline" / "transformer"
+    transformer.mkdir(parents=True)
+    config = (model / "transformer" / "config.json").read_text()
+    (transformer / "config.json").write_text(config)
+    (tmp_path / "secret.safetensors").write_bytes(b"")
+    (transformer / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ModelFileError, match="where a safetensors file of its own folder has to be"):
+        transformer_source(transformer.parent)
+
+
+def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, model: Path, tmp_path: Path) -> None:
+    """They are looked up in lists. A link that the operator has put there is followed, as all of ComfyUI does."""
+    base, outside = tmp_path / "base", tmp_path / "outside.safetensors"
+    for name in ("diffusion_models", "vae", "diffusers"):
+        (base / "models" / name).mkdir(parents=True)
+    weights = next((model / "transformer").glob("*.safetensors"))
+    outside.write_bytes(weights.read_bytes())
+    (base / "models" / "diffusion_models" / "linked.safetensors").symlink_to(outside)
+    (base / "models" / "diffusers" / "linked-folder").symlink_to(model)
+    (model / "model_index.json").write_text("{}")
+    names = [
+        "../../outside.safetensors", "../../../outside.safetensors", str(outside), "~/x.safetensors",
+        "linked.safetensors/../linked.safetensors", "linked.safetensors\0", "\0", "", ".", "..", "/", str(model),
+        "../diffusers/linked-folder", "linked-folder/transformer", "$HOME/x.safetensors", "file:///x.safetensors",
+        "\ud800.safetensors", "x.safetensors; touch x",
+    ]  # fmt: skip
+    links = ["linked.safetensors", "linked-folder"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.host.look_up_names",
+        str(comfyui),
+        str(base),
+        json.dumps([*names, *links]),
+    ]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert not done.returncode, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name in names:
+        said = found[name]
+        assert said["valid"] is not True and said["path"] == "", name
+        assert said["load"].startswith("ValueError: There is no model"), name
+        assert said["vae"].startswith("ValueError: There is no VAE"), name
+    assert [found[name]["valid"] for name in links] == [True, True]
+    assert found["linked.safetensors"]["path"] == str(base / "models" / "diffusion_models" / "linked.safetensors")

@@ -1,0 +1,112 @@
+"""What a rank says when its memory runs out: only what would fit, by the numbers that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_memory, reasons
+from parallel_backend.plan import ParallelPlan
+from worker.rank.memory.room import Room, asked
+from worker.rank.memory.shortage import Shortage
+
+GB = 10**9
+ANY = {"heads": 24, "blocks": 57, "tensor_parallel": True, "pipefusion": True}
+NO_TENSOR_PARALLEL = {**ANY, "tensor_parallel": False}
+
+
+def shortage(operation: str = "forward", weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
+    """Of a rank with `room` GB in all, of which it has nothing but the weights when the request comes; in GB."""
+    held = 0 if operation == "load" else weights
+    empty = Room(room * GB, held * GB, (room - held) * GB)
+    full = Room(room * GB, room * GB - GB, GB)
+    missing = needed - (room - held - 1)
+    return str(Shortage(1, operation, missing * GB, full, empty, weights * GB, **more))
+
+
+def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
+    text = shortage(weights=10, needed=20, tokens=4096, plan=ParallelPlan(ulysses=2), limits=ANY)
+    assert "Rank 1 ran out of memory while it was running the model" in text
+    assert "asked for 7.0 GB more, where it used 23.0 GB of 24.0 GB and had 1.0 GB left" in text
+    assert "weights take about 10.0 GB" in text
+    assert "4,096 tokens" in text
+
+
+@pytest.mark.parametrize(("limits", "plan"), [(ANY, "tp=2"), (NO_TENSOR_PARALLEL, "pipefusion=2 with patches=1")])
+def test_weights_that_do_not_fit_are_shared_where_the_model_can_be(limits: dict, plan: str) -> None:
+    text = shortage("load", weights=30, plan=ParallelPlan(ulysses=2), limits=limits)
+    assert f"The plan {plan} should fit" in text or "The plan pipefusion=2 with patches=1 should fit" in text
+
+
+def test_weights_that_no_plan_of_these_ranks_can_hold_call_for_more_ranks() -> None:
+    text = shortage("load", weights=60, plan=ParallelPlan(ulysses=2), limits=NO_TENSOR_PARALLEL)
+    assert "The plan pipefusion=4 with patches=1 on 4 ranks, each with a device of its own, should fit" in text
+
+
+def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for() -> None:
+    text = shortage(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), limits=ANY)
+    assert "The plan ulysses=2 on 2 ranks" in text
+    assert "no more than about 18,000 tokens fit" in text
+
+
+def test_memory_of_other_processes_is_pointed_to() -> None:
+    empty, full = Room(24 * GB, 4 * GB, 8 * GB), Room(24 * GB, 11 * GB, 1 * GB)
+    assert "12.0 GB of this memory is in use by other processes" in str(Shortage(0, "vae", GB, full, empty))
+
+
+def test_where_nothing_would_fit_no_plan_is_named() -> None:
+    text = shortage("load", weights=5000, plan=ParallelPlan(ulysses=2), limits=ANY)
+    assert "The plan" not in text
+    assert "smaller" in text
+
+
+def test_the_size_that_an_allocation_was_to_have_is_read_from_the_devices_own_words() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)
+    assert asked(raised.value) == 1 << 50
+    assert asked(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")) == 5 << 29
+    assert asked(MemoryError()) is None
+
+
+def test_other_errors_are_no_lack_of_memory() -> None:
+    assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert not is_out_of_memory(RuntimeError("Connection closed by peer"))
+    assert not is_out_of_memory(ModelFileError("x cannot be read"))
+
+
+def caught(raising: Callable[[], None]) -> BaseException:
+    with pytest.raises(Exception) as raised:  # noqa: B017
+        raising()
+    return raised.value
+
+
+def test_a_lack_of_memory_is_found_behind_a_librarys_own_error() -> None:
+    def wrapped(hidden: bool = False) -> None:
+        try:
+            torch.empty(1 << 50, dtype=torch.uint8)
+        except RuntimeError as error:
+            raise SystemError("propagation failed") from (None if hidden else error)
+
+    def handled() -> None:
+        try:
+            raise MemoryError
+        except MemoryError:
+            int("x")
+
+    def refused() -> None:
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            raise ModelFileError("no room") from error
+
+    assert asked(lack_of_memory(caught(wrapped))) == 1 << 50
+    assert is_out_of_memory(caught(handled))
+    assert not is_out_of_memory(caught(lambda: wrapped(hidden=True)))
+    assert not is_out_of_memory(caught(refused))
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert list(reasons(one)) == [one, other]
+    assert not is_out_of_memory(one)

@@ -1,0 +1,290 @@
+"""Where the ranks' time goes: timelines, the trace of all ranks, and what status and steps' events say of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from demo.host import REPOSITORY, ComfyHost
+from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES
+from tests.support.host.graphs import Job, latents, status
+from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
+from worker.errors import RequestRefused, WorkerGroupError
+from worker.host.client import WorkerGroup
+from worker.rank.trace import chrome_trace
+from worker.wire.sampler_call import SamplerCall
+
+FAMILY = "dit"
+RUN_STEPS = 4
+STOP_SECONDS = 0.8
+EXACT = 2e-3  # microseconds: of two sums of nanoseconds
+Event = dict[str, Any]
+
+
+def test_a_timeline_keeps_the_newest_spans_and_no_step_of_which_it_has_lost_a_part() -> None:
+    timeline = Timeline(torch.device("cpu"), capacity=8)
+    for number in range(3):
+        with timeline.step(f"step {number}"):
+            for _ in range(4):
+                with timeline.communication("all_gather"):
+                    pass
+    timeline.settle()
+    spans = timeline.spans()
+    assert [span.name for span in spans if span.category == STEP] == ["step 2"]
+    assert len(spans) == 7 and [span.end for span in spans] == sorted(span.end for span in spans)
+
+
+def test_communication_outside_of_a_step_is_not_counted_as_the_steps() -> None:
+    timeline = Timeline(torch.device("cpu"))
+    with timeline.request("sample"):
+        with timeline.communication("before"):
+            threading.Event().wait(0.05)
+        with timeline.step("step 1"):
+            threading.Event().wait(0.05)
+    assert timeline.last_run["steps"] == 1 and timeline.last_run["communication"] == 0
+    assert timeline.communicated() >= 0.05
+
+
+def test_a_request_that_fails_leaves_its_spans() -> None:
+    timeline = Timeline(torch.device("cpu"))
+    with pytest.raises(ValueError, match="in the step"), timeline.request("sample"), timeline.step("step 1"):
+        raise ValueError("in the step")
+    assert [span.name for span in timeline.spans()] == ["step 1", "sample"]
+
+
+def test_ranks_of_one_machine_are_on_its_monotonic_clock_and_machines_on_their_wall_clocks() -> None:
+    second = 10**9
+
+    def record(rank: int, machine: int, clock: int, begin: int) -> dict:
+        span = Span("forward", REQUEST, begin, begin + second)
+        return {"rank": rank, "machine": machine, "host": "h", "pid": 1, "clock": clock, "spans": [span]}
+
+    # Machine 1 was started 100 s after machine 0; rank 1's reading of the wall clock is off.
+    records = [record(0, 0, 0, 500 * second), record(1, 0, 7, 501 * second), record(2, 1, 100 * second, 402 * second)]
+    begins = {event["tid"]: event["ts"] for event in chrome_trace(records)["traceEvents"] if event["ph"] == "X"}
+    assert begins == {0: 0, 1: 1e6, 2: 2e6}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_on_a_gpu_spans_are_of_its_time_and_not_of_the_host_that_runs_ahead() -> None:
+    timeline = Timeline(torch.device("cuda"))
+    with timeline.request("sample"), timeline.step("step 1"):
+        torch.cuda._sleep(10_000_000)
+        with timeline.communication("all_gather"):
+            torch.cuda._sleep(100_000_000)
+    wait, step, request = timeline.spans()
+    assert request.begin <= step.begin <= wait.begin <= wait.end <= step.end <= request.end
+    assert 0.8 < timeline.last_run["communication"] < 1
+    assert 5 < (wait.end - wait.begin) / (wait.begin - step.begin) < 20
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    """Two ranks with a tiny model under Ulysses."""
+    folder = tmp_path_factory.mktemp("timeline")
+    FAMILIES[FAMILY].save(folder / "model")
+    group = WorkerGroup("cpu", folder / "logs")
+    load(group, folder / "model", {"ulysses": 2}, 2)
+    yield group
+    group.stop()
+
+
+def load(group: WorkerGroup, folder: Path, plan: dict[str, int], ranks: int) -> None:
+    family = FAMILIES[FAMILY]
+    files = (str(folder / "diffusion_pytorch_model.safetensors"),)
+    group.load(ModelSource(family.model_class, family.config, files, "fp32").to_json(), plan, ranks, lambda: None)
+
+
+def sample(group: WorkerGroup, on_event=lambda event: None) -> list[Event]:
+    """A sampler call's events."""
+    latents, _, conditions = FAMILIES[FAMILY].inputs(2, 16, 16)
+    call, events = SamplerCall(scheduler="Euler", steps=RUN_STEPS, guidance=3.0), []
+
+    def on_step(event: Event, _denoised: torch.Tensor | None) -> None:
+        events.append(event)
+        on_event(event)
+
+    group.sample(call, {"noise": latents}, conditions, conditions, lambda: None, on_step)
+    return events
+
+
+def rows(group: WorkerGroup) -> dict[int, list[Event]]:
+    """The trace's events by rank, checked for what the format asks of each."""
+    trace = json.loads(group.trace())
+    by_rank: dict[int, list[Event]] = {}
+    for event in trace["traceEvents"]:
+        assert {"name", "cat", "ph", "ts", "pid", "tid"} <= event.keys()
+        if event["ph"] == "X":
+            assert event["dur"] >= 0 and event["ts"] >= 0
+            by_rank.setdefault(event["tid"], []).append(event)
+        else:
+            assert event["ph"] == "M" and event["args"]["name"]
+    named = {event["tid"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    assert by_rank.keys() <= named
+    return by_rank
+
+
+def last_run(events: list[Event], operation: str = "sample") -> tuple[list[Event], list[list[Event]]]:
+    """The steps of a rank's last request of this kind, and the communication in each."""
+    request = [event for event in events if event["cat"] == REQUEST and event["name"] == operation][-1]
+    steps = [event for event in events if event["cat"] == STEP and lies_in(event, request)]
+    waits = [event for event in events if event["cat"] == COMMUNICATION]
+    return steps, [[wait for wait in waits if lies_in(wait, step)] for step in steps]
+
+
+def lies_in(inner: Event, outer: Event) -> bool:
+    end, outer_end = inner["ts"] + inner["dur"], outer["ts"] + outer["dur"]
+    return inner["ts"] >= outer["ts"] - EXACT and end <= outer_end + EXACT
+
+
+def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_rank(group: WorkerGroup) -> None:
+    sample(group)
+    by_rank = rows(group)
+    assert by_rank.keys() == {0, 1}
+    for events in by_rank.values():
+        steps, waits = last_run(events)
+        assert [step["name"] for step in steps] == [f"step {number}" for number in range(1, RUN_STEPS + 1)]
+        for step, inside in zip(steps, waits, strict=True):
+            waited = sum(wait["dur"] for wait in inside)
+            assert inside and 0 < waited < step["dur"]
+            assert 1e6 * step["args"]["communication"] == pytest.approx(waited, abs=EXACT)
+            assert 1e6 * step["args"]["computation"] == pytest.approx(step["dur"] - waited, abs=EXACT)
+
+
+def test_spans_of_a_rank_nest_and_never_cross(group: WorkerGroup) -> None:
+    sample(group)
+    depth = {REQUEST: 0, STEP: 1, COMMUNICATION: 2}
+    for events in rows(group).values():
+        open_spans: list[Event] = []
+        for event in sorted(events, key=lambda event: (event["ts"], depth[event["cat"]])):
+            while open_spans and open_spans[-1]["ts"] + open_spans[-1]["dur"] <= event["ts"] + EXACT:
+                open_spans.pop()
+            above = [depth[span["cat"]] for span in open_spans]
+            assert depth[event["cat"]] == len(above) and above == sorted(above), event
+            assert not open_spans or lies_in(event, open_spans[-1])
+            open_spans.append(event)
+
+
+def test_a_rank_that_stands_still_is_communication_to_the_other(group: WorkerGroup) -> None:
+    _, stopped = group.status()["pids"]
+
+    def stop_for_a_moment(event: Event) -> None:
+        if event["step"] == 1:
+            os.kill(stopped, signal.SIGSTOP)
+            threading.Timer(STOP_SECONDS, os.kill, [stopped, signal.SIGCONT]).start()
+
+    events = sample(group, stop_for_a_moment)
+    steps, _ = last_run(rows(group)[0])
+    longest = max(steps, key=lambda step: step["args"]["communication"])
+    assert longest["args"]["communication"] >= 0.9 * STOP_SECONDS > longest["args"]["computation"]
+    told = max(events, key=lambda event: event["communication"])
+    assert told["communication"] >= 0.9 * STOP_SECONDS and told["seconds"] >= told["communication"]
+    run = group.status()["last_run"]
+    assert (run["operation"], run["steps"]) == ("sample", RUN_STEPS)
+    assert 0.5 < run["communication"] < 1 and 0 < run["seconds_per_step"] < STOP_SECONDS
+
+
+def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
+    refusals = []
+
+    def ask(_event: Event) -> None:
+        def from_another_thread() -> None:
+            with pytest.raises(RequestRefused, match="ask for the trace again") as refusal:
+                group.trace()
+            refusals.append(refusal)
+
+        thread = threading.Thread(target=from_another_thread)
+        thread.start()
+        thread.join()
+
+    sample(group, ask)
+    assert len(refusals) == RUN_STEPS
+    assert rows(group)
+
+
+def test_no_group_has_no_trace(tmp_path: Path) -> None:
+    with pytest.raises(WorkerGroupError, match="does not run"):
+        WorkerGroup("cpu", tmp_path).trace()
+
+
+def test_each_rank_has_a_log_in_which_its_lines_name_it(group: WorkerGroup) -> None:
+    for rank in range(2):
+        assert f"rank {rank} INFO loaded" in (group.folder / f"rank-{rank}.log").read_text()
+
+
+def test_one_rank_waits_for_nobody(group: WorkerGroup) -> None:
+    """The last of the module: the group has one rank after it."""
+    load(group, group.folder.parent / "model", {"ulysses": 1}, 1)
+    latents, timestep, conditions = FAMILIES[FAMILY].inputs(2, 16, 16)
+    sample(group)
+    group.forward(latents, timestep, conditions, lambda: None)
+    events = rows(group)[0]
+    assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "forward")[0]) == 1
+    assert not [event for event in events if event["cat"] == COMMUNICATION]
+    assert group.status()["last_run"]["communication"] == 0
+
+
+def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *torchrun, "-m", "tests.support.ranks.timeline_ranks", str(tmp_path)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+    fast, slow = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    for plan in PLANS:
+        (waited, computed), (slow_waited, slow_computed) = split(fast[plan]), split(slow[plan])
+        assert slow_computed >= DELAY * STEPS, plan
+        # Under PipeFusion it is a step later that the first stage needs what the last one made.
+        assert waited >= 0.9 * DELAY * (STEPS - (plan == "pipefusion")), (plan, waited)
+        assert waited > slow_waited and computed < slow_computed, plan
+
+
+def split(rows: list[list]) -> tuple[float, float]:
+    """Seconds of communication, and of what else there is in the steps."""
+    spans = [Span(*row) for row in rows]
+    steps = [span for span in spans if span.category == STEP]
+    assert len(steps) == STEPS
+    inside = [
+        span
+        for span in spans
+        if span.category == COMMUNICATION and any(step.begin <= span.begin < step.end for step in steps)
+    ]
+    waited, whole = (sum(span.end - span.begin for span in part) / 1e9 for part in (inside, steps))
+    return waited, whole - waited
+
+
+def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: ComfyHost) -> None:
+    latents(host, Job("tiny-dit", plan={"ulysses": 2}, loop_mode=True).prompt())
+    assert status(host)["last_run"]["operation"] == "sample"
+    code, text = get(host, "trace")
+    assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {0, 1}
+    code, text = get(host, "logs?rank=1&lines=5000")
+    assert code == 200 and "rank 1 INFO loaded" in text
+    assert len(get(host, "logs?rank=1&lines=1")[1].splitlines()) == 1
+    assert get(host, "logs?rank=7")[0] == 404
+    for query in ("rank=../1", "rank=-1", "lines=0", "lines=999999999"):
+        assert get(host, f"logs?{query}")[0] == 400
+    for route in ("status", "trace", "logs"):
+        assert get(host, route, method="POST")[0] == 405
+
+
+def get(host: ComfyHost, route: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"{host.url}/paralleldit/{route}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

@@ -1,0 +1,264 @@
+"""ComfyUI's side of the worker group: what it can be asked for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
+from ..settings import Settings
+from ..wire.protocol import Header
+from ..wire.sampler_call import SamplerCall
+from ..wire.tensors import Tensors, UnsendableError
+from .known_state import Held
+from .runs import Runs
+from .sent_conditions import SentConditions
+from .session import Check, OnStep, Session
+from .supervision import Supervisor
+
+SETTLE_SECONDS = 10.0  # for a request that was given up to end, before it is parked
+
+
+class WorkerGroup:
+    """One persistent torchrun group: started by its first request, and again when it dies.
+
+    device: "cuda" or "cpu". folder: for the ranks' logs.
+    Every method that waits takes `check`, called about twenty times a second, which may raise to give up waiting; the
+    ranks end what they were doing at the next step. All methods may be called by any thread; requests take turns.
+    """
+
+    def __init__(self, device: str, folder: Path, settings: Settings | None = None) -> None:
+        self.device = device
+        self.folder = folder
+        self.settings = settings or Settings()
+        self.changed = threading.Event()  # for one who follows the status, and clears it
+        self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive)
+        self.runs = Runs(self.changed)
+        self.resident: object | None = None  # what answers for the model's memory in ComfyUI, and lives as long
+        self.loads = 0  # so far; steps of one model are no measure for another's
+
+    @property
+    def session(self) -> Session | None:
+        return self.supervisor.session
+
+    @property
+    def phase(self) -> str:
+        """stopped, starting, restarting or failed; while a session runs, its ranks know more."""
+        return self.supervisor.phase
+
+    @property
+    def ranks(self) -> int:
+        """Of the session, or of the last one; 0 before the first."""
+        return self.supervisor.ranks
+
+    @property
+    def loaded(self) -> tuple[Header, Mapping[str, int]] | None:
+        """Source and plan of the model that the ranks hold; parked counts."""
+        return self._held.model
+
+    def turn(self, check: Check) -> AbstractContextManager[None]:
+        """One request, or one restart, at a time.
+
+        For requests that belong together: nothing comes between them while this is entered, not a restart either, after
+        which the model is there without its additions.
+        """
+        return self.supervisor.turn(check)
+
+    def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "") -> None:
+        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
+
+        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note: what there
+        is to say of the plan, for the status. Raises RequestRefused, WorkerGroupError.
+        """
+        with self.turn(check):
+            self.supervisor.ensure(ranks, check)
+            held = self._held
+            held.note = note
+            self.changed.set()
+            if held.model == (source, plan):
+                return
+            held.model, held.conditions = None, SentConditions()
+            self.loads += 1
+            self._request({"op": "load", "source": source, "plan": plan}, {}, check)
+            held.model, held.additions = (source, plan), None
+
+    def adapt(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
+        """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
+
+        key: tells them from all others; None where there are none. build: makes what the engine's Additions are made
+        of, as JSON objects, and the tensors that these name.
+        Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
+        """
+        with self.turn(check):
+            held = self._held
+            if held.additions == key:
+                return
+            additions, tensors = build()
+            held.additions = ""
+            try:
+                self._request({"op": "adapt", "additions": additions}, tensors, check)
+            except BaseException:  # given up, the group drops its model as it does when it refuses
+                held.model = None
+                raise
+            held.additions = key
+
+    def forward(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
+    ) -> torch.Tensor:
+        """One forward of the loaded model: the prediction, in the shape of the latents.
+
+        Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
+        """
+        with self.turn(check):
+            keys, new, dropped = self._held.conditions.exchange(conditions)
+            header = {"op": "forward", "conditions": keys, "drop": dropped}
+            tensors = {"latents": latents, "timestep": timestep_B, **new}
+            return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, check: Check, on_step: OnStep
+    ) -> torch.Tensor:
+        """A whole sampler call on the loaded model: the denoised latents.
+
+        tensors: noise, and what else the call has of SAMPLER_TENSORS. negative: empty without guidance.
+        on_step: called after every step. What it or `check` raises cancels the call at its next step.
+        Raises RequestRefused, WorkerGroupError.
+        """
+        with self.turn(check):
+            named = {("conditions", name): tensor for name, tensor in conditions.items()}
+            named |= {("negative", name): tensor for name, tensor in negative.items()}
+            keys, new, dropped = self._held.conditions.exchange(named)
+            header = {"op": "sample", "call": call.to_json(), "drop": dropped, "conditions": {}, "negative": {}}
+            for (kind, name), key in keys.items():
+                header[kind][name] = key
+            size = tuple(tensors["noise"].shape)
+
+            def noted(event: Header, denoised: torch.Tensor | None) -> None:
+                self.runs.step("sample", event["seconds"], event["communication"], event["steps"])
+                on_step(event, denoised)
+
+            return self._request(header, {**tensors, **new}, check, noted, size)["latents"]
+
+    def run_vae(
+        self, direction: str, path: str, dtype: str, tensor: torch.Tensor, ranks: int, check: Check
+    ) -> torch.Tensor:
+        """Decodes latents or encodes images, see ParallelVAE, by the VAE in a file. Raises as `load` does.
+
+        direction: decode or encode. ranks: how many to start, if none run.
+        """
+        with self.turn(check):
+            session = self.session
+            self.supervisor.ensure(session.ranks if session else ranks, check)
+            header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
+            return self._request(header, {"input": tensor}, check)["result"]
+
+    def park(self, unload: bool = False, patience: float = 0.0) -> bool:
+        """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.
+
+        CPU ranks have no accelerator to free, and always unload. Raises nothing, since ComfyUI calls it outside of any
+        node: does nothing where no group runs or a request is under way, for whose end it waits up to `patience`
+        seconds, and only logs it when the group dies. Returns whether nothing is left on the accelerators.
+        """
+        try:
+            with self.supervisor.turn_within(patience) as has_come:
+                return has_come and self._park(unload)
+        except (WorkerGroupError, RequestRefused) as error:
+            logging.error("[ParallelDiT] %s", error)
+            return isinstance(error, WorkerGroupError)
+
+    def device_bytes(self) -> int:
+        """What rank 0 keeps of its accelerator, which is the first of those visible, as ComfyUI's own is; else 0."""
+        ranks = self.status().get("memory", []) if self.device != "cpu" else []
+        return ranks[0]["accelerator"] if ranks else 0
+
+    def trace(self) -> bytes:
+        """What the ranks did of late, as a Chrome trace in JSON.
+
+        Raises RequestRefused, also while a job runs, and WorkerGroupError.
+        """
+        with self.supervisor.turn_within(0.0) as has_come:
+            if not has_come:
+                raise RequestRefused("The worker group is busy with a job; ask for the trace again when it has ended.")
+            return self._request({"op": "trace"}, {}, lambda: None)["trace"].numpy().tobytes()
+
+    def status(self) -> dict[str, Any]:
+        """State, process ids, what is loaded, and how often the group died lately; answered while a job runs.
+
+        state: stopped, starting, ready, busy, parked, restarting or failed.
+        """
+        return self.supervisor.status()
+
+    def start(self, ranks: int, check: Check) -> None:
+        """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
+
+        Raises as `load` does, and WorkerGroupError if it is stopped meanwhile.
+        """
+        self.supervisor.start(ranks, check)
+
+    def stop(self) -> None:
+        """Ends the group, and the job that it runs; the next request starts it again."""
+        self.supervisor.stop()
+
+    def restart(self, ranks: int, check: Check) -> None:
+        """Ends the group, forgets how often it died, and starts it again. Raises as `start` does."""
+        self.supervisor.restart(ranks, check)
+
+    @property
+    def _held(self) -> Held:
+        """Of the session; what is noted without one is lost."""
+        session = self.session
+        return session.held if session else Held()
+
+    def _revive(self, held: Held, check: Check) -> None:
+        """Loads the model again that the ranks held when they died; its additions come with the next request."""
+        if held.model:
+            self.load(*held.model, self.ranks, check, held.note)
+
+    def _park(self, unload: bool) -> bool:
+        """Within a turn. Raises RequestRefused, WorkerGroupError."""
+        session = self.session
+        if session is None or session.is_over:
+            return True
+        session.settle(lambda: None, SETTLE_SECONDS)
+        if session.operation:  # it still runs, or this is called from within its callback
+            return False
+        if not unload and self.device != "cpu":
+            try:
+                self._request({"op": "park"}, {}, lambda: None)
+                return True
+            except RequestRefused as refusal:
+                logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
+        session.held = Held()
+        self._request({"op": "unload"}, {}, lambda: None)
+        return True
+
+    def _request(
+        self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
+    ) -> Tensors:
+        """A request's results. size: of what its steps compute, if it has steps."""
+        session = self.session
+        if session is None:
+            raise WorkerGroupError("The worker group does not run.", "Queue a prompt to start it.")
+        kind = (header["op"], self.loads, size) if size else None
+        self.changed.set()
+        try:
+            reply, results = session.request(header, tensors, check, on_step, kind)
+        except WorkerGroupError as error:
+            died = error.explanation
+            raise WorkerGroupError(died.cause, self.supervisor.what_now(session), died.details) from error
+        except UnsendableError as error:
+            raise RequestRefused(str(error)) from error
+        finally:
+            self.changed.set()
+        if "error" not in reply:
+            if header["op"] == "forward":
+                self.runs.step("forward", reply["seconds"], reply["communication"])
+            return results
+        refusal = OutOfMemory if reply.get("kind") == "memory" else RequestRefused
+        raise refusal.parse(reply["error"])

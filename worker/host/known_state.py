@@ -1,0 +1,23 @@
+"""What ComfyUI's side knows of the state of a session's ranks, so that it sends nothing that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..wire.protocol import Header
+from .sent_conditions import SentConditions
+
+
+@dataclass
+class Held:
+    """What the ranks hold; at first, and after a lack of memory, that is nothing.
+
+    model: its source and plan, as JSON objects; None also while it is in doubt. additions: the key of those to its
+    weights; None for none, empty while it is not known. note: what there is to say of the plan, for the status.
+    """
+
+    model: tuple[Header, Mapping[str, int]] | None = None
+    additions: str | None = None
+    conditions: SentConditions = field(default_factory=SentConditions)
+    note: str = ""

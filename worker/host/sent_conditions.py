@@ -1,0 +1,45 @@
+"""Which conditioning the worker group already holds, so that a sampler sends it once and not every step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+import torch
+
+from ..wire.tensors import Tensors
+
+MAX_HELD = 64
+
+
+class SentConditions:
+    """The tensors sent so far under keys. This side decides what is kept; the ranks do as the requests say.
+
+    Tensors are compared by value, which is exact and faster than any digest of them.
+    """
+
+    def __init__(self) -> None:
+        self.held: Tensors = {}
+        self.count = 0
+
+    def exchange(self, conditions: Mapping[Hashable, torch.Tensor]) -> tuple[dict[Hashable, str], Tensors, list[str]]:
+        """For a request's conditions by name: the key of each, the tensors to send by key, and the keys to drop."""
+        keys: dict[Hashable, str] = {}
+        new: Tensors = {}
+        for name, tensor in conditions.items():
+            key = next((key for key, held in self.held.items() if same(held, tensor)), None)
+            if key is None:
+                self.count += 1
+                key = f"condition.{self.count}"
+                new[key] = tensor.clone()
+            else:
+                self.held[key] = self.held.pop(key)  # most recently used last
+            keys[name] = key
+        self.held.update(new)
+        dropped = [key for key in list(self.held)[:-MAX_HELD] if key not in keys.values()]
+        for key in dropped:
+            del self.held[key]
+        return keys, new, dropped
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and bool(a.equal(b))

@@ -1,0 +1,269 @@
+"""One life of the worker group, from the start of its processes to their end, and why it ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from ..errors import Explanation, WorkerGroupError
+from ..launch.process import WorkerProcess
+from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
+from ..settings import Settings
+from ..wire.endpoint import Endpoint
+from ..wire.protocol import Header, ProtocolError, decode, receive_frame, send_frame
+from ..wire.tensors import Tensors, UnsendableError
+from .control_client import Questions
+from .known_state import Held
+from .pace import Pace
+from .sent_conditions import SentConditions
+
+POLL_SECONDS = 0.05
+LAST_WORDS_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
+SLOW_WORDS_SECONDS = 8.0  # more of them, once no rank is left
+MACHINE_SECONDS = 3.0
+LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
+STOPPED = Explanation("It was stopped.")
+MENDED = "When its cause is mended, queue the prompt again."
+LOADING = ("load", "adapt", "vae", "park", "unload")
+
+Check = Callable[[], None]
+OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the estimate of the clean latents if it has one
+
+
+class Session:
+    """The processes of a group, its two channels, and what its ranks hold."""
+
+    def __init__(self, ranks: int, device: str, settings: Settings, folder: Path, check: Check) -> None:
+        """Starts the processes, and returns when rank 0 has connected. Raises WorkerGroupError, and what `check` does.
+
+        folder: for the logs.
+        """
+        self.ranks = ranks
+        self.settings = settings
+        self.pace = Pace()
+        self.held = Held()
+        self.operation: str | None = None
+        self.last_id = 0
+        self.given_up = False  # the last request, whose answer is still to come
+        self.verdict: Explanation | None = None
+        self.pids: list[int] = []
+        self.told: dict[str, Any] = {}  # the last status that the ranks gave
+        self.burial = threading.Lock()
+        started = time.monotonic()
+        try:
+            endpoint = Endpoint()
+            try:
+                here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
+                environment = {**os.environ, **endpoint.environment(), **here}
+                self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
+                self._await_ranks(endpoint, check)
+            finally:
+                endpoint.close()
+        except (OSError, ProtocolError) as error:
+            raise WorkerGroupError(
+                f"The worker group cannot be started: {error}", "Mend that, and queue the prompt again."
+            ) from error
+        self.job = endpoint.channels["job"]
+        self.incoming = selectors.DefaultSelector()
+        self.incoming.register(self.job, selectors.EVENT_READ)
+        self.questions = Questions(endpoint.channels["control"])
+        logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
+
+    def _await_ranks(self, endpoint: Endpoint, check: Check) -> None:
+        deadline = time.monotonic() + self.settings.start_seconds
+        try:
+            while not endpoint.accept(POLL_SECONDS):
+                check()
+                if self.process.exited.is_set():
+                    reason = self.process.reason()
+                    raise WorkerGroupError(f"The worker group did not start. {reason.cause}", MENDED, reason.details)
+                if time.monotonic() > deadline:
+                    raise WorkerGroupError(
+                        f"The worker group did not start in {self.settings.start_seconds:g} s.",
+                        "If it only needs longer, raise start_seconds in the settings.",
+                        self.process.log_tail(),
+                    )
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            self.process.stop()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        return self.verdict is not None or self.process.exited.is_set()
+
+    def end(self, verdict: Explanation | None = None) -> Explanation:
+        """Ends what is left of the processes, and says why they ended, which is the first verdict given if any was.
+
+        Without one, torchrun gets the time to say it.
+        """
+        with self.burial:
+            if self.verdict is None:
+                if not verdict and not self._await_last_words():
+                    verdict = self._who_has_gone()
+                self.process.stop()
+                self.verdict = verdict or self.process.reason()
+        return self.verdict
+
+    def _await_last_words(self) -> bool:
+        """Whether torchrun has ended, and so said why: with little CPU it takes a while, though no rank is left."""
+        if self.process.exited.wait(LAST_WORDS_SECONDS):
+            return True
+        here = self.pids[: ranks_a_machine(self.ranks, self.settings)]
+        return bool(here) and not any(map(is_alive, here)) and self.process.exited.wait(SLOW_WORDS_SECONDS)
+
+    def _gone(self) -> list[int]:
+        """The ranks whose processes have ended; of other machines' nothing is known."""
+        return [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
+
+    def _who_has_gone(self) -> Explanation:
+        """What there is to say where torchrun cannot: it waits for a rank that does not end."""
+        gone = self._gone()[:1]
+        name = f"Rank {gone[0]} (process {self.pids[gone[0]]})" if gone else "A rank"
+        tail = self.process.log_tail(gone[0]) if gone else ""
+        return Explanation(f"{name} has ended, and another does not end; torchrun did not say why.", details=tail)
+
+    def close(self) -> None:
+        """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
+        self.end(STOPPED)
+        self.incoming.close()
+        self.job.close()
+        self.questions.close()
+
+    def request(
+        self,
+        header: Header,
+        tensors: Tensors,
+        check: Check,
+        on_step: OnStep | None = None,
+        kind: Hashable | None = None,
+    ) -> tuple[Header, Tensors]:
+        """Sends a request, and returns its reply. kind: what has requests like this one take steps of the same length.
+
+        Raises WorkerGroupError if the group dies, and what `check` and `on_step` do, which cancels the request.
+        """
+        if self.given_up:
+            self.settle(check)
+        self.last_id += 1
+        self.operation = header["op"]
+        try:
+            send_frame(self.job, {**header, "id": self.last_id}, tensors)
+            reply, results = self._next_reply(check, kind)
+            while "event" in reply:
+                on_step(reply, results.get("denoised"))
+                reply, results = self._next_reply(check, kind)
+        except (ConnectionError, ProtocolError) as error:
+            raise self._ended(error) from error
+        except UnsendableError:  # nothing has been sent
+            self.operation, self.held.conditions = None, SentConditions()
+            raise
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            self.given_up = True
+            self.cancel(self.last_id)
+            raise
+        self._end_request(reply)
+        return reply, results
+
+    def settle(self, check: Check, patience: float = math.inf) -> None:
+        """Waits for the end of a request that was given up, if there is one, and no longer than `patience` seconds.
+
+        Until its reply is read, the ranks may wait for that, and would not read another request. Raises as `request`
+        does.
+        """
+        if not self.given_up:
+            return
+        deadline = time.monotonic() + patience
+        try:
+            while True:
+                while not self.incoming.select(POLL_SECONDS):
+                    check()
+                    if time.monotonic() > deadline:
+                        return
+                reply, _ = decode(receive_frame(self.job))
+                if "event" not in reply:
+                    self.given_up = False
+                    self._end_request(reply)
+                    return
+        except (ConnectionError, ProtocolError) as error:
+            raise self._ended(error) from error
+
+    def _end_request(self, reply: Header) -> None:
+        """Notes what a reply means for what the ranks hold."""
+        self.operation = None
+        if reply.get("kind") == "memory":
+            self.held = Held()
+        elif "error" in reply:
+            self.held.conditions = SentConditions()  # which believes that the ranks have taken them
+
+    def _ended(self, error: Exception) -> WorkerGroupError:
+        unread = isinstance(error, ProtocolError)
+        why = self.end(Explanation(f"Its answer could not be read: {error}") if unread else None)
+        return WorkerGroupError(f"The worker group ended during '{self.operation}'.\n{why.cause}", "", why.details)
+
+    def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
+        """The next event or reply of the last request."""
+        check()  # also where answers come faster than they are waited for
+        began = time.monotonic()
+        patience = self.pace.patience(kind)
+        while not self.incoming.select(POLL_SECONDS):
+            check()
+            if time.monotonic() - began > patience:
+                self.end(
+                    Explanation(f"A step like those before has taken more than {patience:.0f} s: its ranks are stuck.")
+                )
+        reply, results = decode(receive_frame(self.job))
+        self.pace.note(kind, time.monotonic() - began)
+        return reply, results
+
+    def cancel(self, job: int) -> None:
+        """Has a request end at its next step; its answer is not waited for."""
+        try:
+            self.questions.order({"op": "cancel", "job": job})
+        except ConnectionError:
+            logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
+
+    def check_life(self) -> None:
+        """Ends the session if a rank has given no sign of life for too long."""
+        patience = self.settings.silence_seconds
+        if self.operation in LOADING:
+            patience *= LOADING_TIMES
+        try:
+            status = self.questions.ask({"op": "status"}, patience)
+        except TimeoutError:
+            name = f"Rank 0 (process {self.pids[0]})" if self.pids else "Rank 0"
+            silence = f"{name} has not answered for {patience:g} s: it is stopped, or stuck."
+            self.end(Explanation(silence, details=self.process.log_tail(0)))
+            return
+        except ConnectionError:
+            if not self.process.exited.wait(LAST_WORDS_SECONDS):
+                self.end(Explanation("Rank 0 has closed its control channel."))
+            return
+        self.pids = status["pids"]
+        # Of another machine's silence its line to this one tells more; that has the first word.
+        bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
+        silent = [rank for rank, seconds in enumerate(status.get("beats", [])) if seconds > bound]
+        if len(silent) == 1:
+            (rank,) = silent
+            name = f"Rank {rank} (process {self.pids[rank]})"
+            silence = f"{name} has given no sign of life for {patience:g} s: it is stopped, or stuck."
+            self.end(Explanation(silence, details=self.process.log_tail(rank)))
+        elif silent:
+            names = ", ".join(map(str, silent))
+            silence = f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone."
+            self.end(Explanation(silence))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,236 @@
+"""Keeps a worker group running: starts its session, follows it, and starts the next one where it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import Explanation, RequestRefused, WorkerGroupError
+from ..launch.torchrun import ranks_a_machine
+from ..settings import Settings, SettingsError
+from .known_state import Held
+from .restarts import Restarts
+from .session import POLL_SECONDS, STOPPED, Check, Session
+
+WATCH_SECONDS = 1.0
+STATUS_SECONDS = 2.0
+
+
+class Supervisor:
+    """One session at a time; requests to it, and restarts, take turns.
+
+    device, folder, settings, `check`: as a WorkerGroup's. changed: set with each change. revive: called within the turn
+    once a session runs in place of one that died, with what that one's ranks held.
+    All methods may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        folder: Path,
+        settings: Settings,
+        changed: threading.Event,
+        revive: Callable[[Held, Check], None],
+    ) -> None:
+        self.device = device
+        self.folder = folder
+        self.settings = settings
+        self.changed = changed
+        self.revive = revive
+        self.lock = threading.RLock()
+        self.restarts = Restarts(settings.restarts)
+        self.session: Session | None = None
+        self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
+        self.ranks = 0  # of the session, or of the last one
+        self.last_death: str | None = None
+        self.stops = 0
+
+    @contextlib.contextmanager
+    def turn(self, check: Check) -> Iterator[None]:
+        """One request, or one restart, at a time."""
+        while not self.lock.acquire(timeout=POLL_SECONDS):
+            check()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    @contextlib.contextmanager
+    def turn_within(self, seconds: float) -> Iterator[bool]:
+        """A turn, if it comes in that time; gives whether it has."""
+        has_come = self.lock.acquire(timeout=seconds)
+        try:
+            yield has_come
+        finally:
+            if has_come:
+                self.lock.release()
+
+    def ensure(self, ranks: int, check: Check) -> None:
+        """Within a turn, has a session of that many ranks run, after a pause if the last one died.
+
+        Raises WorkerGroupError, and RequestRefused for ranks that the machines can't share.
+        """
+        try:
+            ranks_a_machine(ranks, self.settings)
+        except SettingsError as error:
+            raise RequestRefused(str(error)) from error
+        session = self.session
+        if session and not session.is_over:
+            with contextlib.suppress(WorkerGroupError):  # if it dies of what was given up, it is buried as any other
+                session.settle(check)
+        if session and session.is_over:
+            self._bury(session)
+        elif session and session.ranks != ranks:
+            self.session = None
+            session.close()
+        if self.session:
+            return
+        left = self.restarts.seconds_left()
+        if left:
+            self._enter("failed")
+            last = Explanation.parse(self.last_death)
+            raise WorkerGroupError(
+                f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
+                f"{left:.0f} s. The last time: {last.cause}",
+                "Mend the cause, and restart the group or ComfyUI.",
+                last.details,
+            )
+        self._start(ranks, check)
+
+    def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
+        """Has a session run before its first request: with as many ranks as the last one, or else with `ranks`.
+
+        stops: how often the group had been stopped when this was asked for; by default, until now. Raises as `ensure`
+        does, and WorkerGroupError if it is stopped meanwhile.
+        """
+        stops = self.stops if stops is None else stops
+        while not self.lock.acquire(timeout=POLL_SECONDS):
+            check()
+            if self.is_running:  # a prompt was quicker
+                return
+        try:
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped while it started.")
+            if not self.is_running:
+                self.ensure(self.ranks or ranks, check)
+        finally:
+            self.lock.release()
+
+    @property
+    def is_running(self) -> bool:
+        return self.session is not None and not self.session.is_over
+
+    def stop(self) -> None:
+        """Ends the session, and the job that it runs; `ensure` starts the next one."""
+        self.stops += 1
+        self._end_session()
+
+    def restart(self, ranks: int, check: Check) -> None:
+        """Ends the session, forgets how often one died, and starts the next. Raises as `start` does."""
+        stops = self.stops + 1  # with its own
+        self.stop()
+        self.restarts.forgive()
+        self.start(ranks, check, stops)
+
+    def status(self) -> dict[str, Any]:
+        """State, how often the group died lately, and what its ranks tell; answered while a job runs."""
+        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death}
+        session = self.session
+        own["note"] = session.held.note if session else ""
+        if session is None:
+            return own
+        try:
+            session.told = session.questions.ask({"op": "status"}, STATUS_SECONDS)
+            return {**own, **session.told}
+        except ConnectionError:  # it has died
+            return {**own, "state": "restarting" if session.is_over else "busy"}
+        except TimeoutError:
+            last = {} if session.is_over else session.told
+            return {**last, **own, "state": "restarting" if session.is_over else "busy"}
+
+    def what_now(self, session: Session) -> str:
+        """For the person whose prompt failed with the session."""
+        if session.verdict == STOPPED:
+            return "Queue the prompt again to start it."
+        if self.restarts.count() >= self.restarts.most:
+            return "It has died too often to be started again by itself: mend the cause, then restart the group."
+        return "It is started again: queue the prompt again."
+
+    def _end_session(self) -> None:
+        session, self.session = self.session, None
+        self._enter("stopped")
+        if session:
+            session.end(STOPPED)
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self.changed.set()
+
+    def _bury(self, session: Session) -> None:
+        """Lets go of a session that has died, and counts it."""
+        self.session = None
+        self.last_death = str(session.end())
+        session.close()
+        self.restarts.note_death()
+        self._enter("restarting")
+        logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
+
+    def _start(self, ranks: int, check: Check) -> None:
+        stops = self.stops
+
+        def check_both() -> None:
+            check()
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped while it started.", "Queue the prompt again.")
+
+        try:
+            if self.phase == "restarting":
+                resume = time.monotonic() + self.restarts.pause()
+                while time.monotonic() < resume:
+                    check_both()
+                    time.sleep(POLL_SECONDS)
+            else:
+                self._enter("starting")
+            logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
+            self.ranks = ranks
+            session = Session(ranks, self.device, self.settings, self.folder, check_both)
+        except WorkerGroupError as error:
+            if self.stops == stops:
+                self.last_death = str(error)
+                self._enter("failed")
+            raise
+        except BaseException:  # an interrupt is no Exception in ComfyUI
+            self._enter("restarting" if self.phase == "restarting" else "stopped")
+            raise
+        self.session = session
+        self._enter("ready")
+        if self.stops != stops:  # just now
+            self._end_session()
+            check_both()
+        threading.Thread(target=self._follow, args=(session,), name="paralleldit-watch", daemon=True).start()
+
+    def _follow(self, session: Session) -> None:
+        """Watches one session to its end; if it died, starts the next one and has it revived."""
+        while not session.process.exited.wait(WATCH_SECONDS):
+            session.check_life()
+        self.changed.set()
+        # A copy: the request that the ranks died of may take back the model once it fails.
+        stops, held = self.stops, copy.copy(session.held)
+
+        def check() -> None:
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped.")
+
+        try:
+            with self.turn(check):
+                if self.session is session:  # else it was stopped, or a prompt was quicker
+                    self.ensure(session.ranks, check)
+                    self.revive(held, check)
+        except (WorkerGroupError, RequestRefused) as error:
+            logging.error("[ParallelDiT] %s", error)

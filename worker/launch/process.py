@@ -1,0 +1,97 @@
+"""The torchrun process of a worker group, kept by a thread that lives as long as it does, and why it ended."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from ..errors import Explanation
+from .logs import log_path, tail
+from .report import Report
+from .torchrun import PACK
+
+LOG_TAIL_LINES = 15
+GONE_SECONDS = 10.0
+
+
+class WorkerProcess:
+    """Starts a command and watches it. Raises OSError if it can't be started.
+
+    Linux ends a child with the *thread* that started it (PDEATHSIG); so a thread of our own starts it and stays.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """command: of `worker.launch.agent`. folder: for the logs, and for why a rank failed, as the command has it."""
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(folder / "torchrun", ignore_errors=True)  # of the life before
+        self.report = Report(folder)
+        self.report.file.unlink(missing_ok=True)
+        self.command = command
+        self.environment = dict(environment)
+        self.popen: subprocess.Popen | None = None
+        self.failure: OSError | None = None
+        self.exited = threading.Event()
+        started = threading.Event()
+        threading.Thread(target=self._keep, args=(started,), name="paralleldit-keeper", daemon=True).start()
+        started.wait()
+        if self.failure:
+            raise self.failure
+
+    def _keep(self, started: threading.Event) -> None:
+        try:
+            with (self.folder / "torchrun.log").open("wb") as log:
+                self.popen = subprocess.Popen(
+                    self.command,
+                    cwd=PACK,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C in ComfyUI's terminal is ComfyUI's to handle
+                )
+        except OSError as error:
+            self.failure = error
+            return
+        finally:
+            started.set()
+        self.popen.wait()
+        self.exited.set()
+
+    def stop(self) -> None:
+        """Ends the group and returns when its processes are gone. They keep nothing that would need saving."""
+        try:
+            ranks = psutil.Process(self.popen.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            ranks = []
+        self.popen.kill()  # the kernel ends the ranks with it
+        self.exited.wait()
+        psutil.wait_procs(ranks, GONE_SECONDS)
+
+    def reason(self) -> Explanation:
+        """Why the group ended: the rank that failed first with its signal or exception, else torchrun's end.
+
+        The details are its traceback, if there is one, and the end of its log.
+        """
+        try:
+            failed = self.report.read()
+        except (OSError, ValueError):  # it could not be written: killed itself, or the disk is full
+            code = self.popen.returncode
+            how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
+            return Explanation(f"torchrun (process {self.popen.pid}) {how}.", details=self.log_tail())
+        reason = failed["reason"]
+        tail = "" if failed["rank"] is None else self.log_tail(failed["rank"])
+        return replace(reason, details="\n\n".join(filter(None, (reason.details, tail))))
+
+    def log_tail(self, rank: int | None = None) -> str:
+        """The last lines of a rank's log, or of torchrun's own; empty if there is none."""
+        path = self.folder / "torchrun.log" if rank is None else log_path(self.folder, rank)
+        lines = tail(path, LOG_TAIL_LINES)
+        return f"The last lines of {path.name}:\n{lines}" if lines else ""

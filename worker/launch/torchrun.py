@@ -1,0 +1,95 @@
+"""The command that starts a worker group, and which machines it runs on; torch is not imported here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..settings import Settings, SettingsError
+from .lifetime import PARENT
+
+DEVICE = "PARALLELDIT_DEVICE"
+LOGS = "PARALLELDIT_LOGS"
+LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
+PACK = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines that work together. address, port: of the first, where the others meet it. others: addresses."""
+
+    address: str
+    port: int
+    others: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, machines: Sequence[str]) -> Machines:
+        """From the setting `machines`, like 10.0.0.1:29400 and 10.0.0.2. Raises SettingsError."""
+        first, *others = machines
+        address, _, port = first.rpartition(":")
+        if not address or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingsError(
+                f"The setting machines begins with {first!r}; it takes this machine's address and a port, "
+                "like 10.0.0.1:29400."
+            )
+        wrong = [name for name in (address, *others) if ":" in name or not name.strip(".-")]
+        if wrong or not others or len({address, *others}) <= len(others):
+            raise SettingsError(
+                f"The setting machines is {','.join(machines)!r}; it takes the IPv4 addresses or names of two or more "
+                "different machines, the first alone with a port, like 10.0.0.1:29400,10.0.0.2."
+            )
+        return cls(address, int(port), tuple(others))
+
+    def __len__(self) -> int:
+        return 1 + len(self.others)
+
+
+def ranks_a_machine(ranks: int, settings: Settings) -> int:
+    """How many of the group's ranks run on each machine. Raises SettingsError if they don't divide evenly."""
+    count = len(settings.machines) or 1
+    if ranks % count:
+        below, above = ranks // count * count, (ranks // count + 1) * count
+        works = f"{below} or {above}" if below else f"{above}"
+        raise SettingsError(
+            f"A plan of {ranks} ranks does not divide over {count} machines; choose one of {works} ranks, "
+            "or take machines out of the settings."
+        )
+    return ranks // count
+
+
+def torchrun_command(ranks: int, folder: Path, settings: Settings) -> list[str]:
+    """The command of `worker.launch.agent` for a group of `ranks` ranks, of all machines. Raises SettingsError.
+
+    folder: for the logs, and the reason of a failure.
+    """
+    command = launch_command(settings.python, ranks_a_machine(ranks, settings), folder)
+    if settings.machines:
+        Machines.parse(settings.machines)
+        command += [f"--machines={','.join(settings.machines)}", f"--silence={settings.silence_seconds}"]
+    return command
+
+
+def launch_command(python: str, ranks: int, folder: Path) -> list[str]:
+    """`worker.launch.agent` with what it takes on every machine; ranks: on this one."""
+    return [python, "-m", "worker.launch.agent", f"--folder={folder}", f"--ranks={ranks}"]
+
+
+def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) -> dict[str, str]:
+    """What the ranks on one machine find in their environment, beside their parent's own; ranks: on this one."""
+    return {
+        PARENT: str(os.getpid()),
+        DEVICE: device,
+        LOGS: str(folder),
+        LOG_MEGABYTES: str(settings.log_megabytes),
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+        "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def machine_prefix() -> str:
+    """In a rank: what its errors begin with, so that it is known where they were met; empty on ComfyUI's machine."""
+    return "" if os.environ["GROUP_RANK"] == "0" else f"On the machine {socket.gethostname()}: "

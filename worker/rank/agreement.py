@@ -1,0 +1,57 @@
+"""How a request ended, agreed by all ranks: one of them alone never decides what runs next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ..wire.protocol import Header
+
+# From best to worst; the worst on any rank is how it ended for all. Broken: by another rank, which says why.
+KINDS = DONE, BROKEN, CANCELLED, REFUSED, MEMORY = "done", "broken", "cancelled", "refused", "memory"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """text: the error, in words for the person in the editor, of what is refused or lacks memory."""
+
+    kind: str = DONE
+    text: str = ""
+
+    def reply(self) -> Header:
+        """The fields of the reply to ComfyUI."""
+        if self.kind in (DONE, CANCELLED):
+            return {} if self.kind == DONE else {"cancelled": True}
+        return {"error": self.text, "kind": self.kind}
+
+
+class Ended(Exception):
+    """All ranks have agreed that the request ends here."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.text)
+        self.outcome = outcome
+
+
+def agree(own: Outcome, group: dist.ProcessGroup) -> Outcome:
+    """The worst of the ranks' outcomes, and of those the first rank's; every rank of the group calls it."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    if world == 1:
+        return own
+    worst = torch.tensor([(KINDS.index(own.kind) + 1) * world - rank])
+    dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
+    kind, back = divmod(int(worst) - 1, world)
+    if KINDS[kind] == DONE:
+        return own
+    first = world - 1 - back
+    words = own.text.encode(errors="backslashreplace")  # a file's name may be no text
+    length = torch.tensor([len(words)])
+    dist.broadcast(length, first, group=group)
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    if rank == first and words:
+        text = torch.frombuffer(bytearray(words), dtype=torch.uint8)
+    if len(text):
+        dist.broadcast(text, first, group=group)
+    return Outcome(KINDS[kind], bytes(text.tolist()).decode())

@@ -1,0 +1,51 @@
+"""The control channel at rank 0: answers while a job runs, and ends the rank when ComfyUI has gone."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...wire.protocol import MAX_HEADER, Header, ProtocolError, decode, receive_frame, send_frame
+
+LINGER_SECONDS = 5
+
+
+class ControlServer(threading.Thread):
+    """Answers requests from a thread of its own: by operation, what is called with the rest of the header."""
+
+    def __init__(
+        self, connection: socket.socket, operations: Mapping[str, Callable[..., dict[str, Any] | None]]
+    ) -> None:
+        super().__init__(name="control", daemon=True)
+        self.connection = connection
+        self.operations = operations
+
+    def run(self) -> None:
+        try:
+            while True:
+                header, _ = decode(receive_frame(self.connection, MAX_HEADER))
+                send_frame(self.connection, self.answer(header))
+        except ProtocolError as error:  # where the next frame would begin, nobody knows
+            logging.error("the control channel is lost, and the worker group ends: %s", error)
+        except ConnectionError:
+            pass
+        self.connection.close()
+        # An idle group stops by itself, having seen the job channel close; one in mid-collective has to be ended.
+        threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
+
+    def answer(self, header: Header) -> Header:
+        """What a request gives; an error for one that asks for nothing there is, or not as it has to be asked."""
+        name = header.pop("op", None)
+        operation = self.operations.get(name) if isinstance(name, str) else None
+        if operation is None:
+            return {"error": f"The control channel knows no operation {name!r:.100}; restart ComfyUI."}
+        try:
+            inspect.signature(operation).bind(**header)
+        except TypeError as error:
+            return {"error": f"The operation {name!r} does not take {header!r:.100}: {error}."}
+        return operation(**header) or {}

@@ -1,0 +1,102 @@
+"""How the ranks get ComfyUI's frames: rank 0 reads them from the job channel, the others from memory shared with it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ...wire.protocol import ConnectionClosed, encode, receive_frame
+from ...wire.tensors import Buffer
+
+FOREVER = timedelta(days=3650)
+
+
+class FrameRelay:
+    """Hands rank 0's frames to every rank, over a group of its own that may idle for as long as it likes.
+
+    On one Linux machine a frame is read from the socket straight into memory that all ranks map; elsewhere its bytes
+    are broadcast.
+    """
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=FOREVER)
+        self.slots = self._share_memory()
+        self.count = 0
+
+    def receive(self, job: socket.socket | None) -> Buffer:
+        """The next frame, on every rank; rank 0 gives the job channel, the others None.
+
+        The frame is valid until the next but one. Once ComfyUI has closed the channel, it is one with the operation
+        "stop".
+        """
+        self.count += 1
+        frame = None
+        if job:
+            try:
+                frame = receive_frame(job, allocate=self._allocate)
+            except ConnectionClosed:
+                stop = b"".join(encode({"op": "stop"}))
+                frame = self._allocate(len(stop))
+                frame[:] = stop
+        if dist.get_world_size() == 1:
+            return frame
+        # Also tells rank 0 that every rank is done with the last frame, so that the one before it may be overwritten.
+        length = torch.tensor([len(frame) if job else 0])
+        dist.all_reduce(length, dist.ReduceOp.MAX, group=self.group)
+        if job is None:
+            frame = self._allocate(int(length))
+        if self.slots is None:
+            dist.broadcast(torch.frombuffer(frame, dtype=torch.uint8), 0, group=self.group)
+        return frame
+
+    def _allocate(self, length: int) -> Buffer:
+        return self.slots[self.count % len(self.slots)].view(length) if self.slots else bytearray(length)
+
+    def _share_memory(self) -> list[SharedMemory] | None:
+        """Memory of rank 0 that every rank has mapped; None where one of them can't."""
+        world, one_machine = os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
+        if not hasattr(os, "memfd_create") or world != one_machine or world == "1":
+            return None
+        owner = dist.get_rank() == 0
+        slots = [SharedMemory.create() for _ in range(2)] if owner else []
+        names = torch.tensor([os.getpid(), *(slot.descriptor for slot in slots)] if owner else [0, 0, 0])
+        dist.broadcast(names, 0, group=self.group)
+        pid, *descriptors = names.tolist()
+        opened = torch.tensor([1])
+        try:
+            slots = slots or [SharedMemory.open(pid, descriptor) for descriptor in descriptors]
+        except OSError:
+            opened.zero_()
+        dist.all_reduce(opened, dist.ReduceOp.MIN, group=self.group)
+        return slots if int(opened) else None
+
+
+class SharedMemory:
+    """Anonymous memory (memfd) that grows with what is asked of it; gone when the last process has closed it."""
+
+    def __init__(self, descriptor: int, owner: bool) -> None:
+        self.descriptor = descriptor
+        self.owner = owner
+        self.map: mmap.mmap | None = None
+
+    @classmethod
+    def create(cls) -> SharedMemory:
+        return cls(os.memfd_create("paralleldit-frames"), owner=True)
+
+    @classmethod
+    def open(cls, pid: int, descriptor: int) -> SharedMemory:
+        """Another process's. Raises OSError where that process is not to be looked into."""
+        return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR), owner=False)
+
+    def view(self, length: int) -> memoryview:
+        """The first `length` bytes. The owner asks first, which makes it as large as that needs."""
+        if self.map is None or len(self.map) < length:
+            if self.owner:
+                os.ftruncate(self.descriptor, 1 << (length - 1).bit_length())
+            self.map = mmap.mmap(self.descriptor, 0)
+        return memoryview(self.map)[:length]

@@ -1,0 +1,118 @@
+"""Executes requests on one rank, and counts them; what there is to execute is in `operations`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.errors import RequestError
+from parallel_backend.groups.timeline import Timeline
+
+from ..wire.protocol import Header
+from ..wire.tensors import Tensors
+from .agreement import DONE, MEMORY, Outcome
+from .channels.heartbeat import Pulse
+from .job import Job
+from .job_groups import JobGroups
+from .operations import Operation, Operations
+from .request_checks import check_request
+from .state import RankState
+from .step_watch import Emit
+
+
+class Executor:
+    """One request at a time. Its status and `cancel` are for another thread."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        control_group: dist.ProcessGroup,
+        groups: JobGroups,
+        pulse: Pulse,
+        timeline: Timeline,
+        emit: Emit,
+    ) -> None:
+        """control_group: over which nothing goes but what holds the ranks together. groups: for all else.
+
+        emit: sends an event of the running request to ComfyUI; called on rank 0 alone.
+        """
+        self.control_group = control_group
+        self.groups = groups
+        self.pulse = pulse
+        self.timeline = timeline
+        self.state = RankState(device)
+        self.operations = Operations(self.state, timeline, emit).by_name()
+        self.job: Job | None = None  # the one that runs
+        self.counts = dict.fromkeys(self.operations, 0)
+        self.seconds = dict.fromkeys(self.operations, 0.0)
+        pids = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
+        self.pids = [int(pid) for pid in pids]
+
+    def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
+        """Runs one request: the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
+
+        Raises what the group cannot survive.
+        """
+        job = self.job = Job(header, tensors, self.state, self.control_group, self.groups, self.pulse)
+        self.groups.job = job.id
+        started = time.perf_counter()
+        with self.timeline.request(job.operation):
+            results, outcome = job.attempt(lambda: self.operation(header, tensors)(job, tensors))
+        if outcome.kind == DONE:
+            self.counts[job.operation] += 1
+            self.seconds[job.operation] += time.perf_counter() - started
+        else:
+            self.undo(job, outcome)
+        self.job = None
+        self.pulse.ended = job.id
+        if outcome.kind != DONE:
+            return outcome.reply(), None
+        return {**outcome.reply(), **self.timing(header)}, results
+
+    def operation(self, header: Header, tensors: Tensors) -> Operation:
+        """What was asked for. Raises RequestError for what cannot be."""
+        check_request(header, tensors)
+        if header["op"] not in self.operations:
+            raise RequestError(f"The worker group knows no operation {header['op']!r}; restart ComfyUI.")
+        return self.operations[header["op"]]
+
+    def undo(self, job: Job, outcome: Outcome) -> None:
+        """Drops what a job that ended early may have left half done; after a lack of memory, all that there is."""
+        if outcome.kind == MEMORY:
+            self.state.drop_all()
+            self.groups.cut(job.id)
+            self.groups.close()
+        elif job.operation in ("load", "adapt"):
+            self.state.drop_model()
+
+    def timing(self, header: Header) -> Header:
+        """Of a forward, what events tell of the steps of a loop: its seconds, and those of its communication."""
+        if header["op"] != "forward":
+            return {}
+        lengths, waits = zip(*self.timeline.steps, strict=True)
+        return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
+
+    def status(self) -> dict[str, Any]:
+        """What the control channel reports; read from another thread while a job runs."""
+        job = self.job
+        return {
+            "state": "busy" if job else "parked" if self.state.is_parked else "ready",
+            "operation": job and job.operation,
+            "step": job and job.step,
+            "device": self.state.device.type,
+            "pids": self.pids,
+            "counts": dict(self.counts),
+            "seconds": dict(self.seconds),
+            "last_run": self.timeline.last_run,
+            **self.pulse.status(),
+            **self.state.loaded,
+        }
+
+    def cancel(self, job: int) -> None:
+        """Ends that job at its next step or tensor, if it still runs then; called from another thread, on rank 0."""
+        self.pulse.cancel(job)

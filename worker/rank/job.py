@@ -1,0 +1,129 @@
+"""A request as a rank runs it, and how it ends where something fails on one rank alone."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from parallel_backend.errors import RequestError, is_out_of_memory, lack_of_memory, reasons
+
+from ..errors import unforeseen
+from ..launch.torchrun import machine_prefix
+from ..wire.protocol import Header
+from ..wire.tensors import Tensors
+from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
+from .channels.heartbeat import SETTLE_SECONDS, Pulse
+from .job_groups import GroupsError, JobGroups
+from .memory.room import Room, asked
+from .memory.shortage import Shortage, latents_of, plan_of
+from .state import RankState
+
+Result = TypeVar("Result")
+
+
+class Cancelled(Exception):
+    """The request was given up by ComfyUI, and ended early."""
+
+
+class Job:
+    """One request, from its header to the outcome that all ranks agree on."""
+
+    def __init__(
+        self,
+        header: Header,
+        tensors: Tensors,
+        state: RankState,
+        control_group: dist.ProcessGroup,
+        groups: JobGroups,
+        pulse: Pulse,
+    ) -> None:
+        """control_group: over which nothing goes but what holds the ranks together. groups: for all else."""
+        self.header = header
+        self.operation = str(header.get("op"))
+        self.latents = latents_of(tensors)  # their shape: by its end, the job has given them away
+        self.step: tuple[int, int] | None = None  # of how many, in a sampler call
+        self.state = state
+        self.control_group = control_group
+        self.groups = groups
+        self.pulse = pulse
+        self.id = header["id"] if type(header.get("id")) is int else 0
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether ComfyUI has given the job up; not at the same moment on all ranks."""
+        return self.pulse.cancelled == self.id
+
+    def check(self) -> None:
+        """Raises Cancelled once that is so."""
+        if self.is_cancelled:
+            raise Cancelled
+
+    def attempt(self, action: Callable[[], Result]) -> tuple[Result | None, Outcome]:
+        """Runs what may fail on one rank alone: this rank's result, and how it ended for all ranks.
+
+        Raises what the group cannot survive.
+        """
+        result, own = None, Outcome()
+        try:
+            result = action()
+        except Ended as ended:
+            return None, ended.outcome
+        except Exception as error:
+            own = self._judge(error)
+        return result, agree(own, self.control_group)
+
+    def together(self, action: Callable[[], Result]) -> Result:
+        """Runs what may fail on one rank alone, before collectives follow. Raises Ended on all if it fails on any."""
+        result, outcome = self.attempt(action)
+        if outcome.kind != DONE:
+            raise Ended(outcome)
+        return result
+
+    def alone(self, action: Callable[[], Result]) -> Result:
+        """Runs what has no collectives, in which nobody waits for this rank: whatever fails there can be refused."""
+        try:
+            return action()
+        except (RequestError, Cancelled):
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            logging.exception("%s failed", self.operation)
+            raise RequestError(str(unforeseen(error, dist.get_rank()))) from error
+
+    def _judge(self, error: Exception) -> Outcome:
+        """How the job ended on this rank. Raises the error again if it is none that the group survives."""
+        if isinstance(error, Cancelled):
+            return Outcome(CANCELLED)
+        if isinstance(error, RequestError):
+            return Outcome(REFUSED, f"{machine_prefix()}{error}")
+        if isinstance(error, GroupsError) or not self.groups.can_be_cut:
+            raise error
+        lack = lack_of_memory(error)
+        if lack is None:
+            if not self.pulse.is_broken(self.id):
+                raise error
+            self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
+            return Outcome(BROKEN)
+        full = Room.now(self.state.device)
+        self.pulse.break_off(self.id)
+        self._cut()
+        logging.error("out of memory", exc_info=error)
+        for reason in reasons(error):
+            traceback.clear_frames(reason.__traceback__)  # they hold what the job had got so far
+        gc.collect()
+        model = plan_of(self.header, self.latents, self.state.transformer)
+        empty = Room.now(self.state.device)
+        short = Shortage(dist.get_rank(), self.operation, asked(lack), full, empty, **model)
+        return Outcome(MEMORY, str(short))
+
+    def _cut(self) -> None:
+        """Ends the job's communication, once what was on its way has arrived."""
+        time.sleep(SETTLE_SECONDS)
+        self.groups.cut(self.id)

@@ -1,0 +1,1 @@
+"""A rank's memory: what it has, gives back, and lacks."""

@@ -1,0 +1,178 @@
+"""A request for which a rank had not the memory, in words: what it asked for, what there was, and what would fit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from parallel_backend.errors import PlanError
+from parallel_backend.models import spec_for
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource, local_part
+
+from ...errors import Explanation
+from ...wire.protocol import Header
+from ...wire.tensors import Tensors
+from .room import Room
+
+DOING = {
+    "load": "loading a model",
+    "adapt": "adding to the weights",
+    "forward": "running the model",
+    "sample": "sampling",
+    "vae": "running the VAE",
+    "park": "parking the model",
+    "unload": "unloading the model",
+    "trace": "gathering the trace",
+}
+LATENTS = ("latents", "noise")  # by operation, the tensor of a request that has the shape of the latents
+MORE_RANKS = (1, 2, 4, 8)  # times those that there are
+SPLITS_WEIGHTS, SPLITS_TOKENS = ("pipefusion", "tp"), ("ring", "ulysses")
+MARGIN = 0.9  # of a room, that an estimate may fill
+NOTABLE = 0.05
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A request that a rank had not the memory for. Sizes are in bytes.
+
+    operation: a key of DOING. asked: by the allocation that failed, if that is known. full, empty: the rank's room when
+    it failed, and without what the request had got by then. weights: the model's on this rank; those that a load was to
+    bring are not there yet. tokens: of the request's latents, 0 if it has none. plan, and limits: the model's, see
+    `ParallelPlan.check_model`; None for a VAE.
+    """
+
+    rank: int
+    operation: str
+    asked: int | None
+    full: Room
+    empty: Room
+    weights: int = 0
+    tokens: int = 0
+    plan: ParallelPlan | None = None
+    limits: Mapping[str, int | bool] | None = None
+
+    @property
+    def loads(self) -> bool:
+        return self.operation == "load"
+
+    @property
+    def needed(self) -> int:
+        """The least that the request needed: what it had got when it failed, and what it was refused."""
+        return max(0, self.full.used - self.empty.used) + max(self.asked or 0, self.full.free)
+
+    def __str__(self) -> str:
+        wanted = f"asked for {size(self.asked)} more" if self.asked else "asked for more"
+        lines = [
+            f"Rank {self.rank} ran out of memory while it was {DOING[self.operation]}: it {wanted}, where it used "
+            f"{size(self.full.used)} of {size(self.full.total)} and had {size(self.full.free)} left."
+        ]
+        if self.weights:
+            lines.append(f"The model's weights take about {size(self.weights)} on that rank.")
+        if self.tokens:
+            lines.append(f"The request has {self.tokens:,} tokens of latents.")
+        return str(Explanation(" ".join(lines), " ".join(advice(self))))
+
+
+def advice(short: Shortage) -> list[str]:
+    """What would fit, as sentences. The estimates take what a rank needs to go with its share of it."""
+    found = []
+    plan = fitting_plan(short)
+    if plan:
+        world = short.plan.world_size
+        more = "" if plan.world_size == world else f" on {plan.world_size} ranks, each with a device of its own,"
+        whole = " with patches=1" if plan.pipefusion > 1 else ""
+        found.append(f"The plan {plan}{whole}{more} should fit, by an estimate.")
+    fewer = int(short.tokens * MARGIN * short.empty.free / short.needed) if short.needed else 0
+    if 0 < fewer < short.tokens:
+        found.append(f"Under this plan no more than about {fewer:,} tokens fit: lower the size or the batch.")
+    others = short.empty.total - short.empty.used - short.empty.free
+    if others > NOTABLE * short.empty.total:
+        found.append(
+            f"{size(others)} of this memory is in use by other processes: free ComfyUI's own models (Free, or POST "
+            "/free) if they are among it."
+        )
+    return found or ["Use a smaller model, weights in a smaller dtype, or a machine with more memory."]
+
+
+def fitting_plan(short: Shortage) -> ParallelPlan | None:
+    """The plan that leaves the most room, of those for the fewest ranks that leave any; None where none does."""
+    if not short.plan:
+        return None
+    # What is left beside what is neither weights nor the request's.
+    room = MARGIN * (short.empty.free + (0 if short.loads else short.weights))
+    working = 0 if short.loads else short.needed
+
+    def estimate(plan: ParallelPlan) -> float:
+        weights, tokens = (share(short.plan, plan, axes) for axes in (SPLITS_WEIGHTS, SPLITS_TOKENS))
+        return weights * short.weights + tokens * working
+
+    for times in MORE_RANKS:
+        plans = [plan for plan in alternatives(short, times) if estimate(plan) < room]
+        if plans:
+            return min(plans, key=estimate)
+    return None
+
+
+def share(of: ParallelPlan, to: ParallelPlan, axes: tuple[str, ...]) -> float:
+    """What a rank has under the other plan, of what it has under the first and these axes split."""
+    ratio = 1.0
+    for axis in axes:
+        ratio *= getattr(of, axis) / getattr(to, axis)
+    return ratio
+
+
+def alternatives(short: Shortage, times: int) -> Iterator[ParallelPlan]:
+    """Other plans for so many times the ranks that the model allows, with the batch split as it is."""
+    plan = short.plan
+    axes = (*SPLITS_WEIGHTS, *SPLITS_TOKENS)
+    ranks = plan.world_size // (plan.dp * plan.cfg) * times
+    divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
+    for degrees in itertools.product(divisors, repeat=len(axes) - 1):
+        rest, remainder = divmod(ranks, degrees[0] * degrees[1] * degrees[2])
+        if remainder or not rest:
+            continue
+        # Whole images in the stages, which every model and sampler can do.
+        other = replace(plan, **dict(zip(axes, (*degrees, rest), strict=True)), patches=1)
+        try:
+            other.check_model(**short.limits)
+        except PlanError:
+            continue
+        if other.degrees() != plan.degrees():
+            yield other
+
+
+def size(count: int) -> str:
+    """Bytes, for people."""
+    for unit, power in (("GB", 1e9), ("MB", 1e6)):
+        if count >= power:
+            return f"{count / power:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
+def latents_of(tensors: Tensors) -> torch.Size | None:
+    """The shape of a request's latents, if it has any."""
+    return next((tensors[name].shape for name in LATENTS if name in tensors), None)
+
+
+def plan_of(header: Header, latents: torch.Size | None, transformer: ParallelTransformer | None) -> dict[str, object]:
+    """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
+    if header["op"] == "load":
+        source, plan = ModelSource.from_json(header["source"]), ParallelPlan.from_json(header["plan"])
+        weights = sum(map(os.path.getsize, source.files)) // (plan.pipefusion * plan.tp)
+        return {"weights": weights, "plan": plan, "limits": spec_for(source.model_class).limits(source.config)}
+    if header["op"] == "vae" or transformer is None:
+        return {}
+    spec, config = transformer.spec, transformer.model.config
+    tokens = 0
+    if latents:
+        _, patch = spec.geometry(config)
+        tokens = latents[0] * math.prod(size // side for size, side in zip(latents[2:], patch, strict=False))
+    weights = sum(local_part(tensor).nbytes for tensor in transformer.model.state_dict().values())
+    return {"weights": weights, "tokens": tokens, "plan": transformer.mesh.plan, "limits": spec.limits(config)}

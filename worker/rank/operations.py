@@ -1,0 +1,177 @@
+"""What a rank can be asked: load a model, add to its weights, run a forward or a whole sampler call, run a VAE, park or
+unload what it holds, tell what it did.
+
+Every rank executes all.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import torch.distributed as dist
+
+from parallel_backend.errors import RequestError, is_out_of_memory
+from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser, Stopped
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.vae import ParallelVAE
+from parallel_backend.weights.adapters import Addition
+from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.vae_files import load_vae
+
+from ..wire.protocol import Header
+from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
+from ..wire.tensors import Tensors
+from .agreement import DONE, Ended
+from .job import Cancelled, Job
+from .memory.release import release_memory
+from .sampling import first_latents, inpainting_of, stepper_of
+from .state import RankState
+from .step_watch import Emit, JobWatch
+from .trace import gather_trace
+
+Operation = Callable[[Job, Tensors], Tensors | None]
+
+
+class Operations:
+    """Each takes the job and its tensors, which it may empty, and gives rank 0's results, if there are any."""
+
+    def __init__(self, state: RankState, timeline: Timeline, emit: Emit) -> None:
+        """emit: sends an event of the running job to ComfyUI; called on rank 0 alone."""
+        self.state = state
+        self.timeline = timeline
+        self.emit = emit
+
+    def by_name(self) -> Mapping[str, Operation]:
+        return {
+            "load": self.load,
+            "adapt": self.adapt,
+            "forward": self.forward,
+            "sample": self.sample,
+            "vae": self.run_vae,
+            "park": self.park,
+            "unload": self.unload,
+            "trace": self.trace,
+        }
+
+    def load(self, job: Job, _tensors: Tensors) -> None:
+        """Replaces the model and the plan. If that fails, no model is loaded."""
+        source = ModelSource.from_json(job.header["source"])
+        plan = ParallelPlan.from_json(job.header["plan"])
+        if plan.world_size != dist.get_world_size():
+            raise RequestError(
+                f"The plan {plan} is not for the group's {dist.get_world_size()} ranks; restart ComfyUI."
+            )
+        self.state.drop_model()
+        # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
+        mesh, _ = job.groups.mesh_of(plan), job.groups.whole()
+        transformer = job.alone(lambda: ParallelTransformer.load(source, mesh, job.check))
+        self.state.keep_model(transformer, source, plan)
+
+    def adapt(self, job: Job, tensors: Tensors) -> None:
+        """Gives the weights these additions in place of those that they had. If that fails, no model is loaded."""
+        transformer = self.loaded_transformer(job)
+        additions = [Addition.from_json(fields) for fields in job.header["additions"]]
+        job.alone(lambda: transformer.adapt(additions, tensors, job.check))
+        logging.info("the weights have %d additions", len(additions))
+
+    def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """One forward of the loaded model; conditions are named by key, those not sent before come along."""
+        transformer = self.loaded_transformer(job)
+        latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
+        (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
+        prediction = transformer(latents, timestep_B, conditions)
+        return None if prediction is None else {"prediction": prediction.cpu()}
+
+    def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
+        transformer = self.loaded_transformer(job)
+        own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
+        conditions, negative = self.state.take_conditions(job.header, tensors, "conditions", "negative")
+        call = SamplerCall.from_json(job.header["call"])
+        stepper = stepper_of(call, own["noise"], transformer)
+
+        def tell(event: Header, preview: Tensors) -> None:
+            job.step = (event["step"] + 1, event["steps"])
+            self.emit({"id": job.id, **event}, preview)
+
+        whole = job.groups.whole().group
+        watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
+        try:
+            latents = Denoiser(transformer).sample(
+                first_latents(call, stepper, own),
+                stepper,
+                conditions,
+                negative or None,
+                call.guidance,
+                inpainting=inpainting_of(own),
+                watch=watch,
+                to_first=True,
+            )
+        except Stopped as stopped:
+            watch.close()
+            raise Cancelled from stopped
+        watch.close()
+        return {"latents": latents.cpu()} if dist.get_rank() == 0 else None
+
+    def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """Decodes latents or encodes images by the VAE in a file, which stays loaded until another is asked for."""
+        state, wanted = self.state, (job.header["path"], job.header["dtype"])
+        if state.vae is None or state.vae[0] != wanted:
+            state.vae = None
+            model = job.together(lambda: job.alone(lambda: load_vae(*wanted, job.check).to(state.device)))
+            state.vae = (wanted, ParallelVAE(model, job.groups.whole()))
+        _, vae = state.vae
+        self.unpark(job, vae.parking)
+        run = {"decode": vae.decode, "encode": vae.encode}[job.header["direction"]]
+        result = run(tensors["input"])
+        return None if result is None else {"result": result.cpu()}
+
+    def park(self, job: Job, _tensors: Tensors) -> None:
+        """Has the weights of model and VAE wait in host memory for their next use. Raises RequestError."""
+        if self.state.transformer:
+            job.together(self.state.transformer.park)
+        if self.state.vae:
+            job.together(self.state.vae[1].parking.take)
+        release_memory(self.state.device)
+
+    def unpark(self, job: Job, parking: Parking) -> None:
+        """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked then."""
+        if not parking.is_parked:
+            return
+
+        def restore() -> None:
+            try:
+                parking.restore()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise RequestError(
+                    f"Rank {dist.get_rank()} has no room for the weights that wait in RAM: {error}"
+                ) from error
+
+        try:
+            _, outcome = job.attempt(restore)
+            if outcome.kind != DONE:
+                job.together(parking.take)  # on the ranks that had room for them
+                raise Ended(outcome)
+        finally:
+            release_memory(self.state.device)
+
+    def unload(self, job: Job, _tensors: Tensors) -> None:
+        """Lets go of model, VAE and conditions, and gives their memory back."""
+        self.state.drop_all()
+
+    def trace(self, job: Job, _tensors: Tensors) -> Tensors | None:
+        """What every rank's timeline holds, as a Chrome trace in JSON, byte by byte."""
+        trace = gather_trace(self.timeline, job.control_group)
+        return None if trace is None else {"trace": trace}
+
+    def loaded_transformer(self, job: Job) -> ParallelTransformer:
+        if self.state.transformer is None:
+            raise RequestError("No model is loaded in the worker group; queue the prompt again.")
+        self.unpark(job, self.state.transformer.parking)
+        return self.state.transformer

@@ -1,0 +1,100 @@
+"""What each request has to hold, checked on every rank before any acts on it: a wrong one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from parallel_backend.errors import RequestError
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.adapters import Addition
+from parallel_backend.weights.loading import ModelSource
+
+from ..wire.protocol import Header
+from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
+from ..wire.tensors import Tensors
+
+Part = TypeVar("Part")
+
+FIELDS: Mapping[str, Mapping[str, type]] = {
+    "load": {"source": dict, "plan": dict},
+    "adapt": {"additions": list},
+    "forward": {"conditions": dict, "drop": list},
+    "sample": {"call": dict, "conditions": dict, "negative": dict, "drop": list},
+    "vae": {"path": str, "dtype": str, "direction": str},
+}
+TENSORS: Mapping[str, tuple[str, ...]] = {"forward": ("latents", "timestep"), "sample": ("noise",), "vae": ("input",)}
+MAX_STEPS = 10_000
+
+
+def check_request(header: Header, tensors: Tensors) -> None:
+    """Raises RequestError for a request that lacks something, or has it in a wrong type."""
+    operation = header.get("op")
+    if not isinstance(operation, str):
+        raise RequestError(f"A request names its operation, and this one has {operation!r}; restart ComfyUI.")
+    check_fields(header, FIELDS.get(operation, {}), f"{operation!r}")
+    missing = [name for name in TENSORS.get(operation, ()) if name not in tensors]
+    if missing:
+        raise RequestError(f"{operation!r} comes with the tensors {', '.join(missing)}, which are not there.")
+    if operation == "load":
+        made(ModelSource, header["source"])
+        made(ParallelPlan, header["plan"])
+    elif operation == "adapt":
+        for each in header["additions"]:
+            made(Addition, each)
+    elif operation == "sample":
+        check_call(made(SamplerCall, header["call"]), tensors)
+    elif operation == "vae" and header["direction"] not in ("decode", "encode"):
+        raise RequestError(f"A VAE decodes or encodes; {header['direction']!r} is neither.")
+    for kind in ("conditions", "negative"):
+        if not all(isinstance(key, str) for key in header.get(kind, {}).values()):
+            raise RequestError(f"The {kind} of {operation!r} are named by keys, which are text.")
+    if not all(isinstance(key, str) for key in header.get("drop", [])):
+        raise RequestError(f"What {operation!r} drops is named by keys, which are text.")
+
+
+def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]], whose: str) -> None:
+    """Raises RequestError for a value that is missing or of another type."""
+    for name, wanted in types.items():
+        value = values.get(name)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+            raise RequestError(f"The {name} of {whose} cannot be {value!r:.100}; restart ComfyUI.")
+
+
+def made(kind: type[Part], values: Any) -> Part:
+    """The part of a request that a JSON object describes. Raises RequestError where it does not."""
+    try:
+        return kind.from_json(values)
+    except RequestError:
+        raise
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise RequestError(f"{values!r:.100} describes no {kind.__name__} ({error}); restart ComfyUI.") from error
+
+
+def check_call(call: SamplerCall, tensors: Tensors) -> None:
+    """Raises RequestError for a sampler call with values that none can have."""
+    types = {each.name: TYPES[type(getattr(DEFAULT_CALL, each.name))] for each in fields(SamplerCall)}
+    check_fields(vars(call), types, "a sampler call")
+    sigmas = [*call.sigmas, *call.timesteps]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in sigmas):
+        raise RequestError("The sigmas and timesteps of a sampler call are numbers.")
+    if call.sigmas and len(call.timesteps) != len(call.sigmas) - 1:
+        raise RequestError(f"{len(call.sigmas)} sigmas take one timestep less, and there are {len(call.timesteps)}.")
+    if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # a schedule is made whole, and its end is run
+        raise RequestError(
+            f"A schedule has 1 to {MAX_STEPS} steps; {call.steps} with denoise={call.denoise} does not work."
+        )
+    if not 0 <= call.seed < 1 << 64:
+        raise RequestError(f"A seed is a whole number from 0 to 2^64 - 1; {call.seed:.100g} does not work.")
+    for name in SAMPLER_TENSORS:
+        if name in tensors and not tensors[name].is_floating_point():
+            raise RequestError(f"The {name} of a sampler call is of floats, and not {tensors[name].dtype}.")
+    if "mask" in tensors and "original" not in tensors:
+        raise RequestError("A noise mask comes with the latents that it keeps, which are not there.")
+
+
+DEFAULT_CALL = SamplerCall()
+TYPES: Mapping[type, type | tuple[type, ...]] = {
+    str: str, bool: bool, int: int, float: (int, float), dict: dict, tuple: (list, tuple)
+}  # fmt: skip

@@ -1,0 +1,59 @@
+"""A sampler call on the rank's side: its scheduler, its first latents, what it keeps."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from parallel_backend.errors import RequestError
+from parallel_backend.sampling.denoiser import Inpainting
+from parallel_backend.sampling.schedulers import build_scheduler, from_config
+from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.transformer import ParallelTransformer
+
+from ..wire.sampler_call import SamplerCall
+from ..wire.tensors import Tensors
+
+FLOW = "flow_prediction"
+
+
+def stepper_of(call: SamplerCall, noise: torch.Tensor, transformer: ParallelTransformer) -> Stepper:
+    """The call's scheduler, with its timesteps set. Raises RequestError for one that does not fit the model."""
+    device = transformer.mesh.device
+    generator = torch.Generator().manual_seed(call.seed)
+    torch.randn(noise.shape, generator=generator)  # what a scheduler adds follows the noise that the latents began as
+    if call.sigmas:
+        name = "FlowMatchEulerDiscreteScheduler" if call.prediction == FLOW else "EulerDiscreteScheduler"
+        scheduler = from_config(name, {} if call.prediction == FLOW else {"prediction_type": call.prediction}, {})
+        timesteps = [timestep / transformer.spec.timestep_scale for timestep in call.timesteps]  # as a scheduler's are
+        return Stepper.prepare_explicit(scheduler, call.sigmas, timesteps=timesteps, device=device, generator=generator)
+    _, patch = transformer.spec.geometry(transformer.model.config)
+    tokens = math.prod(size // side for size, side in zip(noise.shape[2:], patch, strict=False))
+    return Stepper.prepare(
+        build_scheduler(call.scheduler, call.config, call.default),
+        call.steps,
+        denoise=call.denoise,
+        image_tokens=tokens,
+        linear_sigmas=call.linear_sigmas,
+        device=device,
+        generator=generator,
+    )
+
+
+def first_latents(call: SamplerCall, stepper: Stepper, given: Tensors) -> torch.Tensor:
+    """The latents that enter the first step."""
+    noise = given["noise"]
+    return noise if call.sigmas else stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
+
+
+def inpainting_of(given: Tensors) -> Inpainting | None:
+    """What the call's mask keeps. Raises RequestError for a mask that does not fit the latents."""
+    if "mask" not in given:
+        return None
+    mask, noise = given["mask"], given["noise"]
+    if any(size not in (1, whole) for size, whole in zip(mask.shape, noise.shape, strict=False)) or (
+        mask.ndim != noise.ndim
+    ):
+        raise RequestError(f"A noise mask of shape {tuple(mask.shape)} does not fit latents of {tuple(noise.shape)}.")
+    return Inpainting(mask, given["original"], noise)

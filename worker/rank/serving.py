@@ -1,0 +1,69 @@
+"""A rank at work: it joins the group, and executes requests until ComfyUI closes the job channel.
+
+Rank 0 reads frames from ComfyUI's job channel and hands each to the other ranks as bytes; every rank then executes
+it, and they agree how it ended. What a request's own content or the memory makes impossible is reported; any other
+exception ends the rank, and torchrun ends the group with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from parallel_backend.groups.mesh import start_distributed
+from parallel_backend.groups.timeline import Timeline
+
+from ..launch.lifetime import die_with_parent
+from ..launch.logs import open_log
+from ..launch.torchrun import DEVICE
+from ..wire.endpoint import connect
+from ..wire.protocol import Header, decode, send_frame
+from ..wire.tensors import Tensors, UnsendableError
+from .channels.control_server import ControlServer
+from .channels.heartbeat import Pulse, agent_store
+from .channels.relay import FrameRelay
+from .executor import Executor
+from .job_groups import JobGroups
+from .memory.room import held
+
+
+def serve(job: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
+    """Executes requests until ComfyUI closes the job channel; `job` is None on ranks other than 0."""
+    while True:
+        header, tensors = decode(relay.receive(job))
+        if header.get("op") == "stop":
+            return
+        reply, results = executor.execute(header, tensors)
+        if job:
+            answer(job, {"id": header.get("id"), **reply}, results)
+
+
+def answer(job: socket.socket, reply: Header, results: Tensors | None) -> None:
+    """Sends a reply; in place of one that no frame can carry, what is wrong with it."""
+    try:
+        send_frame(job, reply, results)
+    except UnsendableError as error:
+        send_frame(job, {"id": reply["id"], "error": str(error)})
+
+
+@record
+def run() -> None:
+    log = open_log()
+    die_with_parent()
+    device = start_distributed(os.environ[DEVICE])
+    rank, world = dist.get_rank(), dist.get_world_size()
+    timeline = Timeline(device)
+    groups = JobGroups(device, timeline)
+    pulse = Pulse(agent_store, rank, world, functools.partial(held, device), groups.cut, log.rotate)
+    relay = FrameRelay()
+    pulse.start()  # by now every rank has made its own
+    job = connect("job") if rank == 0 else None
+    executor = Executor(device, relay.group, groups, pulse, timeline, functools.partial(send_frame, job))
+    if job:
+        ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
+    serve(job, executor, relay)
+    dist.destroy_process_group()

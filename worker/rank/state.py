@@ -1,0 +1,62 @@
+"""What a rank holds between requests: the model, the VAE, and the conditions sent so far."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from parallel_backend.errors import RequestError
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.vae import ParallelVAE
+from parallel_backend.weights.loading import ModelSource
+
+from ..wire.protocol import Header
+from ..wire.tensors import Tensors
+from .memory.release import release_memory
+
+
+class RankState:
+    """Changed by the thread that executes requests; its status is read from another, meanwhile."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.transformer: ParallelTransformer | None = None
+        self.loaded: dict[str, Any] = {}  # the transformer, for the status
+        self.conditions: Tensors = {}
+        self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
+
+    def keep_model(self, transformer: ParallelTransformer, source: ModelSource, plan: ParallelPlan) -> None:
+        self.transformer = transformer
+        self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
+        logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
+
+    def drop_model(self) -> None:
+        """Gives the model's memory back."""
+        self.transformer, self.loaded = None, {}
+        self.conditions.clear()
+        release_memory(self.device)
+
+    def drop_all(self) -> None:
+        """Lets go of model, VAE and conditions, and gives their memory back."""
+        self.vae = None
+        self.drop_model()
+
+    def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
+        """Keeps the conditions that came along, and returns those that the header names by key. Raises RequestError."""
+        for key in header["drop"]:
+            self.conditions.pop(key, None)
+        self.conditions.update({key: tensor.clone() for key, tensor in tensors.items()})  # they outlive the frame
+        unknown = [key for kind in names for key in header[kind].values() if key not in self.conditions]
+        if unknown:
+            raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}; load the model again.")
+        return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether there is something, and all of it waits in host memory."""
+        transformer, vae = self.transformer, self.vae
+        held = [part.parking for part in (transformer, vae and vae[1]) if part]
+        return bool(held) and all(parking.is_parked for parking in held)

@@ -1,0 +1,92 @@
+"""The timelines of all ranks as one trace, to be opened at https://ui.perfetto.dev or in Chrome's about:tracing.
+
+The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A row is a rank, and the
+rows of a machine stand together. A request holds its steps, and these hold their communication; what is left of a step
+is computation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.groups.timeline import COMMUNICATION, STEP, Span, Timeline
+
+NANOSECONDS_PER_UNIT = 1000  # the format's unit is the microsecond
+
+
+def gather_trace(timeline: Timeline, group: dist.ProcessGroup) -> torch.Tensor | None:
+    """The trace of all ranks, the bytes of its JSON as uint8, on rank 0; None elsewhere. All ranks call it together."""
+    record = {
+        "rank": dist.get_rank(),
+        "machine": int(os.environ.get("GROUP_RANK", 0)),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "clock": time.time_ns() - time.monotonic_ns(),
+        "spans": timeline.spans(),
+    }
+    own = torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8)
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    if dist.get_rank():
+        dist.send(own, 0, group=group)
+        return None
+    records = [record]
+    for rank, size in enumerate(sizes[1:], start=1):
+        received = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(received, rank, group=group)
+        records.append(json.loads(received.numpy().tobytes()))
+    return torch.frombuffer(bytearray(json.dumps(chrome_trace(records)).encode()), dtype=torch.uint8)
+
+
+def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The trace of ranks' records, in the order of their ranks.
+
+    Ranks of a machine share its monotonic clock. Those of different machines are put together by their wall clocks, so
+    that as far as these are apart, so are their rows.
+    """
+    clocks: dict[int, int] = {}
+    for record in records:
+        clocks.setdefault(record["machine"], record["clock"])
+    begins = [clocks[record["machine"]] + begin for record in records for _, _, begin, _ in record["spans"]]
+    origin = min(begins, default=time.time_ns())
+    events = []
+    for record in records:
+        place = {"pid": record["machine"], "tid": record["rank"]}
+        machine, rank = f"machine {record['machine']} ({record['host']})", f"rank {record['rank']} ({record['pid']})"
+        for kind, name in (("process_name", machine), ("thread_name", rank)):
+            events.append({"name": kind, "cat": "__metadata", "ph": "M", "ts": 0, **place, "args": {"name": name}})
+        spans = [Span(*fields) for fields in record["spans"]]
+        offset = clocks[record["machine"]] - origin
+        events += [{**event, **place} for event in rank_events(spans, offset)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "begin": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(origin / 1e9)),
+            "clocks": "monotonic on one machine; between machines, as exact as their wall clocks",
+        },
+    }
+
+
+def rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:
+    """One rank's spans, which come by their ends, as events. offset: of the trace's clock to the rank's."""
+    events, inside = [], []
+    for span in spans:
+        length = span.end - span.begin
+        event = {"name": span.name, "cat": span.category, "ph": "X"}
+        event["ts"], event["dur"] = (span.begin + offset) / NANOSECONDS_PER_UNIT, length / NANOSECONDS_PER_UNIT
+        if span.category == COMMUNICATION:
+            inside.append(span)
+        elif span.category == STEP:
+            waited = sum(wait.end - wait.begin for wait in inside if wait.begin >= span.begin)
+            inside.clear()
+            event["args"] = {"communication": waited / 1e9, "computation": (length - waited) / 1e9}
+        events.append(event)
+    return sorted(events, key=lambda event: (event["ts"], -event["dur"]))

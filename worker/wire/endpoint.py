@@ -1,0 +1,185 @@
+"""The address at which ComfyUI waits for rank 0: AF_UNIX where there is one, else loopback TCP with a token.
+
+A channel begins with a hello from rank 0, {"channel", "token"}, and an empty welcome from ComfyUI. Each has its side's
+version in its prefix, so that both sides can say it where these differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import selectors
+import shutil
+import socket
+import time
+
+from .json_object import parse_object
+from .private_folder import private_folder
+from .protocol import PREFIX, ProtocolError, check_version, decode, read_any_prefix, receive_frame, send_frame
+
+ADDRESS = "PARALLELDIT_ADDRESS"
+TOKEN = "PARALLELDIT_TOKEN"
+CHANNELS = ("job", "control")
+MAX_UNIX_PATH = 100
+HELLO_SECONDS = 10
+HELLO_BYTES = 4096
+MAX_HELLOS = 64  # under way at once; a rank's comes in one piece, right after it has connected
+BUFFER_BYTES = 4 << 20  # a latent in one go, where the kernel allows it
+
+
+class Endpoint:
+    """Listens until both channels of one worker group have connected, then is gone: nobody else can connect.
+
+    The socket is 0600 in a private 0700 folder; a random token guards the TCP fallback and costs nothing elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(32)
+        self.folder = private_folder("socket")
+        path = str(self.folder / "socket")
+        if hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= MAX_UNIX_PATH:
+            self.listener = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(OSError):  # the file gets this mode in Linux; elsewhere, the folder guards it
+                os.fchmod(self.listener.fileno(), 0o600)
+            self.listener.bind(path)
+            os.chmod(path, 0o600)
+            self.address = f"unix:{path}"
+        else:
+            self.listener = socket.socket()
+            self.listener.bind(("127.0.0.1", 0))
+            self.address = f"tcp:{self.listener.getsockname()[1]}"
+        self.listener.listen(MAX_HELLOS)
+        self.listener.setblocking(False)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.hellos: dict[socket.socket, Hello] = {}  # the oldest first
+        self.channels: dict[str, socket.socket] = {}
+
+    def environment(self) -> dict[str, str]:
+        """What a rank needs to connect."""
+        return {ADDRESS: self.address, TOKEN: self.token}
+
+    def accept(self, seconds: float) -> bool:
+        """Waits up to `seconds` for connections; true once every channel is there.
+
+        Who connects and says nothing, or nonsense, holds up nobody. Raises ProtocolError for ranks of another version.
+        """
+        until = time.monotonic() + seconds
+        while len(self.channels) < len(CHANNELS) and (left := until - time.monotonic()) > 0:
+            for key, _ in self.selector.select(left):
+                if key.fileobj is self.listener:
+                    self._take_connection()
+                elif key.fileobj in self.hellos:
+                    self._hear(key.fileobj)
+            for connection in [each for each, hello in self.hellos.items() if hello.until < time.monotonic()]:
+                self._drop(connection)
+        return len(self.channels) == len(CHANNELS)
+
+    def close(self) -> None:
+        """Stops listening and removes the socket; accepted channels stay open."""
+        for connection in list(self.hellos):
+            self._drop(connection)
+        self.selector.close()
+        self.listener.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _take_connection(self) -> None:
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:  # it has gone already
+            return
+        if len(self.hellos) == MAX_HELLOS:
+            self._drop(next(iter(self.hellos)))
+        connection.setblocking(False)
+        self.hellos[connection] = Hello()
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, connection: socket.socket) -> None:
+        hello = self.hellos[connection]
+        try:
+            if not hello.read(connection):
+                return
+        except (ProtocolError, OSError):
+            self._drop(connection)
+            return
+        known = hmac.compare_digest(hello.token.encode(errors="replace"), self.token.encode())
+        if not known or hello.channel not in CHANNELS or hello.channel in self.channels:
+            self._drop(connection)
+            return
+        self.selector.unregister(connection)
+        del self.hellos[connection]
+        prepare(connection)
+        with contextlib.suppress(ConnectionError):  # found out by whoever uses the channel first
+            send_frame(connection, {})
+        self.channels[hello.channel] = connection
+        check_version(hello.version)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self.selector.unregister(connection)
+        del self.hellos[connection]
+        connection.close()
+
+
+class Hello:
+    """The first frame of a connection, as far as it has come. until: when it has to be whole."""
+
+    def __init__(self) -> None:
+        self.until = time.monotonic() + HELLO_SECONDS
+        self.received = bytearray()
+        self.version = 0
+        self.channel, self.token = "", ""
+
+    def read(self, connection: socket.socket) -> bool:
+        """Reads what there is, and no more than the hello; true once it is whole. Raises ProtocolError, OSError."""
+        wanted = PREFIX.size
+        while True:
+            if len(self.received) >= PREFIX.size:
+                self.version, *lengths = read_any_prefix(self.received[: PREFIX.size])
+                wanted = PREFIX.size + sum(lengths)
+                if wanted > HELLO_BYTES:
+                    raise ProtocolError(f"A hello of {wanted} bytes is over the cap of {HELLO_BYTES}.")
+                if len(self.received) == wanted:
+                    break
+            try:
+                piece = connection.recv(wanted - len(self.received))
+            except BlockingIOError:
+                return False
+            if not piece:
+                raise ProtocolError("The other side has gone within its hello.")
+            self.received += piece
+        try:
+            said = parse_object(self.received[PREFIX.size :][: lengths[0]])
+        except ValueError as error:
+            raise ProtocolError(f"A malformed hello: {error}.") from error
+        self.channel, self.token = str(said.get("channel")), str(said.get("token"))
+        return True
+
+
+def prepare(connection: socket.socket) -> None:
+    """Makes a connection what a channel has to be: blocking, with room for a latent, and without waiting for more."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def connect(channel: str) -> socket.socket:
+    """Connects rank 0's end of a channel to the endpoint that the environment names.
+
+    Raises ProtocolError for a ComfyUI of another version, and ConnectionError where it does not want this one.
+    """
+    kind, _, where = os.environ[ADDRESS].partition(":")
+    try:
+        if kind == "unix":
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(where)
+        else:
+            connection = socket.create_connection(("127.0.0.1", int(where)))
+    except OSError as error:
+        raise ConnectionError(f"ComfyUI cannot be reached at its socket {where}: {error.strerror}.") from error
+    prepare(connection)
+    send_frame(connection, {"channel": channel, "token": os.environ[TOKEN]})
+    decode(receive_frame(connection, HELLO_BYTES))
+    return connection
