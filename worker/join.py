@@ -17,9 +17,9 @@ import threading
 import time
 from pathlib import Path
 
-from .launch.peer import Line, LineLost, Message
+from .launch.peer import Message, PeerConnection, PeerLost
 from .launch.process import WorkerProcess
-from .launch.rendezvous import MeetingError, ask
+from .launch.rendezvous import RendezvousError, ask
 from .launch.torchrun import launch_command, rank_environment
 from .settings import Settings
 
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.1
 MAX_REASON = 8000  # characters
 
 
-class Stopped(BaseException):
+class Terminated(BaseException):
     """The operator ends this program; no Exception, as nothing on the way shall take it for a failure."""
 
 
@@ -41,14 +41,14 @@ def main() -> None:
         parser.error(f"{where!r} is no address and port, like 10.0.0.1:29400")
 
     def stop(_signal: int, _frame: object) -> None:
-        raise Stopped
+        raise Terminated
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
         with tempfile.TemporaryDirectory(prefix="paralleldit-join-") as folder:
             serve(address, int(port), Path(folder))
-    except Stopped:
+    except Terminated:
         say("ended")
 
 
@@ -57,9 +57,9 @@ def serve(address: str, port: int, folder: Path) -> None:
     said = ""
     while True:
         try:
-            line, start = ask(address, port)
-        except (OSError, MeetingError) as error:
-            why = f"it {error}" if isinstance(error, LineLost) else error
+            peer, start = ask(address, port)
+        except (OSError, RendezvousError) as error:
+            why = f"it {error}" if isinstance(error, PeerLost) else error
             waiting = f"waiting for a worker group at {address}:{port} ({why})"
             if waiting != said:
                 say(waiting)
@@ -68,30 +68,30 @@ def serve(address: str, port: int, folder: Path) -> None:
             continue
         said = ""
         try:
-            with Membership(line, start, folder) as membership:
+            with Membership(peer, start, folder) as membership:
                 membership.last()
         finally:
-            line.close()
+            peer.close()
 
 
 class Membership:
-    """This machine's part in one group: its ranks, and the line to the first machine."""
+    """This machine's part in one group: its ranks, and the connection to the first machine."""
 
-    def __init__(self, line: Line, start: Message, folder: Path) -> None:
+    def __init__(self, peer: PeerConnection, start: Message, folder: Path) -> None:
         """start: what the first machine says; every part of it is made the number or the word that it must be."""
-        self.line = line
+        self.peer = peer
         self.lost = ""
         ranks, node, nodes = (int(start[name]) for name in ("ranks", "machine", "machines"))
         self.device = "cuda" if start["device"] == "cuda" else "cpu"
         self.folder = Path(tempfile.mkdtemp(dir=folder))
-        own_address = line.connection.getsockname()[0]
+        own_address = peer.connection.getsockname()[0]
         self.command = [
             *launch_command(sys.executable, ranks, self.folder),
             f"--node={node}", f"--nodes={nodes}", f"--store={start['store']}", f"--address={own_address}",
         ]  # fmt: skip
         self.environment = {**os.environ, **rank_environment(self.device, ranks, self.folder, Settings())}
         say(f"joining as machine {node + 1} of {nodes} with {ranks} rank{'s'[: ranks - 1]} on {self.device}")
-        line.keep(float(start["silence"]))
+        peer.keep(float(start["silence"]))
 
     def __enter__(self) -> Membership:
         self.process = WorkerProcess(self.command, self.environment, self.folder)
@@ -121,15 +121,15 @@ class Membership:
             of_another = False
         say(f"the ranks here failed: {reason}")
         try:
-            self.line.send({"failed": reason[:MAX_REASON], "of_another": of_another})
-        except LineLost:
+            self.peer.send({"failed": reason[:MAX_REASON], "of_another": of_another})
+        except PeerLost:
             say("the first machine has gone, too")
 
     def _listen(self) -> None:
         try:
             while True:
-                self.line.receive()
-        except LineLost as error:
+                self.peer.receive()
+        except PeerLost as error:
             self.lost = str(error)
 
 

@@ -160,7 +160,14 @@ def answer(question: Question) -> dict[str, Any]:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     remarks = remarks_on(asked, resolved and resolved.plan, models, samplers)
     if resolved is None:
-        return {**common, "plan": "", "world": device_count(), "ranks": [], "remarks": told(remarks), "note": []}
+        return {
+            **common,
+            "plan": "",
+            "world": device_count(),
+            "ranks": [],
+            "remarks": remarks_json(remarks),
+            "note": [],
+        }
     plan, note = resolved
     return {
         **common,
@@ -169,8 +176,8 @@ def answer(question: Question) -> dict[str, Any]:
         "degrees": plan.degrees(),
         "patches": plan.patch_count,
         "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
-        "remarks": told(remarks),
-        "note": told(note),
+        "remarks": remarks_json(remarks),
+        "note": remarks_json(note),
     }
 
 
@@ -229,7 +236,7 @@ def rank_json(part: RankPart) -> dict[str, Any]:
     }
 
 
-def told(remarks: list[Remark] | tuple[Remark, ...]) -> list[dict[str, Any]]:
+def remarks_json(remarks: list[Remark] | tuple[Remark, ...]) -> list[dict[str, Any]]:
     return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
 
 

@@ -44,10 +44,10 @@ async def groups(_request: web.Request) -> web.Response:
         made = made_groups()
     except SettingsError as error:
         raise web.HTTPInternalServerError(text=str(error)) from error
-    told = await asyncio.gather(*(asyncio.to_thread(group.status) for group in made.values()))
+    statuses = await asyncio.gather(*(asyncio.to_thread(group.status) for group in made.values()))
     found = [
         {"group": number, "status": status, "runs": group.runs.to_json()}
-        for (number, group), status in zip(made.items(), told, strict=True)
+        for (number, group), status in zip(made.items(), statuses, strict=True)
     ]
     return web.json_response({"groups": found, "device": device_type(), "devices": device_count()})
 

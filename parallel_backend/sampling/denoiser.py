@@ -22,7 +22,7 @@ from .schedulers import check_patchwise
 from .stepper import Stepper
 
 
-class Stopped(Exception):
+class LoopStopped(Exception):
     """The watch ended the run at a step boundary, on every rank alike."""
 
 
@@ -79,7 +79,7 @@ class Denoiser:
         scheduler: a diffusers scheduler whose timesteps are set, or a Stepper of one; it is not changed.
         negative: the unconditional branch of classifier-free guidance, whose weight is `guidance`.
         to_first: the result comes back to the ranks of the first stage, and is None on the last.
-        Raises RequestError, on every rank alike, for input that the model cannot take, and Stopped.
+        Raises RequestError, on every rank alike, for input that the model cannot take, and LoopStopped.
         """
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
         run = _Run(self.transformer, latents, stepper, conditions, negative, guidance, inpainting, watch, to_first)
@@ -241,14 +241,14 @@ class _Run:
             self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
 
     def stop(self, step: int) -> None:
-        """Leaves the run before a step, with no message on its way. Raises Stopped."""
+        """Leaves the run before a step, with no message on its way. Raises LoopStopped."""
         if self.link and self.is_first and step:
             self.link.expect_nothing_after(step - 1)
             for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
                 self.receive_latents(step - 1, segments)
         if self.link:
             self.link.finish()
-        raise Stopped
+        raise LoopStopped
 
     def finish(self) -> torch.Tensor | None:
         """The result, where it belongs."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import CALL, DirectGroup, direct_group, wait_until
-from worker.rank.channels.heartbeat import INTERVAL, Pulse
+from worker.rank.channels.heartbeat import INTERVAL, Heartbeat
 from worker.rank.job_groups import connected_sockets, opened
 
 FRESH = 8 * INTERVAL
@@ -33,7 +33,7 @@ class GivenUp(Exception):
 
 @pytest.fixture(scope="module")
 def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
-    with direct_group(tmp_path_factory.mktemp("pulse"), FAMILIES["dit"], ulysses=2) as direct:
+    with direct_group(tmp_path_factory.mktemp("heartbeat"), FAMILIES["dit"], ulysses=2) as direct:
         yield direct
 
 
@@ -110,7 +110,7 @@ def cut_connections(port: int) -> None:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_pulse_outlives_a_broken_connection_and_ends_with_the_store() -> None:
+def test_a_heartbeat_outlives_a_broken_connection_and_ends_with_the_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     broken = []
 
@@ -119,15 +119,15 @@ def test_a_pulse_outlives_a_broken_connection_and_ends_with_the_store() -> None:
         return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
 
     port = store.port
-    pulse = Pulse(connect, 0, 1, lambda: {"resident": 1, "accelerator": 0}, broken.append)
-    pulse.start()
+    heartbeat = Heartbeat(connect, 0, 1, lambda: {"resident": 1, "accelerator": 0}, broken.append)
+    heartbeat.start()
     cut_connections(port)
-    count = pulse.count
-    assert wait_until(lambda: pulse.count > count + 2, 5)
-    pulse.break_off(7)
-    assert pulse.is_broken(7)
-    assert not pulse.is_broken(8)
+    count = heartbeat.count
+    assert wait_until(lambda: heartbeat.count > count + 2, 5)
+    heartbeat.break_off(7)
+    assert heartbeat.is_broken(7)
+    assert not heartbeat.is_broken(8)
     assert wait_until(lambda: broken == [7], 5)
     del store
-    pulse.join(20)
-    assert not pulse.is_alive()
+    heartbeat.join(20)
+    assert not heartbeat.is_alive()

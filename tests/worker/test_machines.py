@@ -24,7 +24,7 @@ from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.group.first_machine import FAMILY
 from tests.support.group.network import FIRST, SECOND, Network, why_impossible
 from tests.support.tiers import slow_but
-from worker.launch.rendezvous import Meeting, MeetingError
+from worker.launch.rendezvous import Rendezvous, RendezvousError
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
 from worker.settings import Settings, SettingsError
 
@@ -280,9 +280,9 @@ def test_the_second_outlives_the_first_and_ctrl_c_leaves_no_process(pair: Pair, 
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
+def meeting() -> Iterator[Rendezvous]:
     """On the loopback, whose every address can be spoken from."""
-    meeting = Meeting(Machines("127.0.0.1", PORT, ("127.0.0.2",)))
+    meeting = Rendezvous(Machines("127.0.0.1", PORT, ("127.0.0.2",)))
     yield meeting
     meeting.listener.close()
 
@@ -293,8 +293,8 @@ def say_from(address: str, text: bytes) -> socket.socket:
     return connection
 
 
-def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeting: Meeting) -> None:
-    with pytest.raises(MeetingError, match=f"127.0.0.2 did not .* python -m worker.join 127.0.0.1:{PORT}"):
+def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeting: Rendezvous) -> None:
+    with pytest.raises(RendezvousError, match=f"127.0.0.2 did not .* python -m worker.join 127.0.0.1:{PORT}"):
         meeting.gather({}, SILENCE, seconds=0.1)
 
 
@@ -310,7 +310,7 @@ def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeti
     ids=["of an address not named", "no JSON", "no object", "without end", "another version"],
 )
 def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
-    address: str, text: bytes, meeting: Meeting
+    address: str, text: bytes, meeting: Rendezvous
 ) -> None:
     with say_from(address, text), say_from("127.0.0.2", b'{"version": 1, "host": "second"}\n') as known:
         meeting.gather({"ranks": 1}, SILENCE, seconds=10)
@@ -318,9 +318,9 @@ def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
     assert start == {"ranks": 1, "machine": 1, "machines": 2, "silence": SILENCE}
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so(meeting: Meeting) -> None:
-    with pytest.raises(MeetingError, match="a port that nothing else uses"):
-        Meeting(meeting.machines)
+def test_a_port_that_is_taken_is_an_error_that_says_so(meeting: Rendezvous) -> None:
+    with pytest.raises(RendezvousError, match="a port that nothing else uses"):
+        Rendezvous(meeting.machines)
 
 
 def test_one_machine_needs_no_setting(tmp_path: Path) -> None:

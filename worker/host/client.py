@@ -16,7 +16,7 @@ from ..settings import Settings
 from ..wire.protocol import Header
 from ..wire.sampler_call import SamplerCall
 from ..wire.tensors import Tensors, UnsendableError
-from .known_state import Held
+from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
 from .session import Check, OnStep, Session
@@ -60,7 +60,7 @@ class WorkerGroup:
     @property
     def loaded(self) -> tuple[Header, Mapping[str, int]] | None:
         """Source and plan of the model that the ranks hold; parked counts."""
-        return self._held.model
+        return self._known.model
 
     def turn(self, check: Check) -> AbstractContextManager[None]:
         """One request, or one restart, at a time.
@@ -78,15 +78,15 @@ class WorkerGroup:
         """
         with self.turn(check):
             self.supervisor.ensure(ranks, check)
-            held = self._held
-            held.note = note
+            known = self._known
+            known.note = note
             self.changed.set()
-            if held.model == (source, plan):
+            if known.model == (source, plan):
                 return
-            held.model, held.conditions = None, SentConditions()
+            known.model, known.conditions = None, SentConditions()
             self.loads += 1
             self._request({"op": "load", "source": source, "plan": plan}, {}, check)
-            held.model, held.additions = (source, plan), None
+            known.model, known.additions = (source, plan), None
 
     def adapt(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
         """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
@@ -96,17 +96,17 @@ class WorkerGroup:
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
-            held = self._held
-            if held.additions == key:
+            known = self._known
+            if known.additions == key:
                 return
             additions, tensors = build()
-            held.additions = ""
+            known.additions = ""
             try:
                 self._request({"op": "adapt", "additions": additions}, tensors, check)
             except BaseException:  # given up, the group drops its model as it does when it refuses
-                held.model = None
+                known.model = None
                 raise
-            held.additions = key
+            known.additions = key
 
     def forward(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
@@ -116,7 +116,7 @@ class WorkerGroup:
         Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
-            keys, new, dropped = self._held.conditions.exchange(conditions)
+            keys, new, dropped = self._known.conditions.exchange(conditions)
             header = {"op": "forward", "conditions": keys, "drop": dropped}
             tensors = {"latents": latents, "timestep": timestep_B, **new}
             return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
@@ -133,7 +133,7 @@ class WorkerGroup:
         with self.turn(check):
             named = {("conditions", name): tensor for name, tensor in conditions.items()}
             named |= {("negative", name): tensor for name, tensor in negative.items()}
-            keys, new, dropped = self._held.conditions.exchange(named)
+            keys, new, dropped = self._known.conditions.exchange(named)
             header = {"op": "sample", "call": call.to_json(), "drop": dropped, "conditions": {}, "negative": {}}
             for (kind, name), key in keys.items():
                 header[kind][name] = key
@@ -210,15 +210,15 @@ class WorkerGroup:
         self.supervisor.restart(ranks, check)
 
     @property
-    def _held(self) -> Held:
+    def _known(self) -> KnownState:
         """Of the session; what is noted without one is lost."""
         session = self.session
-        return session.held if session else Held()
+        return session.known if session else KnownState()
 
-    def _revive(self, held: Held, check: Check) -> None:
+    def _revive(self, known: KnownState, check: Check) -> None:
         """Loads the model again that the ranks held when they died; its additions come with the next request."""
-        if held.model:
-            self.load(*held.model, self.ranks, check, held.note)
+        if known.model:
+            self.load(*known.model, self.ranks, check, known.note)
 
     def _park(self, unload: bool) -> bool:
         """Within a turn. Raises RequestRefused, WorkerGroupError."""
@@ -234,7 +234,7 @@ class WorkerGroup:
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
-        session.held = Held()
+        session.known = KnownState()
         self._request({"op": "unload"}, {}, lambda: None)
         return True
 

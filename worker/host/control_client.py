@@ -10,7 +10,7 @@ from typing import Any
 from ..wire.protocol import ConnectionClosed, Header, ProtocolError, decode, receive_frame, send_frame
 
 
-class Questions:
+class ControlClient:
     """Rank 0 answers each frame in turn; answers that nobody waits for are dropped. For any number of threads."""
 
     def __init__(self, control: socket.socket) -> None:

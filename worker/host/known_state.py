@@ -10,7 +10,7 @@ from .sent_conditions import SentConditions
 
 
 @dataclass
-class Held:
+class KnownState:
     """What the ranks hold; at first, and after a lack of memory, that is nothing.
 
     model: its source and plan, as JSON objects; None also while it is in doubt. additions: the key of those to its

@@ -1,4 +1,4 @@
-"""How often a worker group that dies is started again, and after what pause."""
+"""Restart and back-off: how often a worker group that dies is started again, and after what pause."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import torch
 
 from ..wire.tensors import Tensors
 
-MAX_HELD = 64
+MAX_SENT = 64
 
 
 class SentConditions:
@@ -18,7 +18,7 @@ class SentConditions:
     """
 
     def __init__(self) -> None:
-        self.held: Tensors = {}
+        self.sent: Tensors = {}
         self.count = 0
 
     def exchange(self, conditions: Mapping[Hashable, torch.Tensor]) -> tuple[dict[Hashable, str], Tensors, list[str]]:
@@ -26,18 +26,18 @@ class SentConditions:
         keys: dict[Hashable, str] = {}
         new: Tensors = {}
         for name, tensor in conditions.items():
-            key = next((key for key, held in self.held.items() if same(held, tensor)), None)
+            key = next((key for key, sent in self.sent.items() if same(sent, tensor)), None)
             if key is None:
                 self.count += 1
                 key = f"condition.{self.count}"
                 new[key] = tensor.clone()
             else:
-                self.held[key] = self.held.pop(key)  # most recently used last
+                self.sent[key] = self.sent.pop(key)  # most recently used last
             keys[name] = key
-        self.held.update(new)
-        dropped = [key for key in list(self.held)[:-MAX_HELD] if key not in keys.values()]
+        self.sent.update(new)
+        dropped = [key for key in list(self.sent)[:-MAX_SENT] if key not in keys.values()]
         for key in dropped:
-            del self.held[key]
+            del self.sent[key]
         return keys, new, dropped
 
 

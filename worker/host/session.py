@@ -22,18 +22,18 @@ from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.protocol import Header, ProtocolError, decode, receive_frame, send_frame
 from ..wire.tensors import Tensors, UnsendableError
-from .control_client import Questions
-from .known_state import Held
+from .control_client import ControlClient
+from .known_state import KnownState
 from .pace import Pace
 from .sent_conditions import SentConditions
 
 POLL_SECONDS = 0.05
-LAST_WORDS_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
-SLOW_WORDS_SECONDS = 8.0  # more of them, once no rank is left
+REPORT_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
+SLOW_REPORT_SECONDS = 8.0  # more of them, once no rank is left
 MACHINE_SECONDS = 3.0
 LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
-STOPPED = Explanation("It was stopped.")
-MENDED = "When its cause is mended, queue the prompt again."
+WAS_STOPPED = Explanation("It was stopped.")
+FIX_AND_RETRY = "When its cause is mended, queue the prompt again."
 LOADING = ("load", "adapt", "vae", "park", "unload")
 
 Check = Callable[[], None]
@@ -51,14 +51,14 @@ class Session:
         self.ranks = ranks
         self.settings = settings
         self.pace = Pace()
-        self.held = Held()
+        self.known = KnownState()
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request, whose answer is still to come
-        self.verdict: Explanation | None = None
+        self.end_reason: Explanation | None = None
         self.pids: list[int] = []
-        self.told: dict[str, Any] = {}  # the last status that the ranks gave
-        self.burial = threading.Lock()
+        self.last_status: dict[str, Any] = {}  # the last status that the ranks gave
+        self.ending = threading.Lock()
         started = time.monotonic()
         try:
             endpoint = Endpoint()
@@ -76,7 +76,7 @@ class Session:
         self.job = endpoint.channels["job"]
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job, selectors.EVENT_READ)
-        self.questions = Questions(endpoint.channels["control"])
+        self.control = ControlClient(endpoint.channels["control"])
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
     def _await_ranks(self, endpoint: Endpoint, check: Check) -> None:
@@ -86,7 +86,9 @@ class Session:
                 check()
                 if self.process.exited.is_set():
                     reason = self.process.reason()
-                    raise WorkerGroupError(f"The worker group did not start. {reason.cause}", MENDED, reason.details)
+                    raise WorkerGroupError(
+                        f"The worker group did not start. {reason.cause}", FIX_AND_RETRY, reason.details
+                    )
                 if time.monotonic() > deadline:
                     raise WorkerGroupError(
                         f"The worker group did not start in {self.settings.start_seconds:g} s.",
@@ -99,27 +101,27 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        return self.verdict is not None or self.process.exited.is_set()
+        return self.end_reason is not None or self.process.exited.is_set()
 
-    def end(self, verdict: Explanation | None = None) -> Explanation:
-        """Ends what is left of the processes, and says why they ended, which is the first verdict given if any was.
+    def end(self, reason: Explanation | None = None) -> Explanation:
+        """Ends what is left of the processes, and says why they ended, which is the first reason given if any was.
 
         Without one, torchrun gets the time to say it.
         """
-        with self.burial:
-            if self.verdict is None:
-                if not verdict and not self._await_last_words():
-                    verdict = self._who_has_gone()
+        with self.ending:
+            if self.end_reason is None:
+                if not reason and not self._await_report():
+                    reason = self._who_has_gone()
                 self.process.stop()
-                self.verdict = verdict or self.process.reason()
-        return self.verdict
+                self.end_reason = reason or self.process.reason()
+        return self.end_reason
 
-    def _await_last_words(self) -> bool:
+    def _await_report(self) -> bool:
         """Whether torchrun has ended, and so said why: with little CPU it takes a while, though no rank is left."""
-        if self.process.exited.wait(LAST_WORDS_SECONDS):
+        if self.process.exited.wait(REPORT_SECONDS):
             return True
         here = self.pids[: ranks_a_machine(self.ranks, self.settings)]
-        return bool(here) and not any(map(is_alive, here)) and self.process.exited.wait(SLOW_WORDS_SECONDS)
+        return bool(here) and not any(map(is_alive, here)) and self.process.exited.wait(SLOW_REPORT_SECONDS)
 
     def _gone(self) -> list[int]:
         """The ranks whose processes have ended; of other machines' nothing is known."""
@@ -134,10 +136,10 @@ class Session:
 
     def close(self) -> None:
         """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
-        self.end(STOPPED)
+        self.end(WAS_STOPPED)
         self.incoming.close()
         self.job.close()
-        self.questions.close()
+        self.control.close()
 
     def request(
         self,
@@ -164,7 +166,7 @@ class Session:
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
         except UnsendableError:  # nothing has been sent
-            self.operation, self.held.conditions = None, SentConditions()
+            self.operation, self.known.conditions = None, SentConditions()
             raise
         except BaseException:  # an interrupt is no Exception in ComfyUI
             self.given_up = True
@@ -200,9 +202,9 @@ class Session:
         """Notes what a reply means for what the ranks hold."""
         self.operation = None
         if reply.get("kind") == "memory":
-            self.held = Held()
+            self.known = KnownState()
         elif "error" in reply:
-            self.held.conditions = SentConditions()  # which believes that the ranks have taken them
+            self.known.conditions = SentConditions()  # which believes that the ranks have taken them
 
     def _ended(self, error: Exception) -> WorkerGroupError:
         unread = isinstance(error, ProtocolError)
@@ -227,7 +229,7 @@ class Session:
     def cancel(self, job: int) -> None:
         """Has a request end at its next step; its answer is not waited for."""
         try:
-            self.questions.order({"op": "cancel", "job": job})
+            self.control.order({"op": "cancel", "job": job})
         except ConnectionError:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
@@ -237,14 +239,14 @@ class Session:
         if self.operation in LOADING:
             patience *= LOADING_TIMES
         try:
-            status = self.questions.ask({"op": "status"}, patience)
+            status = self.control.ask({"op": "status"}, patience)
         except TimeoutError:
             name = f"Rank 0 (process {self.pids[0]})" if self.pids else "Rank 0"
             silence = f"{name} has not answered for {patience:g} s: it is stopped, or stuck."
             self.end(Explanation(silence, details=self.process.log_tail(0)))
             return
         except ConnectionError:
-            if not self.process.exited.wait(LAST_WORDS_SECONDS):
+            if not self.process.exited.wait(REPORT_SECONDS):
                 self.end(Explanation("Rank 0 has closed its control channel."))
             return
         self.pids = status["pids"]

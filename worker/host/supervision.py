@@ -14,9 +14,9 @@ from typing import Any
 from ..errors import Explanation, RequestRefused, WorkerGroupError
 from ..launch.torchrun import ranks_a_machine
 from ..settings import Settings, SettingsError
-from .known_state import Held
+from .known_state import KnownState
 from .restarts import Restarts
-from .session import POLL_SECONDS, STOPPED, Check, Session
+from .session import POLL_SECONDS, WAS_STOPPED, Check, Session
 
 WATCH_SECONDS = 1.0
 STATUS_SECONDS = 2.0
@@ -36,7 +36,7 @@ class Supervisor:
         folder: Path,
         settings: Settings,
         changed: threading.Event,
-        revive: Callable[[Held, Check], None],
+        revive: Callable[[KnownState, Check], None],
     ) -> None:
         self.device = device
         self.folder = folder
@@ -82,10 +82,10 @@ class Supervisor:
             raise RequestRefused(str(error)) from error
         session = self.session
         if session and not session.is_over:
-            with contextlib.suppress(WorkerGroupError):  # if it dies of what was given up, it is buried as any other
+            with contextlib.suppress(WorkerGroupError):  # a death of what was given up is recorded below
                 session.settle(check)
         if session and session.is_over:
-            self._bury(session)
+            self._record_death(session)
         elif session and session.ranks != ranks:
             self.session = None
             session.close()
@@ -142,21 +142,21 @@ class Supervisor:
         """State, how often the group died lately, and what its ranks tell; answered while a job runs."""
         own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death}
         session = self.session
-        own["note"] = session.held.note if session else ""
+        own["note"] = session.known.note if session else ""
         if session is None:
             return own
         try:
-            session.told = session.questions.ask({"op": "status"}, STATUS_SECONDS)
-            return {**own, **session.told}
+            session.last_status = session.control.ask({"op": "status"}, STATUS_SECONDS)
+            return {**own, **session.last_status}
         except ConnectionError:  # it has died
             return {**own, "state": "restarting" if session.is_over else "busy"}
         except TimeoutError:
-            last = {} if session.is_over else session.told
+            last = {} if session.is_over else session.last_status
             return {**last, **own, "state": "restarting" if session.is_over else "busy"}
 
     def what_now(self, session: Session) -> str:
         """For the person whose prompt failed with the session."""
-        if session.verdict == STOPPED:
+        if session.end_reason == WAS_STOPPED:
             return "Queue the prompt again to start it."
         if self.restarts.count() >= self.restarts.most:
             return "It has died too often to be started again by itself: mend the cause, then restart the group."
@@ -166,13 +166,13 @@ class Supervisor:
         session, self.session = self.session, None
         self._enter("stopped")
         if session:
-            session.end(STOPPED)
+            session.end(WAS_STOPPED)
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
         self.changed.set()
 
-    def _bury(self, session: Session) -> None:
+    def _record_death(self, session: Session) -> None:
         """Lets go of a session that has died, and counts it."""
         self.session = None
         self.last_death = str(session.end())
@@ -221,7 +221,7 @@ class Supervisor:
             session.check_life()
         self.changed.set()
         # A copy: the request that the ranks died of may take back the model once it fails.
-        stops, held = self.stops, copy.copy(session.held)
+        stops, known = self.stops, copy.copy(session.known)
 
         def check() -> None:
             if self.stops != stops:
@@ -231,6 +231,6 @@ class Supervisor:
             with self.turn(check):
                 if self.session is session:  # else it was stopped, or a prompt was quicker
                     self.ensure(session.ranks, check)
-                    self.revive(held, check)
+                    self.revive(known, check)
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)

@@ -22,7 +22,7 @@ from ..errors import Explanation
 from .imports import collector_at_rest
 from .interface import keep_to
 from .lifetime import die_with_parent
-from .rendezvous import Meeting, MeetingError
+from .rendezvous import Rendezvous, RendezvousError
 from .report import Report
 from .torchrun import DEVICE, Machines
 
@@ -33,7 +33,7 @@ LOOPBACK = "127.0.0.1"
 TRACEBACK_LINES = 12
 # In the words of gloo, NCCL and the store where another rank has gone.
 LOST_PEER = ("onnection", "Broken pipe", "Socket Timeout", "remote process exited", "Timed out waiting")
-FIRST_WORD_SECONDS = 2.0  # that this machine has to find its own failure, where another one failed for the lack of it
+ROOT_CAUSE_SECONDS = 2.0  # that this machine has to find its own failure, where another one failed for the lack of it
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     report = Report(options.folder)
     try:
         place, listener = open_group(options, report)
-    except MeetingError as error:
+    except RendezvousError as error:
         report.write(Explanation(str(error)))
         raise SystemExit(str(error)) from error
     run_torchrun(options, place, listener, report)
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
 def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], socket.socket | None]:
     """torchrun's arguments on how this machine takes part, and the socket of the store where that is the first.
 
-    On the first of several machines, waits for the others. Raises MeetingError.
+    On the first of several machines, waits for the others. Raises RendezvousError.
     """
     if options.store:
         keep_to(options.address)
@@ -73,22 +73,22 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
         keep_to(LOOPBACK)
         listener = socket.create_server((LOOPBACK, 0))
         return rendezvous(endpoint_of(listener), 0, 1), listener
-    meeting = Meeting(Machines.parse(options.machines.split(",")))
-    keep_to(meeting.address)
-    listener = socket.create_server((meeting.address, 0))
+    others = Rendezvous(Machines.parse(options.machines.split(",")))
+    keep_to(others.address)
+    listener = socket.create_server((others.address, 0))
     start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": endpoint_of(listener)}
-    meeting.gather(start, options.silence)
+    others.gather(start, options.silence)
 
     def lost(reason: str, of_another: bool) -> None:
         if of_another:
-            time.sleep(FIRST_WORD_SECONDS)
+            time.sleep(ROOT_CAUSE_SECONDS)
         try:
             report.write(Explanation.parse(reason))
         finally:
             os._exit(1)  # the kernel ends the ranks with this process
 
-    meeting.watch(lost)
-    return rendezvous(endpoint_of(listener), 0, len(meeting.machines)), listener
+    others.watch(lost)
+    return rendezvous(endpoint_of(listener), 0, len(others.machines)), listener
 
 
 def endpoint_of(listener: socket.socket) -> str:
@@ -115,7 +115,7 @@ def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket
     except ChildFailedError as error:
         rank, reason, lost_peer = root_cause(error.failures)
         if lost_peer and options.machines:
-            time.sleep(FIRST_WORD_SECONDS)  # another machine may have the cause, and then ends this process
+            time.sleep(ROOT_CAUSE_SECONDS)  # another machine may have the cause, and then ends this process
         report.write(reason, rank, lost_peer)
         raise
     finally:

@@ -1,4 +1,4 @@
-"""A connection between two machines: JSON objects, one a line, with a sign of life each second in between."""
+"""A connection between two machines: JSON objects, one a line, with a heartbeat each second in between."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HELLO_SECONDS = 5.0
 Message = dict[str, Any]
 
 
-class LineLost(ConnectionError):
+class PeerLost(ConnectionError):
     """The other machine has closed the connection, or gives no sign of life, or speaks something else."""
 
 
-class Line:
-    """One end. Sends a sign of life each second from `keep` on, and is lost without one for as long as that says."""
+class PeerConnection:
+    """One end. Sends a heartbeat each second from `keep` on, and is lost without one for as long as that says."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(HELLO_SECONDS)
@@ -32,35 +32,35 @@ class Line:
         self.sending = threading.Lock()
 
     def keep(self, silence: float) -> None:
-        """Begins with the signs of life. silence: seconds without one after which the other side is lost."""
+        """Starts the heartbeat. silence: seconds without one after which the other side is lost."""
         self.silence = silence
         self.connection.settimeout(silence)
-        threading.Thread(target=self._beat, name="line-beat", daemon=True).start()
+        threading.Thread(target=self._beat, name="peer-heartbeat", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Raises LineLost."""
+        """Raises PeerLost."""
         try:
             with self.sending:
                 self.connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise LineLost(f"has closed the connection ({error})") from error
+            raise PeerLost(f"has closed the connection ({error})") from error
 
     def receive(self) -> Message:
-        """The next message that is no sign of life. Raises LineLost."""
+        """The next message that is no sign of life. Raises PeerLost."""
         while True:
             try:
                 text = self.reader.readline(MAX_LINE)
                 message = json.loads(text) if text.endswith(b"\n") else None
             except TimeoutError as error:
-                raise LineLost(f"has given no sign of life for {self.silence:g} s") from error
+                raise PeerLost(f"has given no sign of life for {self.silence:g} s") from error
             except OSError as error:
-                raise LineLost(f"has closed the connection ({error})") from error
+                raise PeerLost(f"has closed the connection ({error})") from error
             except ValueError as error:
-                raise LineLost("says something that is no message of this pack") from error
+                raise PeerLost("says something that is no message of this pack") from error
             if not text:
-                raise LineLost("has closed the connection")
+                raise PeerLost("has closed the connection")
             if not isinstance(message, dict):
-                raise LineLost("says something that is no message of this pack")
+                raise PeerLost("says something that is no message of this pack")
             if message:
                 return message
 
@@ -72,6 +72,6 @@ class Line:
         self.connection.close()
 
     def _beat(self) -> None:
-        with contextlib.suppress(LineLost):
+        with contextlib.suppress(PeerLost):
             while not self.closed.wait(BEAT_SECONDS):
                 self.send({})

@@ -12,33 +12,33 @@ import threading
 import time
 from collections.abc import Callable
 
-from .peer import HELLO_SECONDS, Line, LineLost, Message
+from .peer import HELLO_SECONDS, Message, PeerConnection, PeerLost
 from .torchrun import Machines
 
 VERSION = 1
 JOIN_SECONDS = 60
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The machines do not come together."""
 
 
-class Meeting:
-    """The first machine's side: a line to each of the others.
+class Rendezvous:
+    """The first machine's side: a connection to each of the others.
 
     Only the addresses in the setting are listened to, and each once.
     """
 
     def __init__(self, machines: Machines) -> None:
-        """Raises MeetingError if this machine cannot be met at its address."""
+        """Raises RendezvousError if this machine cannot be met at its address."""
         self.machines = machines
-        self.lines: dict[int, tuple[str, Line]] = {}  # by the machine's place among all: its name, and the line
+        self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by place: its name too
         try:
             self.places = {socket.gethostbyname(name): place for place, name in enumerate(machines.others, 1)}
             self.address = socket.gethostbyname(machines.address)
             self.listener = socket.create_server((self.address, machines.port))
         except OSError as error:
-            raise MeetingError(
+            raise RendezvousError(
                 f"The other machines cannot meet this one at {machines.address}:{machines.port} ({error}); the setting "
                 "machines takes addresses of machines, this one's first, and a port that nothing else uses."
             ) from error
@@ -46,20 +46,20 @@ class Meeting:
     def gather(self, start: Message, silence: float, seconds: float = JOIN_SECONDS) -> None:
         """Waits until every machine is there, and tells each what to start.
 
-        start: what all are told. Raises MeetingError, which names those that are missing.
+        start: what all are told. Raises RendezvousError, which names those that are missing.
         """
         deadline = time.monotonic() + seconds
-        while len(self.lines) < len(self.machines.others):
+        while len(self.peers) < len(self.machines.others):
             self.listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, (address, _) = self.listener.accept()
             except TimeoutError:
-                raise MeetingError(self._missing(seconds)) from None
+                raise RendezvousError(self._missing(seconds)) from None
             place = self.places.get(address)
-            if place is None or place in self.lines:
+            if place is None or place in self.peers:
                 connection.close()
                 continue
-            self._admit(place, Line(connection), start, silence)
+            self._admit(place, PeerConnection(connection), start, silence)
         self.listener.close()
 
     def watch(self, lost: Callable[[str, bool], None]) -> None:
@@ -67,54 +67,54 @@ class Meeting:
 
         It is given why, in words, and whether that machine says that another one's loss was the cause.
         """
-        for name, line in self.lines.values():
-            threading.Thread(target=self._watch, args=(name, line, lost), name=f"watch-{name}", daemon=True).start()
+        for name, peer in self.peers.values():
+            threading.Thread(target=self._watch, args=(name, peer, lost), name=f"watch-{name}", daemon=True).start()
 
-    def _admit(self, place: int, line: Line, start: Message, silence: float) -> None:
+    def _admit(self, place: int, peer: PeerConnection, start: Message, silence: float) -> None:
         try:
-            hello = line.receive()
+            hello = peer.receive()
             if hello.get("version") != VERSION:
-                line.send({"refused": f"this machine speaks version {hello.get('version')}, that one {VERSION}"})
-                raise LineLost("speaks another version")
-            line.send({**start, "machine": place, "machines": len(self.machines), "silence": silence})
-        except LineLost as error:
+                peer.send({"refused": f"this machine speaks version {hello.get('version')}, that one {VERSION}"})
+                raise PeerLost("speaks another version")
+            peer.send({**start, "machine": place, "machines": len(self.machines), "silence": silence})
+        except PeerLost as error:
             print(f"{self.machines.others[place - 1]} came, but {error}", flush=True)
-            line.close()
+            peer.close()
             return
-        line.keep(silence)
+        peer.keep(silence)
         name = f"{self.machines.others[place - 1]} ({hello.get('host')})"
-        self.lines[place] = (name, line)
+        self.peers[place] = (name, peer)
         print(f"{name} has joined", flush=True)
 
     def _missing(self, seconds: float) -> str:
-        names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.lines]
+        names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.peers]
         return (
             f"{' and '.join(names)} did not join within {seconds:g} s; run there, in the pack's folder: "
             f"python -m worker.join {self.machines.address}:{self.machines.port}"
         )
 
-    def _watch(self, name: str, line: Line, lost: Callable[[str, bool], None]) -> None:
+    def _watch(self, name: str, peer: PeerConnection, lost: Callable[[str, bool], None]) -> None:
         try:
-            message = line.receive()
-        except LineLost as error:
+            message = peer.receive()
+        except PeerLost as error:
             lost(f"The machine {name} {error}.", False)
             return
         if "failed" in message:
             lost(f"On the machine {name}: {message['failed']}", bool(message.get("of_another")))
 
 
-def ask(address: str, port: int) -> tuple[Line, Message]:
+def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
     """Another machine's side: asks the first what to start.
 
-    Raises OSError while no group is being started there, and MeetingError if the first one refuses.
+    Raises OSError while no group is being started there, and RendezvousError if the first one refuses.
     """
-    line = Line(socket.create_connection((address, port), HELLO_SECONDS))
+    peer = PeerConnection(socket.create_connection((address, port), HELLO_SECONDS))
     try:
-        line.send({"version": VERSION, "host": socket.gethostname()})
-        start = line.receive()
+        peer.send({"version": VERSION, "host": socket.gethostname()})
+        start = peer.receive()
         if "refused" in start:
-            raise MeetingError(f"{address} refuses: {start['refused']}; use the same version of the pack on both.")
+            raise RendezvousError(f"{address} refuses: {start['refused']}; use the same version of the pack on both.")
     except BaseException:  # Ctrl-C, too
-        line.close()
+        peer.close()
         raise
-    return line, start
+    return peer, start

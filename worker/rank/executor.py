@@ -15,7 +15,7 @@ from parallel_backend.groups.timeline import Timeline
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, MEMORY, Outcome
-from .channels.heartbeat import Pulse
+from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
 from .operations import Operation, Operations
@@ -32,7 +32,7 @@ class Executor:
         device: torch.device,
         control_group: dist.ProcessGroup,
         groups: JobGroups,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         timeline: Timeline,
         emit: Emit,
     ) -> None:
@@ -42,7 +42,7 @@ class Executor:
         """
         self.control_group = control_group
         self.groups = groups
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.timeline = timeline
         self.state = RankState(device)
         self.operations = Operations(self.state, timeline, emit).by_name()
@@ -58,7 +58,7 @@ class Executor:
 
         Raises what the group cannot survive.
         """
-        job = self.job = Job(header, tensors, self.state, self.control_group, self.groups, self.pulse)
+        job = self.job = Job(header, tensors, self.state, self.control_group, self.groups, self.heartbeat)
         self.groups.job = job.id
         started = time.perf_counter()
         with self.timeline.request(job.operation):
@@ -69,7 +69,7 @@ class Executor:
         else:
             self.undo(job, outcome)
         self.job = None
-        self.pulse.ended = job.id
+        self.heartbeat.ended = job.id
         if outcome.kind != DONE:
             return outcome.reply(), None
         return {**outcome.reply(), **self.timing(header)}, results
@@ -109,10 +109,10 @@ class Executor:
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
-            **self.pulse.status(),
+            **self.heartbeat.status(),
             **self.state.loaded,
         }
 
     def cancel(self, job: int) -> None:
         """Ends that job at its next step or tensor, if it still runs then; called from another thread, on rank 0."""
-        self.pulse.cancel(job)
+        self.heartbeat.cancel(job)

@@ -18,7 +18,7 @@ from ..launch.torchrun import machine_prefix
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
-from .channels.heartbeat import SETTLE_SECONDS, Pulse
+from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
 from .job_groups import GroupsError, JobGroups
 from .memory.room import Room, asked
 from .memory.shortage import Shortage, latents_of, plan_of
@@ -41,7 +41,7 @@ class Job:
         state: RankState,
         control_group: dist.ProcessGroup,
         groups: JobGroups,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
     ) -> None:
         """control_group: over which nothing goes but what holds the ranks together. groups: for all else."""
         self.header = header
@@ -51,13 +51,13 @@ class Job:
         self.state = state
         self.control_group = control_group
         self.groups = groups
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self.id = header["id"] if type(header.get("id")) is int else 0
 
     @property
     def is_cancelled(self) -> bool:
         """Whether ComfyUI has given the job up; not at the same moment on all ranks."""
-        return self.pulse.cancelled == self.id
+        return self.heartbeat.cancelled == self.id
 
     def check(self) -> None:
         """Raises Cancelled once that is so."""
@@ -107,12 +107,12 @@ class Job:
             raise error
         lack = lack_of_memory(error)
         if lack is None:
-            if not self.pulse.is_broken(self.id):
+            if not self.heartbeat.is_broken(self.id):
                 raise error
             self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
             return Outcome(BROKEN)
         full = Room.now(self.state.device)
-        self.pulse.break_off(self.id)
+        self.heartbeat.break_off(self.id)
         self._cut()
         logging.error("out of memory", exc_info=error)
         for reason in reasons(error):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser, Stopped
+from parallel_backend.sampling.denoiser import Denoiser, LoopStopped
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae import ParallelVAE
 from parallel_backend.weights.adapters import Addition
@@ -111,7 +111,7 @@ class Operations:
                 watch=watch,
                 to_first=True,
             )
-        except Stopped as stopped:
+        except LoopStopped as stopped:
             watch.close()
             raise Cancelled from stopped
         watch.close()

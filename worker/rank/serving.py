@@ -24,11 +24,11 @@ from ..wire.endpoint import connect
 from ..wire.protocol import Header, decode, send_frame
 from ..wire.tensors import Tensors, UnsendableError
 from .channels.control_server import ControlServer
-from .channels.heartbeat import Pulse, agent_store
+from .channels.heartbeat import Heartbeat, agent_store
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
-from .memory.room import held
+from .memory.room import memory_use
 
 
 def serve(job: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
@@ -58,11 +58,11 @@ def run() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
-    pulse = Pulse(agent_store, rank, world, functools.partial(held, device), groups.cut, log.rotate)
+    heartbeat = Heartbeat(agent_store, rank, world, functools.partial(memory_use, device), groups.cut, log.rotate)
     relay = FrameRelay()
-    pulse.start()  # by now every rank has made its own
+    heartbeat.start()  # by now every rank has made its own
     job = connect("job") if rank == 0 else None
-    executor = Executor(device, relay.group, groups, pulse, timeline, functools.partial(send_frame, job))
+    executor = Executor(device, relay.group, groups, heartbeat, timeline, functools.partial(send_frame, job))
     if job:
         ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
     serve(job, executor, relay)

@@ -42,7 +42,7 @@ class JobWatch(Watch):
         self.cancelled = cancelled
         self.emit = emit
         self.asked, self.answer = -1, True
-        self.told: list[dist.Work] = []
+        self.pending: list[dist.Work] = []
         self.last_step = self.last_preview = time.perf_counter()
         self.communicated = timeline.communicated()
 
@@ -58,11 +58,11 @@ class JobWatch(Watch):
             self.answer = bool(answer)
             return self.answer
         self.answer = not self.cancelled()
-        for work in self.told:
+        for work in self.pending:
             work.wait()
-        self.verdict = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it has been sent
+        self.go = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it has been sent
         others = range(1, dist.get_world_size())
-        self.told = [dist.isend(self.verdict, rank, group=self.group) for rank in others]
+        self.pending = [dist.isend(self.go, rank, group=self.group) for rank in others]
         return self.answer
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
@@ -85,5 +85,5 @@ class JobWatch(Watch):
 
     def close(self) -> None:
         """Waits until the others have heard of every step; not after an error, which may keep them from hearing it."""
-        for work in self.told:
+        for work in self.pending:
             work.wait()

@@ -1,4 +1,4 @@
-"""A rank's sign of life, and the word that reaches every rank while their main threads are busy.
+"""A rank's heartbeat, and the word that reaches every rank while their main threads are busy.
 
 Both go through the store of torchrun's agent, from a thread of their own.
 """
@@ -33,7 +33,7 @@ def agent_store() -> dist.TCPStore:
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=PATIENCE)
 
 
-class Pulse(threading.Thread):
+class Heartbeat(threading.Thread):
     """Tells of this rank's life and memory four times a second, and learns which job is given up or broken off.
 
     Jobs are request ids, which count up; 0 is none. To be made on every rank before any of them is started. Ends when
@@ -49,17 +49,17 @@ class Pulse(threading.Thread):
         on_broken: Callable[[int], None],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """measure: this rank's memory, see `memory.held`. on_broken: called with each job broken off.
+        """measure: this rank's memory, see `memory.room.memory_use`. on_broken: called with each job broken off.
 
         on_beat: called at each beat; raises nothing.
         """
-        super().__init__(name="pulse", daemon=True)
+        super().__init__(name="heartbeat", daemon=True)
         self.connect = connect
         self.rank = rank
         self.measure = measure
         self.on_broken = on_broken
         self.on_beat = on_beat
-        self.cancelled = self.broken = self.told = 0
+        self.cancelled = self.broken = self.announced = 0
         self.broken_at = 0.0
         self.ended = 0  # the last job that has ended on this rank
         self.count = 0
@@ -126,8 +126,8 @@ class Pulse(threading.Thread):
     def _watch_broken(self) -> None:
         """Has a broken job cut off; ends this process, and with it the group, where even that does not end the job."""
         since = time.monotonic() - self.broken_at
-        if self.broken != self.told and since > SETTLE_SECONDS:
-            self.told = self.broken
+        if self.broken != self.announced and since > SETTLE_SECONDS:
+            self.announced = self.broken
             self.on_broken(self.broken)
         if self.ended < self.broken and since > STUCK_SECONDS:
             logging.error("job %d was broken off and does not end", self.broken)

@@ -61,7 +61,7 @@ def kibibytes(path: str) -> dict[str, int]:
     return {parts[0].rstrip(":"): int(parts[1]) << 10 for parts in fields if len(parts) == 3 and parts[2] == "kB"}
 
 
-def held(device: torch.device) -> dict[str, int]:
+def memory_use(device: torch.device) -> dict[str, int]:
     """What this process holds, in bytes: resident in RAM (0 where the system doesn't tell), and of the accelerator.
 
     total: what there is where it computes, on the accelerator or in RAM.
