@@ -11,15 +11,16 @@ from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_me
 from parallel_backend.plan import ParallelPlan
 from worker.rank.memory.room import Room, asked
 from worker.rank.memory.shortage import Shortage
+from worker.wire.operations import FORWARD, LOAD, VAE, Operation
 
 GB = 10**9
 ANY = {"heads": 24, "blocks": 57, "tensor_parallel": True, "pipefusion": True}
 NO_TENSOR_PARALLEL = {**ANY, "tensor_parallel": False}
 
 
-def shortage(operation: str = "forward", weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
+def shortage(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
     """Of a rank with `room` GB in all, of which it has nothing but the weights when the request comes; in GB."""
-    held = 0 if operation == "load" else weights
+    held = 0 if operation is LOAD else weights
     empty = Room(room * GB, held * GB, (room - held) * GB)
     full = Room(room * GB, room * GB - GB, GB)
     missing = needed - (room - held - 1)
@@ -36,12 +37,12 @@ def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
 
 @pytest.mark.parametrize(("limits", "plan"), [(ANY, "tp=2"), (NO_TENSOR_PARALLEL, "pipefusion=2 with patches=1")])
 def test_weights_that_do_not_fit_are_shared_where_the_model_can_be(limits: dict, plan: str) -> None:
-    text = shortage("load", weights=30, plan=ParallelPlan(ulysses=2), limits=limits)
+    text = shortage(LOAD, weights=30, plan=ParallelPlan(ulysses=2), limits=limits)
     assert f"The plan {plan} should fit" in text or "The plan pipefusion=2 with patches=1 should fit" in text
 
 
 def test_weights_that_no_plan_of_these_ranks_can_hold_call_for_more_ranks() -> None:
-    text = shortage("load", weights=60, plan=ParallelPlan(ulysses=2), limits=NO_TENSOR_PARALLEL)
+    text = shortage(LOAD, weights=60, plan=ParallelPlan(ulysses=2), limits=NO_TENSOR_PARALLEL)
     assert "The plan pipefusion=4 with patches=1 on 4 ranks, each with a device of its own, should fit" in text
 
 
@@ -53,11 +54,11 @@ def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for(
 
 def test_memory_of_other_processes_is_pointed_to() -> None:
     empty, full = Room(24 * GB, 4 * GB, 8 * GB), Room(24 * GB, 11 * GB, 1 * GB)
-    assert "12.0 GB of this memory is in use by other processes" in str(Shortage(0, "vae", GB, full, empty))
+    assert "12.0 GB of this memory is in use by other processes" in str(Shortage(0, VAE, GB, full, empty))
 
 
 def test_where_nothing_would_fit_no_plan_is_named() -> None:
-    text = shortage("load", weights=5000, plan=ParallelPlan(ulysses=2), limits=ANY)
+    text = shortage(LOAD, weights=5000, plan=ParallelPlan(ulysses=2), limits=ANY)
     assert "The plan" not in text
     assert "smaller" in text
 

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
+from ..wire.operations import ADAPT, FORWARD, LOAD, OPERATIONS, PARK, SAMPLE, TRACE, UNLOAD, VAE
 from ..wire.protocol import Header
 from ..wire.sampler_call import SamplerCall
 from ..wire.tensors import Tensors, UnsendableError
@@ -85,7 +86,7 @@ class WorkerGroup:
                 return
             known.model, known.conditions = None, SentConditions()
             self.loads += 1
-            self._request({"op": "load", "source": source, "plan": plan}, {}, check)
+            self._request(LOAD.header(source=source, plan=plan), {}, check)
             known.model, known.additions = (source, plan), None
 
     def adapt(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
@@ -101,11 +102,7 @@ class WorkerGroup:
                 return
             additions, tensors = build()
             known.additions = ""
-            try:
-                self._request({"op": "adapt", "additions": additions}, tensors, check)
-            except BaseException:  # given up, the group drops its model as it does when it refuses
-                known.model = None
-                raise
+            self._request(ADAPT.header(additions=additions), tensors, check)
             known.additions = key
 
     def forward(
@@ -117,7 +114,7 @@ class WorkerGroup:
         """
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(conditions)
-            header = {"op": "forward", "conditions": keys, "drop": dropped}
+            header = FORWARD.header(conditions=keys, drop=dropped)
             tensors = {"latents": latents, "timestep": timestep_B, **new}
             return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
 
@@ -134,13 +131,13 @@ class WorkerGroup:
             named = {("conditions", name): tensor for name, tensor in conditions.items()}
             named |= {("negative", name): tensor for name, tensor in negative.items()}
             keys, new, dropped = self._known.conditions.exchange(named)
-            header = {"op": "sample", "call": call.to_json(), "drop": dropped, "conditions": {}, "negative": {}}
+            header = SAMPLE.header(call=call.to_json(), drop=dropped, conditions={}, negative={})
             for (kind, name), key in keys.items():
                 header[kind][name] = key
             size = tuple(tensors["noise"].shape)
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
-                self.runs.step("sample", event["seconds"], event["communication"], event["steps"])
+                self.runs.step(SAMPLE.name, event["seconds"], event["communication"], event["steps"])
                 on_step(event, denoised)
 
             return self._request(header, {**tensors, **new}, check, noted, size)["latents"]
@@ -155,7 +152,7 @@ class WorkerGroup:
         with self.turn(check):
             session = self.session
             self.supervisor.ensure(session.ranks if session else ranks, check)
-            header = {"op": "vae", "direction": direction, "path": path, "dtype": dtype}
+            header = VAE.header(direction=direction, path=path, dtype=dtype)
             return self._request(header, {"input": tensor}, check)["result"]
 
     def park(self, unload: bool = False, patience: float = 0.0) -> bool:
@@ -185,7 +182,7 @@ class WorkerGroup:
         with self.supervisor.turn_within(0.0) as has_come:
             if not has_come:
                 raise RequestRefused("The worker group is busy with a job; ask for the trace again when it has ended.")
-            return self._request({"op": "trace"}, {}, lambda: None)["trace"].numpy().tobytes()
+            return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def status(self) -> dict[str, Any]:
         """State, process ids, what is loaded, and how often the group died lately; answered while a job runs.
@@ -230,12 +227,12 @@ class WorkerGroup:
             return False
         if not unload and self.device != "cpu":
             try:
-                self._request({"op": "park"}, {}, lambda: None)
+                self._request(PARK.header(), {}, lambda: None)
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
         session.known = KnownState()
-        self._request({"op": "unload"}, {}, lambda: None)
+        self._request(UNLOAD.header(), {}, lambda: None)
         return True
 
     def _request(
@@ -245,20 +242,24 @@ class WorkerGroup:
         session = self.session
         if session is None:
             raise WorkerGroupError("The worker group does not run.", "Queue a prompt to start it.")
-        kind = (header["op"], self.loads, size) if size else None
+        operation, known, done = OPERATIONS[header["op"]], session.known, False
+        kind = (operation.name, self.loads, size) if size else None
         self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step, kind)
+            done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation
             raise WorkerGroupError(died.cause, self.supervisor.what_now(session), died.details) from error
         except UnsendableError as error:
             raise RequestRefused(str(error)) from error
         finally:
+            if operation.drops_model and not done:  # refused, and when it is given up, too
+                known.model = None
             self.changed.set()
-        if "error" not in reply:
-            if header["op"] == "forward":
-                self.runs.step("forward", reply["seconds"], reply["communication"])
+        if done:
+            if operation.is_step:
+                self.runs.step(operation.name, reply["seconds"], reply["communication"])
             return results
         refusal = OutOfMemory if reply.get("kind") == "memory" else RequestRefused
         raise refusal.parse(reply["error"])

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..wire.operations import SAMPLE
+
 KEPT = 10  # runs
 STEPS = 500  # of a run, the last ones
 
@@ -27,7 +29,7 @@ class Run:
     node: str | None
     model: str
     plan: str
-    operation: str = "sample"
+    operation: str = SAMPLE.name
     total: int | None = None
     made: int = 0
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))

@@ -20,6 +20,7 @@ from ..launch.process import WorkerProcess
 from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
+from ..wire.operations import OPERATIONS
 from ..wire.protocol import Header, ProtocolError, decode, receive_frame, send_frame
 from ..wire.tensors import Tensors, UnsendableError
 from .control_client import ControlClient
@@ -34,7 +35,6 @@ MACHINE_SECONDS = 3.0
 LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
 WAS_STOPPED = Explanation("It was stopped.")
 FIX_AND_RETRY = "When its cause is mended, queue the prompt again."
-LOADING = ("load", "adapt", "vae", "park", "unload")
 
 Check = Callable[[], None]
 OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the estimate of the clean latents if it has one
@@ -235,9 +235,7 @@ class Session:
 
     def check_life(self) -> None:
         """Ends the session if a rank has given no sign of life for too long."""
-        patience = self.settings.silence_seconds
-        if self.operation in LOADING:
-            patience *= LOADING_TIMES
+        patience = bearable_silence(self.operation, self.settings.silence_seconds)
         try:
             status = self.control.ask({"op": "status"}, patience)
         except TimeoutError:
@@ -262,6 +260,12 @@ class Session:
             names = ", ".join(map(str, silent))
             silence = f"Ranks {names} have given no sign of life for {patience:g} s: their machine or torchrun is gone."
             self.end(Explanation(silence))
+
+
+def bearable_silence(operation: str | None, seconds: float) -> float:
+    """For how long a rank may give no sign of life while this runs. seconds: while it is not busy with weights."""
+    running = OPERATIONS.get(operation or "")
+    return seconds * LOADING_TIMES if running and running.moves_weights else seconds
 
 
 def is_alive(pid: int) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel_backend.errors import RequestError
 from parallel_backend.groups.timeline import Timeline
 
 from ..wire.protocol import Header
@@ -18,7 +17,7 @@ from .agreement import DONE, MEMORY, Outcome
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
-from .operations import Operation, Operations
+from .operations import Handler, Operations
 from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
@@ -45,10 +44,10 @@ class Executor:
         self.heartbeat = heartbeat
         self.timeline = timeline
         self.state = RankState(device)
-        self.operations = Operations(self.state, timeline, emit).by_name()
+        self.handlers = Operations(self.state, timeline, emit).by_name()
         self.job: Job | None = None  # the one that runs
-        self.counts = dict.fromkeys(self.operations, 0)
-        self.seconds = dict.fromkeys(self.operations, 0.0)
+        self.counts = dict.fromkeys(self.handlers, 0)
+        self.seconds = dict.fromkeys(self.handlers, 0.0)
         pids = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
         dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
         self.pids = [int(pid) for pid in pids]
@@ -61,25 +60,24 @@ class Executor:
         job = self.job = Job(header, tensors, self.state, self.control_group, self.groups, self.heartbeat)
         self.groups.job = job.id
         started = time.perf_counter()
-        with self.timeline.request(job.operation):
-            results, outcome = job.attempt(lambda: self.operation(header, tensors)(job, tensors))
+        name = job.operation.name
+        with self.timeline.request(name):
+            results, outcome = job.attempt(lambda: self.handler(header, tensors)(job, tensors))
         if outcome.kind == DONE:
-            self.counts[job.operation] += 1
-            self.seconds[job.operation] += time.perf_counter() - started
+            self.counts[name] += 1
+            self.seconds[name] += time.perf_counter() - started
         else:
             self.undo(job, outcome)
         self.job = None
         self.heartbeat.ended = job.id
         if outcome.kind != DONE:
             return outcome.reply(), None
-        return {**outcome.reply(), **self.timing(header)}, results
+        return {**outcome.reply(), **self.timing(job)}, results
 
-    def operation(self, header: Header, tensors: Tensors) -> Operation:
-        """What was asked for. Raises RequestError for what cannot be."""
+    def handler(self, header: Header, tensors: Tensors) -> Handler:
+        """Of what was asked for. Raises RequestError for what cannot be."""
         check_request(header, tensors)
-        if header["op"] not in self.operations:
-            raise RequestError(f"The worker group knows no operation {header['op']!r}; restart ComfyUI.")
-        return self.operations[header["op"]]
+        return self.handlers[header["op"]]
 
     def undo(self, job: Job, outcome: Outcome) -> None:
         """Drops what a job that ended early may have left half done; after a lack of memory, all that there is."""
@@ -87,12 +85,12 @@ class Executor:
             self.state.drop_all()
             self.groups.cut(job.id)
             self.groups.close()
-        elif job.operation in ("load", "adapt"):
+        elif job.operation.drops_model:
             self.state.drop_model()
 
-    def timing(self, header: Header) -> Header:
-        """Of a forward, what events tell of the steps of a loop: its seconds, and those of its communication."""
-        if header["op"] != "forward":
+    def timing(self, job: Job) -> Header:
+        """Of a lone step, what events tell of the steps of a loop: its seconds, and those of its communication."""
+        if not job.operation.is_step:
             return {}
         lengths, waits = zip(*self.timeline.steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
@@ -102,7 +100,7 @@ class Executor:
         job = self.job
         return {
             "state": "busy" if job else "parked" if self.state.is_parked else "ready",
-            "operation": job and job.operation,
+            "operation": job and job.operation.name,
             "step": job and job.step,
             "device": self.state.device.type,
             "pids": self.pids,

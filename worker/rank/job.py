@@ -15,6 +15,7 @@ from parallel_backend.errors import RequestError, is_out_of_memory, lack_of_memo
 
 from ..errors import unforeseen
 from ..launch.torchrun import machine_prefix
+from ..wire.operations import operation_of
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
@@ -45,8 +46,8 @@ class Job:
     ) -> None:
         """control_group: over which nothing goes but what holds the ranks together. groups: for all else."""
         self.header = header
-        self.operation = str(header.get("op"))
-        self.latents = latents_of(tensors)  # their shape: by its end, the job has given them away
+        self.operation = operation_of(header)
+        self.latents = latents_of(self.operation, tensors)  # their shape: by its end, the job has given them away
         self.step: tuple[int, int] | None = None  # of how many, in a sampler call
         self.state = state
         self.control_group = control_group
@@ -94,7 +95,7 @@ class Job:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            logging.exception("%s failed", self.operation)
+            logging.exception("%s failed", self.operation.name)
             raise RequestError(str(unforeseen(error, dist.get_rank()))) from error
 
     def _judge(self, error: Exception) -> Outcome:
@@ -118,10 +119,17 @@ class Job:
         for reason in reasons(error):
             traceback.clear_frames(reason.__traceback__)  # they hold what the job had got so far
         gc.collect()
-        model = plan_of(self.header, self.latents, self.state.transformer)
-        empty = Room.now(self.state.device)
-        short = Shortage(dist.get_rank(), self.operation, asked(lack), full, empty, **model)
-        return Outcome(MEMORY, str(short))
+        return Outcome(MEMORY, self._report(lack, full))
+
+    def _report(self, lack: BaseException, full: Room) -> str:
+        """What there is to say of a lack of memory. full: the room when it came. Raises nothing: the group lives on."""
+        rank, device = dist.get_rank(), self.state.device
+        try:
+            model = plan_of(self.operation, self.header, self.latents, self.state.transformer)
+            return str(Shortage(rank, self.operation, asked(lack), full, Room.now(device), **model))
+        except Exception:
+            logging.exception("the lack of memory cannot be told in full")
+            return f"Rank {rank} ran out of memory while it was {self.operation.doing}."
 
     def _cut(self) -> None:
         """Ends the job's communication, once what was on its way has arrived."""

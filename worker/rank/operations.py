@@ -22,6 +22,7 @@ from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.vae_files import load_vae
 
+from ..wire.operations import ADAPT, FORWARD, LOAD, OPERATIONS, PARK, SAMPLE, TRACE, UNLOAD, VAE
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
@@ -33,11 +34,11 @@ from .state import RankState
 from .step_watch import Emit, JobWatch
 from .trace import gather_trace
 
-Operation = Callable[[Job, Tensors], Tensors | None]
+Handler = Callable[[Job, Tensors], Tensors | None]
 
 
 class Operations:
-    """Each takes the job and its tensors, which it may empty, and gives rank 0's results, if there are any."""
+    """Each handler takes the job and its tensors, which it may empty, and gives rank 0's results, if there are any."""
 
     def __init__(self, state: RankState, timeline: Timeline, emit: Emit) -> None:
         """emit: sends an event of the running job to ComfyUI; called on rank 0 alone."""
@@ -45,16 +46,24 @@ class Operations:
         self.timeline = timeline
         self.emit = emit
 
-    def by_name(self) -> Mapping[str, Operation]:
+    def by_name(self) -> Mapping[str, Handler]:
+        """The handlers. Raises RuntimeError where they are not those of the table of operations."""
+        handlers = self.handlers()
+        unmatched = sorted(handlers.keys() ^ OPERATIONS.keys())
+        if unmatched:
+            raise RuntimeError(f"Either a handler or an operation in wire/operations.py lacks: {', '.join(unmatched)}.")
+        return handlers
+
+    def handlers(self) -> dict[str, Handler]:
         return {
-            "load": self.load,
-            "adapt": self.adapt,
-            "forward": self.forward,
-            "sample": self.sample,
-            "vae": self.run_vae,
-            "park": self.park,
-            "unload": self.unload,
-            "trace": self.trace,
+            LOAD.name: self.load,
+            ADAPT.name: self.adapt,
+            FORWARD.name: self.forward,
+            SAMPLE.name: self.sample,
+            VAE.name: self.run_vae,
+            PARK.name: self.park,
+            UNLOAD.name: self.unload,
+            TRACE.name: self.trace,
         }
 
     def load(self, job: Job, _tensors: Tensors) -> None:

@@ -11,47 +11,48 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import ModelSource
 
+from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 
 Part = TypeVar("Part")
 
-FIELDS: Mapping[str, Mapping[str, type]] = {
-    "load": {"source": dict, "plan": dict},
-    "adapt": {"additions": list},
-    "forward": {"conditions": dict, "drop": list},
-    "sample": {"call": dict, "conditions": dict, "negative": dict, "drop": list},
-    "vae": {"path": str, "dtype": str, "direction": str},
-}
-TENSORS: Mapping[str, tuple[str, ...]] = {"forward": ("latents", "timestep"), "sample": ("noise",), "vae": ("input",)}
+DESCRIBED = {"source": ModelSource, "plan": ParallelPlan}  # by field, what of the engine's it has to make
 MAX_STEPS = 10_000
 
 
 def check_request(header: Header, tensors: Tensors) -> None:
-    """Raises RequestError for a request that lacks something, or has it in a wrong type."""
-    operation = header.get("op")
-    if not isinstance(operation, str):
-        raise RequestError(f"A request names its operation, and this one has {operation!r}; restart ComfyUI.")
-    check_fields(header, FIELDS.get(operation, {}), f"{operation!r}")
-    missing = [name for name in TENSORS.get(operation, ()) if name not in tensors]
+    """Raises RequestError for one of no operation, and for one that lacks something, or has it in a wrong type."""
+    name = header.get("op")
+    if not isinstance(name, str):
+        raise RequestError(f"A request names its operation, and this one has {name!r}; restart ComfyUI.")
+    if name not in OPERATIONS:
+        raise RequestError(f"The worker group knows no operation {name!r}; restart ComfyUI.")
+    operation = operation_of(header)
+    check_fields(header, operation.fields, repr(name))
+    missing = [tensor for tensor in operation.tensors if tensor not in tensors]
     if missing:
-        raise RequestError(f"{operation!r} comes with the tensors {', '.join(missing)}, which are not there.")
-    if operation == "load":
-        made(ModelSource, header["source"])
-        made(ParallelPlan, header["plan"])
-    elif operation == "adapt":
-        for each in header["additions"]:
-            made(Addition, each)
-    elif operation == "sample":
-        check_call(made(SamplerCall, header["call"]), tensors)
-    elif operation == "vae" and header["direction"] not in ("decode", "encode"):
-        raise RequestError(f"A VAE decodes or encodes; {header['direction']!r} is neither.")
+        raise RequestError(f"{name!r} comes with the tensors {', '.join(missing)}, which are not there.")
+    check_parts({field: header[field] for field in operation.fields}, tensors, repr(name))
+
+
+def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
+    """Raises RequestError for a field of the right type with what none can have. It means the same in all requests."""
+    for field, kind in DESCRIBED.items():
+        if field in given:
+            made(kind, given[field])
+    for each in given.get("additions", []):
+        made(Addition, each)
+    if "call" in given:
+        check_call(made(SamplerCall, given["call"]), tensors)
+    if given.get("direction", "decode") not in ("decode", "encode"):
+        raise RequestError(f"A VAE decodes or encodes; {given['direction']!r} is neither.")
     for kind in ("conditions", "negative"):
-        if not all(isinstance(key, str) for key in header.get(kind, {}).values()):
-            raise RequestError(f"The {kind} of {operation!r} are named by keys, which are text.")
-    if not all(isinstance(key, str) for key in header.get("drop", [])):
-        raise RequestError(f"What {operation!r} drops is named by keys, which are text.")
+        if not all(isinstance(key, str) for key in given.get(kind, {}).values()):
+            raise RequestError(f"The {kind} of {whose} are named by keys, which are text.")
+    if not all(isinstance(key, str) for key in given.get("drop", [])):
+        raise RequestError(f"What {whose} drops is named by keys, which are text.")
 
 
 def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]], whose: str) -> None:

@@ -21,16 +21,16 @@ ANSWER_SECONDS = 120
 
 
 class OneRank:
-    """A group of one rank on the CPU. folder: for its log."""
+    """A group of one rank on the CPU. folder: for its log. module: what its process runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str = "worker.rank.main") -> None:
         self.log = folder / "rank.log"
         endpoint = Endpoint()
         with socket.create_server(("127.0.0.1", 0)) as free, self.log.open("wb") as log:
             port = free.getsockname()[1]
             free.close()
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "worker.rank.main"],
+                [sys.executable, "-m", module],
                 cwd=REPOSITORY,
                 env={
                     **os.environ,

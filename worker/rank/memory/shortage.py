@@ -17,21 +17,11 @@ from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource, local_part
 
 from ...errors import Explanation
+from ...wire.operations import Operation
 from ...wire.protocol import Header
 from ...wire.tensors import Tensors
 from .room import Room
 
-DOING = {
-    "load": "loading a model",
-    "adapt": "adding to the weights",
-    "forward": "running the model",
-    "sample": "sampling",
-    "vae": "running the VAE",
-    "park": "parking the model",
-    "unload": "unloading the model",
-    "trace": "gathering the trace",
-}
-LATENTS = ("latents", "noise")  # by operation, the tensor of a request that has the shape of the latents
 MORE_RANKS = (1, 2, 4, 8)  # times those that there are
 SPLITS_WEIGHTS, SPLITS_TOKENS = ("pipefusion", "tp"), ("ring", "ulysses")
 MARGIN = 0.9  # of a room, that an estimate may fill
@@ -42,14 +32,14 @@ NOTABLE = 0.05
 class Shortage:
     """A request that a rank had not the memory for. Sizes are in bytes.
 
-    operation: a key of DOING. asked: by the allocation that failed, if that is known. full, empty: the rank's room when
-    it failed, and without what the request had got by then. weights: the model's on this rank; those that a load was to
-    bring are not there yet. tokens: of the request's latents, 0 if it has none. plan, and limits: the model's, see
+    asked: by the allocation that failed, if that is known. full, empty: the rank's room when it failed, and without
+    what the request had got by then. weights: the model's on this rank; those that a load was to bring are not there
+    yet. tokens: of the request's latents, 0 if it has none. plan, and limits: the model's, see
     `ParallelPlan.check_model`; None for a VAE.
     """
 
     rank: int
-    operation: str
+    operation: Operation
     asked: int | None
     full: Room
     empty: Room
@@ -59,10 +49,6 @@ class Shortage:
     limits: Mapping[str, int | bool] | None = None
 
     @property
-    def loads(self) -> bool:
-        return self.operation == "load"
-
-    @property
     def needed(self) -> int:
         """The least that the request needed: what it had got when it failed, and what it was refused."""
         return max(0, self.full.used - self.empty.used) + max(self.asked or 0, self.full.free)
@@ -70,7 +56,7 @@ class Shortage:
     def __str__(self) -> str:
         wanted = f"asked for {size(self.asked)} more" if self.asked else "asked for more"
         lines = [
-            f"Rank {self.rank} ran out of memory while it was {DOING[self.operation]}: it {wanted}, where it used "
+            f"Rank {self.rank} ran out of memory while it was {self.operation.doing}: it {wanted}, where it used "
             f"{size(self.full.used)} of {size(self.full.total)} and had {size(self.full.free)} left."
         ]
         if self.weights:
@@ -106,8 +92,9 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     if not short.plan:
         return None
     # What is left beside what is neither weights nor the request's.
-    room = MARGIN * (short.empty.free + (0 if short.loads else short.weights))
-    working = 0 if short.loads else short.needed
+    loads = short.operation.brings_model
+    room = MARGIN * (short.empty.free + (0 if loads else short.weights))
+    working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
         weights, tokens = (share(short.plan, plan, axes) for axes in (SPLITS_WEIGHTS, SPLITS_TOKENS))
@@ -156,18 +143,20 @@ def size(count: int) -> str:
     return f"{count / 1e3:.0f} kB"
 
 
-def latents_of(tensors: Tensors) -> torch.Size | None:
+def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
     """The shape of a request's latents, if it has any."""
-    return next((tensors[name].shape for name in LATENTS if name in tensors), None)
+    return tensors[operation.latents].shape if operation.latents in tensors else None
 
 
-def plan_of(header: Header, latents: torch.Size | None, transformer: ParallelTransformer | None) -> dict[str, object]:
+def plan_of(
+    operation: Operation, header: Header, latents: torch.Size | None, transformer: ParallelTransformer | None
+) -> dict[str, object]:
     """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
-    if header["op"] == "load":
+    if operation.brings_model:
         source, plan = ModelSource.from_json(header["source"]), ParallelPlan.from_json(header["plan"])
         weights = sum(map(os.path.getsize, source.files)) // (plan.pipefusion * plan.tp)
         return {"weights": weights, "plan": plan, "limits": spec_for(source.model_class).limits(source.config)}
-    if header["op"] == "vae" or transformer is None:
+    if operation.without_model or transformer is None:
         return {}
     spec, config = transformer.spec, transformer.model.config
     tokens = 0

@@ -1,0 +1,179 @@
+"""The table of operations: what is new in it is known to all that read it, on both sides of the wire."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from demo.host import REPOSITORY
+from parallel_backend.errors import RequestError
+from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.folder import transformer_source
+from tests.support.cases.families import FAMILIES
+from tests.support.group.one_rank import OneRank
+from tests.support.ranks.polishing_rank import POLISH
+from worker.host.client import WorkerGroup
+from worker.host.known_state import KnownState
+from worker.host.session import LOADING_TIMES, bearable_silence
+from worker.rank.agreement import MEMORY
+from worker.rank.channels.heartbeat import Heartbeat
+from worker.rank.job import Job
+from worker.rank.job_groups import JobGroups
+from worker.rank.operations import Operations
+from worker.rank.request_checks import check_request
+from worker.rank.state import RankState
+from worker.wire.operations import LOAD, OPERATIONS, PARK, VAE, Operation
+from worker.wire.protocol import Header
+
+CPU = torch.device("cpu")
+TOO_MUCH = 1 << 50
+CLOTH = {"cloth": torch.zeros(1, 4, 8, 8)}
+
+
+@pytest.fixture
+def polish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, an operation that nothing but the table knows."""
+    monkeypatch.setitem(OPERATIONS, POLISH.name, POLISH)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as a group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def job(header: Header) -> Job:
+    """A job of that group."""
+    store = dist.HashStore()
+    heartbeat = Heartbeat(lambda: store, 0, 1, dict, lambda _job: None)
+    return Job(header, {}, RankState(CPU), None, JobGroups(CPU, Timeline(CPU)), heartbeat)
+
+
+@pytest.mark.parametrize(
+    ("header", "doing"),
+    [
+        ({}, "reading a request"),
+        ({"op": ["load"]}, "reading a request"),
+        ({"op": "nonsense"}, "reading a request"),
+        ({"op": "load"}, "loading a model"),
+        ({"op": "load", "source": {"files": ["/x"]}, "plan": {}}, "loading a model"),
+    ],
+)
+def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: str, alone: None) -> None:
+    """It may be noticed before the request has been checked."""
+    _, outcome = job(header).attempt(lambda: torch.empty(TOO_MUCH, dtype=torch.uint8))
+    assert outcome.kind == MEMORY
+    assert outcome.text.startswith(f"Rank 0 ran out of memory while it was {doing}")
+
+
+def test_a_rank_knows_a_new_operation_by_its_row_alone(tmp_path: Path) -> None:
+    """A real rank: it checks the request, tells of a lack of memory, counts in its status, and drops the model."""
+    FAMILIES["pixart-alpha"].save(tmp_path / "transformer")
+    load = LOAD.header(source=transformer_source(tmp_path).to_json(), plan=ParallelPlan().to_json())
+    with OneRank(tmp_path, "tests.support.ranks.polishing_rank") as rank:
+        assert "The bytes of 'polish' cannot be None" in rank.request({"op": "polish"}, CLOTH)[0]["error"]
+        assert "tensors cloth, which are not there" in rank.request({"op": "polish", "bytes": 1})[0]["error"]
+        reply, _ = rank.request({"op": "polish", "bytes": TOO_MUCH}, CLOTH)
+        assert reply["kind"] == "memory"
+        assert "Rank 0 ran out of memory while it was polishing the weights" in reply["error"]
+        rank.request(load)
+        assert "error" not in rank.request({"op": "polish", "bytes": 1}, CLOTH)[0]
+        status = rank.ask({"op": "status"})
+        assert status["counts"] == {**dict.fromkeys(OPERATIONS, 0), "load": 1, "polish": 1}
+        assert "model" in status
+        assert "error" in rank.request({"op": "polish", "bytes": -1}, CLOTH)[0]
+        assert "model" not in rank.ask({"op": "status"})
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_a_request_has_all_that_the_table_says(operation: Operation) -> None:
+    whole = operation.header(**{name: kind() for name, kind in operation.fields.items()})
+    tensors = {name: torch.zeros(1) for name in operation.tensors}
+    for name in operation.fields:
+        with pytest.raises(RequestError, match=f"The {name} of '{operation.name}' cannot be None"):
+            check_request({**whole, name: None}, tensors)
+        with pytest.raises(TypeError, match=name):
+            operation.header(**{other: value for other, value in whole.items() if other not in ("op", name)})
+    for name in operation.tensors:
+        with pytest.raises(RequestError, match=f"tensors {name}, which are not there"):
+            check_request(whole, {other: tensor for other, tensor in tensors.items() if other != name})
+
+
+def test_what_a_request_has_beside_its_fields_is_not_looked_at() -> None:
+    check_request({**PARK.header(), "conditions": 5, "drop": 5, "call": 5}, {})
+
+
+def test_what_the_table_does_not_have_is_refused() -> None:
+    with pytest.raises(RequestError, match="no operation 'polish'"):
+        check_request({"op": "polish"}, {})
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, POLISH.name])
+def test_while_weights_are_moved_a_longer_silence_is_borne(operation: str, polish: None) -> None:
+    times = LOADING_TIMES if OPERATIONS[operation].moves_weights else 1
+    assert bearable_silence(operation, 10.0) == 10.0 * times
+    assert bearable_silence(POLISH.name, 10.0) > 10.0 == bearable_silence(None, 10.0)
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, POLISH.name])
+def test_a_model_that_the_ranks_dropped_is_loaded_again(name: str, polish: None, tmp_path: Path) -> None:
+    """ComfyUI's side knows by the table what the ranks have dropped where an operation ended early."""
+
+    def given_up(*_: object) -> None:
+        raise InterruptedError
+
+    group, known = WorkerGroup("cpu", tmp_path), KnownState(model=({}, {}))
+    group.supervisor.session = SimpleNamespace(known=known, request=given_up)
+    with pytest.raises(InterruptedError):
+        group._request({"op": name}, {}, given_up)
+    assert (known.model is None) == OPERATIONS[name].drops_model
+
+
+def test_no_rank_starts_with_an_operation_that_it_has_no_handler_for(polish: None) -> None:
+    operations = Operations(RankState(CPU), Timeline(CPU), lambda *_: None)
+    with pytest.raises(RuntimeError, match="lacks: polish"):
+        operations.by_name()
+
+
+def test_no_rank_starts_with_a_handler_of_no_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OPERATIONS, VAE.name)
+    with pytest.raises(RuntimeError, match="lacks: vae"):
+        Operations(RankState(CPU), Timeline(CPU), lambda *_: None).by_name()
+
+
+def named_in_the_panel() -> list[str]:
+    """The operations for which the panel asks the locales; any other is shown by its name."""
+    sources = [path.read_text() for path in (REPOSITORY / "web" / "panel").glob("*.js")]
+    (listed,) = re.findall(r"KNOWN_OPERATIONS = \[(.*?)\]", "\n".join(sources), re.DOTALL)
+    return re.findall(r"'(\w+)'", listed)
+
+
+def named_in_the_locales() -> dict[str, dict[str, str]]:
+    """The panel's words for operations, by language."""
+    files = (REPOSITORY / "locales").glob("*/main.json")
+    return {path.parent.name: json.loads(path.read_text())["paralleldit"]["panel"]["operation"] for path in files}
+
+
+def unnamed() -> set[str]:
+    """The operations that the panel or one of its languages does not know, and those that there are not."""
+    places = [named_in_the_panel(), *named_in_the_locales().values()]
+    return {name for place in places for name in OPERATIONS.keys() ^ set(place)}
+
+
+def test_the_panel_has_words_for_every_operation() -> None:
+    assert len(named_in_the_locales()) > 1
+    assert not unnamed()
+
+
+def test_an_operation_that_the_panel_has_no_words_for_is_found(polish: None) -> None:
+    assert unnamed() == {POLISH.name}
