@@ -62,7 +62,7 @@ class RequestRefused(Explained, ValueError):
 
 
 class OutOfMemory(RequestRefused):
-    """A rank ran out of memory in this request; the group lives on, without a model."""
+    """A rank ran out of memory (OOM) in this request; the group lives on, without a model."""
 
 
 def unforeseen(error: Exception, rank: int) -> Explanation:

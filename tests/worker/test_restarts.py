@@ -135,7 +135,7 @@ def test_an_answer_that_nobody_waits_for_holds_up_no_later_request(
     """Larger than the sockets hold, both: the answer that was given up, and the request after it."""
     before = load()
     family = FAMILIES["dit"]
-    for end in (group.session.job,):
+    for end in (group.session.job_channel,):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     large = torch.zeros(64, *family.inputs(1, 64, 64)[0].shape[1:])

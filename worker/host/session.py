@@ -73,9 +73,9 @@ class Session:
             raise WorkerGroupError(
                 f"The worker group cannot be started: {error}", "Mend that, and queue the prompt again."
             ) from error
-        self.job = endpoint.channels["job"]
+        self.job_channel = endpoint.channels["job"]
         self.incoming = selectors.DefaultSelector()
-        self.incoming.register(self.job, selectors.EVENT_READ)
+        self.incoming.register(self.job_channel, selectors.EVENT_READ)
         self.control = ControlClient(endpoint.channels["control"])
         logging.info("[ParallelDiT] worker group ready after %.1f s", time.monotonic() - started)
 
@@ -138,7 +138,7 @@ class Session:
         """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
         self.end(WAS_STOPPED)
         self.incoming.close()
-        self.job.close()
+        self.job_channel.close()
         self.control.close()
 
     def request(
@@ -158,7 +158,7 @@ class Session:
         self.last_id += 1
         self.operation = header["op"]
         try:
-            send_frame(self.job, {**header, "id": self.last_id}, tensors)
+            send_frame(self.job_channel, {**header, "id": self.last_id}, tensors)
             reply, results = self._next_reply(check, kind)
             while "event" in reply:
                 on_step(reply, results.get("denoised"))
@@ -190,7 +190,7 @@ class Session:
                     check()
                     if time.monotonic() > deadline:
                         return
-                reply, _ = decode(receive_frame(self.job))
+                reply, _ = decode(receive_frame(self.job_channel))
                 if "event" not in reply:
                     self.given_up = False
                     self._end_request(reply)
@@ -222,7 +222,7 @@ class Session:
                 self.end(
                     Explanation(f"A step like those before has taken more than {patience:.0f} s: its ranks are stuck.")
                 )
-        reply, results = decode(receive_frame(self.job))
+        reply, results = decode(receive_frame(self.job_channel))
         self.pace.note(kind, time.monotonic() - began)
         return reply, results
 
@@ -234,7 +234,7 @@ class Session:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
     def check_life(self) -> None:
-        """Ends the session if a rank has given no sign of life for too long."""
+        """Ends the session if a rank has given no sign of life, a heartbeat, for too long."""
         patience = bearable_silence(self.operation, self.settings.silence_seconds)
         try:
             status = self.control.ask({"op": "status"}, patience)

@@ -1,4 +1,4 @@
-"""Keeps a worker group running: starts its session, follows it, and starts the next one where it dies."""
+"""Keeps a worker group running: starts its session, follows it, and where it dies restarts it, with back-off."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 torchrun tells no machine how many ranks another starts, nor which device they use, and a prompt's plan may change
 both. So the first machine's launcher listens at the address in the setting for as long as its group lives, each other
-machine asks there, and asks again once the group has ended.
+machine asks there, by a handshake of its version and what to start, and asks again once the group has ended.
 """
 
 from __future__ import annotations

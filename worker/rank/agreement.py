@@ -1,4 +1,4 @@
-"""How a request ended, agreed by all ranks: one of them alone never decides what runs next."""
+"""How a request ended, agreed by all ranks: one that decided alone what runs next would bring about a deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request as a rank runs it, and how it ends where something fails on one rank alone."""
+"""A request as a rank runs it, and how it ends without a deadlock where something fails on one rank alone."""
 
 from __future__ import annotations
 

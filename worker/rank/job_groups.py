@@ -1,7 +1,7 @@
 """The groups over which requests communicate, apart from the one that holds the ranks together: they can be cut off.
 
 A rank that fails inside a request leaves the others waiting for it in a collective. Cutting the groups of all ranks
-ends that wait with an error everywhere, and the next request builds new ones.
+ends that deadlock with an error everywhere, and the next request builds new ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GroupsError(RuntimeError):
 class JobGroups:
     """The plan's mesh, and all ranks as one axis; each built when it is first asked for, by all ranks together.
 
-    job: the request that runs. A thread other than the main one may cut it off.
+    job: the id of the one that runs. A thread other than the main one may cut it off.
     """
 
     def __init__(self, device: torch.device, timeline: Timeline) -> None:

@@ -31,23 +31,23 @@ from .job_groups import JobGroups
 from .memory.room import memory_use
 
 
-def serve(job: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
-    """Executes requests until ComfyUI closes the job channel; `job` is None on ranks other than 0."""
+def serve(channel: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
+    """Executes requests until ComfyUI closes the job channel, which is None on ranks other than 0."""
     while True:
-        header, tensors = decode(relay.receive(job))
+        header, tensors = decode(relay.receive(channel))
         if header.get("op") == "stop":
             return
         reply, results = executor.execute(header, tensors)
-        if job:
-            answer(job, {"id": header.get("id"), **reply}, results)
+        if channel:
+            answer(channel, {"id": header.get("id"), **reply}, results)
 
 
-def answer(job: socket.socket, reply: Header, results: Tensors | None) -> None:
+def answer(channel: socket.socket, reply: Header, results: Tensors | None) -> None:
     """Sends a reply; in place of one that no frame can carry, what is wrong with it."""
     try:
-        send_frame(job, reply, results)
+        send_frame(channel, reply, results)
     except UnsendableError as error:
-        send_frame(job, {"id": reply["id"], "error": str(error)})
+        send_frame(channel, {"id": reply["id"], "error": str(error)})
 
 
 @record
@@ -61,9 +61,9 @@ def run() -> None:
     heartbeat = Heartbeat(agent_store, rank, world, functools.partial(memory_use, device), groups.cut, log.rotate)
     relay = FrameRelay()
     heartbeat.start()  # by now every rank has made its own
-    job = connect("job") if rank == 0 else None
-    executor = Executor(device, relay.group, groups, heartbeat, timeline, functools.partial(send_frame, job))
-    if job:
+    channel = connect("job") if rank == 0 else None
+    executor = Executor(device, relay.group, groups, heartbeat, timeline, functools.partial(send_frame, channel))
+    if channel:
         ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
-    serve(job, executor, relay)
+    serve(channel, executor, relay)
     dist.destroy_process_group()

@@ -47,7 +47,7 @@ class JobWatch(Watch):
         self.communicated = timeline.communicated()
 
     def proceed(self, step: int) -> bool:
-        """Whether the step runs. A message from rank 0 to each other rank: none of them waits for any but rank 0."""
+        """Whether the step runs. Rank 0 tells each other rank, and none waits for any but rank 0: so none deadlocks."""
         if step == self.asked:
             return self.answer
         self.asked = step

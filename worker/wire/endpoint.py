@@ -1,7 +1,7 @@
 """The address at which ComfyUI waits for rank 0: AF_UNIX where there is one, else loopback TCP with a token.
 
-A channel begins with a hello from rank 0, {"channel", "token"}, and an empty welcome from ComfyUI. Each has its side's
-version in its prefix, so that both sides can say it where these differ.
+A channel begins with a handshake: a hello from rank 0, {"channel", "token"}, and an empty welcome from ComfyUI. Each
+has its side's version in its prefix, so that both sides can say it where these differ.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def agent_store() -> dist.TCPStore:
 class Heartbeat(threading.Thread):
     """Tells of this rank's life and memory four times a second, and learns which job is given up or broken off.
 
-    Jobs are request ids, which count up; 0 is none. To be made on every rank before any of them is started. Ends when
-    the store is gone, which goes with torchrun's agent.
+    A job goes by its id, its request's, which counts up; 0 is none. To be made on every rank before any of them is
+    started. Ends when the store is gone, which goes with torchrun's agent.
     """
 
     def __init__(

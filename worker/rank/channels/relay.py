@@ -1,4 +1,7 @@
-"""How the ranks get ComfyUI's frames: rank 0 reads them from the job channel, the others from memory shared with it."""
+"""How the ranks get ComfyUI's frames: rank 0 reads them from the job channel, the others from memory shared with it.
+
+All get the same requests in the same order, without which their collectives would deadlock.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class FrameRelay:
         self.slots = self._share_memory()
         self.count = 0
 
-    def receive(self, job: socket.socket | None) -> Buffer:
+    def receive(self, channel: socket.socket | None) -> Buffer:
         """The next frame, on every rank; rank 0 gives the job channel, the others None.
 
         The frame is valid until the next but one. Once ComfyUI has closed the channel, it is one with the operation
@@ -36,9 +39,9 @@ class FrameRelay:
         """
         self.count += 1
         frame = None
-        if job:
+        if channel:
             try:
-                frame = receive_frame(job, allocate=self._allocate)
+                frame = receive_frame(channel, allocate=self._allocate)
             except ConnectionClosed:
                 stop = b"".join(encode({"op": "stop"}))
                 frame = self._allocate(len(stop))
@@ -46,9 +49,9 @@ class FrameRelay:
         if dist.get_world_size() == 1:
             return frame
         # Also tells rank 0 that every rank is done with the last frame, so that the one before it may be overwritten.
-        length = torch.tensor([len(frame) if job else 0])
+        length = torch.tensor([len(frame) if channel else 0])
         dist.all_reduce(length, dist.ReduceOp.MAX, group=self.group)
-        if job is None:
+        if channel is None:
             frame = self._allocate(int(length))
         if self.slots is None:
             dist.broadcast(torch.frombuffer(frame, dtype=torch.uint8), 0, group=self.group)

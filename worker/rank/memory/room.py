@@ -1,4 +1,4 @@
-"""What memory a rank has and holds, and how much an allocation was to have that failed."""
+"""What memory a rank has and holds, and of an out-of-memory error (OOM), how much the allocation was to have."""
 
 from __future__ import annotations
 

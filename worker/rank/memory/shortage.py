@@ -1,4 +1,4 @@
-"""A request for which a rank had not the memory, in words: what it asked for, what there was, and what would fit."""
+"""Out of memory (OOM), in words: what the request asked for, what there was, and what would fit."""
 
 from __future__ import annotations
 
