@@ -7,6 +7,7 @@ import difflib
 import torch
 from comfy_api.latest import io
 
+from .errors import Refused
 from .model.families.dit import ClassConditionalDiT
 
 
@@ -34,9 +35,9 @@ class DiTClassLabel(io.ComfyNode):
     def execute(cls, model, label: str) -> io.NodeOutput:  # noqa: ANN001 (ComfyUI's ModelPatcher)
         dit = model.model
         if not isinstance(dit, ClassConditionalDiT):
-            raise ValueError(
-                f"DiT Class Label needs a class-conditional DiT, and this MODEL is a {type(dit).__name__}; "
-                "use the text-encode nodes of that model."
+            raise Refused(
+                f"DiT Class Label needs a class-conditional DiT, and this MODEL is a {type(dit).__name__}.",
+                "Use the text-encode nodes of that model.",
             )
         one_hot = torch.zeros(1, 1, dit.classes + 1)
         one_hot[..., class_index(label, dit.classes, dit.id2label)] = 1
@@ -46,14 +47,14 @@ class DiTClassLabel(io.ComfyNode):
 def class_index(label: str, classes: int, id2label: dict[int, str]) -> int:
     """The index of a class; `classes` itself, the null class, for an empty label.
 
-    Raises ValueError, with the nearest names, for a class that the model does not have.
+    Raises Refused, with the nearest names, for a class that the model does not have.
     """
     label = label.strip()
     if not label:
         return classes
     if label.lstrip("-").isdecimal():
         if not 0 <= int(label) < classes:
-            raise ValueError(f"Class {label} does not exist: this model has classes 0 to {classes - 1}.")
+            raise Refused(f"Class {label} does not exist: this model has classes 0 to {classes - 1}.")
         return int(label)
     indices: dict[str, int] = {}
     for index, names in sorted(id2label.items()):
@@ -61,6 +62,8 @@ def class_index(label: str, classes: int, id2label: dict[int, str]) -> int:
             indices.setdefault(name.strip().lower(), index)
     if label.lower() not in indices:
         nearest = difflib.get_close_matches(label.lower(), indices, n=3, cutoff=0.4) or sorted(indices)[:3]
-        known = f"did you mean {', '.join(nearest)}?" if indices else "it names no classes; use a number."
-        raise ValueError(f"This model has no class {label!r}; {known}")
+        cause = f"This model has no class {label!r}"
+        if not indices:
+            raise Refused(f"{cause}; it names no classes.", "Use a number.")
+        raise Refused(f"{cause}.", f"Did you mean {', '.join(nearest)}?")
     return indices[label.lower()]

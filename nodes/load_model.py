@@ -12,6 +12,7 @@ from comfy_api.latest import io
 from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
+from .errors import Refused
 from .model.families import family_for
 from .model.host_names import host_names
 from .model.loop_mode import serve_stock_samplers
@@ -76,7 +77,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model_name: str) -> bool | str:
-        return True if model_name in list_models() else why_not_listed(model_name)
+        return True if model_name in list_models() else str(why_not_listed(model_name))
 
     @classmethod
     def execute(
@@ -85,15 +86,13 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         check_installed()
         models = list_models()
         if model_name not in models:
-            raise ValueError(why_not_listed(model_name))
+            raise Refused(*why_not_listed(model_name))
         path = models[model_name]
         description = describe_folder(path) if path.is_dir() else describe_file(path)
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
         if family is None:
-            raise ValueError(
-                f"{description.model_class} runs in scripts only (see the README); the editor has none yet."
-            )
+            raise Refused(f"{description.model_class} runs in scripts only (see the README); the editor has none yet.")
         plan, remarks = resolve_plan(plan, description.config, spec)
         note = in_words(remarks)
         model = family.build(description)

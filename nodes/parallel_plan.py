@@ -116,5 +116,5 @@ def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
         ranks_a_machine(fitted.world_size, settings())
     except SettingsError as error:
         axes = (axis for axis, degree in fitted.degrees().items() if degree > 1)
-        raise PlanError(str(error), *axes) from error
+        raise PlanError(error.explanation.cause, error.explanation.advice, *axes) from error
     return ResolvedPlan(fitted, note)

@@ -14,6 +14,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
+from .errors import Refused
 from .model.loop_mode import LoopSampler
 from .model.remote_model import RemoteDiT
 
@@ -88,9 +89,9 @@ class ParallelSampler(io.ComfyNode):
     ) -> io.NodeOutput:
         dit = model.model.diffusion_model
         if not isinstance(dit, RemoteDiT):
-            raise ValueError(
-                "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI; "
-                "use a stock KSampler for it."
+            raise Refused(
+                "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
+                "Use a stock KSampler for it.",
             )
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)

@@ -11,6 +11,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.weights.loading import DTYPES
 from ..parallel_backend.weights.vae_files import describe_vae
+from .errors import Refused
 from .model.remote_model import check_interrupt
 from .workers.group import device_count, worker_group
 from .workers.installed import check_installed
@@ -50,9 +51,7 @@ class ParallelVAEDecode(io.ComfyNode):
     def execute(cls, samples: dict[str, Any], vae_name: str, dtype: str) -> io.NodeOutput:
         latents = samples["samples"]
         if latents.is_nested or latents.ndim != 4:
-            raise ValueError(
-                "Parallel VAE Decode takes latents of images, (batch, channels, height, width); not video."
-            )
+            raise Refused("Parallel VAE Decode takes latents of images, (batch, channels, height, width); not video.")
         image = run("decode", vae_name, dtype, latents)
         return io.NodeOutput(((image.float() + 1) / 2).clamp(0, 1).movedim(1, -1))
 
@@ -79,11 +78,11 @@ class ParallelVAEEncode(io.ComfyNode):
 
 
 def run(direction: str, vae_name: str, dtype: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The worker group's result. Raises ValueError for a file that is not there or not an AutoencoderKL, and
-    RuntimeError where diffusers is not installed."""
+    """The worker group's result. Raises Refused for a file that is not there or not an AutoencoderKL, and
+    NotInstalled where diffusers is not installed."""
     check_installed()
     if vae_name not in list_vaes():
-        raise ValueError(f"There is no VAE {vae_name!r} among the safetensors files in ComfyUI's models/vae.")
+        raise Refused(f"There is no VAE {vae_name!r} among the safetensors files in ComfyUI's models/vae.")
     path = folder_paths.get_full_path_or_raise("vae", vae_name)
     describe_vae(path)
     if dtype == AUTO:

@@ -1,11 +1,16 @@
-"""What the engine refuses, and says so in words for the person in the editor; and what is lack of memory."""
+"""How the pack says what went wrong; what the engine refuses; and what is lack of memory.
+
+The form of an error's text is here, below all that raises one, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import errno
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
+DETAILS = "Details:"  # `web/errors/message.js` has it, too
 # In the texts of errors for which torch and safetensors have no class of their own.
 NO_MEMORY = (
     "can't allocate memory",
@@ -18,15 +23,59 @@ NO_MEMORY = (
 )
 
 
-class RequestError(ValueError):
+class Explanation(NamedTuple):
+    """What went wrong, for a person.
+
+    cause: what happened, and in further lines why. advice: what to do; each line is one that `errors.advices` of
+    `locales/*/main.json` may translate. details: a traceback, the end of a log.
+
+    ComfyUI passes on the text of an error alone, so this has one: paragraphs in the order of importance, of which the
+    last is the details, under a line of their own. Every other way, between ranks, processes and machines, has the
+    fields.
+    """
+
+    cause: str
+    advice: str = ""
+    details: str = ""
+
+    def __str__(self) -> str:
+        details = f"{DETAILS}\n{self.details}" if self.details else ""
+        return "\n\n".join(filter(None, (one_paragraph(self.cause), one_paragraph(self.advice), details)))
+
+    def because(self, said: str) -> Explanation:
+        """The same as the cause of something else, that these words say."""
+        return self._replace(cause=f"{said}{self.cause}")
+
+    def advised(self, advice: str) -> Explanation:
+        """The same with this advice after its own."""
+        return self._replace(advice="\n".join(filter(None, (self.advice, advice))))
+
+
+def one_paragraph(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+class Explained(Exception):
+    """An error whose text is that of an Explanation."""
+
+    def __init__(self, cause: str, advice: str = "", details: str = "") -> None:
+        self.explanation = Explanation(cause, advice, details)
+        super().__init__(str(self.explanation))
+
+
+class GroupError(Explained, RuntimeError):
+    """A script whose ranks have no group."""
+
+
+class RequestError(Explained, ValueError):
     """A request that cannot be served as asked. Raised on every rank alike, before any collective runs."""
 
 
 class PlanError(RequestError):
     """A plan that the model, the input or the machine does not allow. fields: of the plan, those that it is about."""
 
-    def __init__(self, message: str, *fields: str) -> None:
-        super().__init__(message)
+    def __init__(self, cause: str, advice: str = "", *fields: str) -> None:
+        super().__init__(cause, advice)
         self.fields = fields
 
 

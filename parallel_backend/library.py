@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .errors import PlanError, RequestError
+from .errors import GroupError, PlanError, RequestError
 from .groups.mesh import build_mesh
 from .models import spec_for
 from .plan import ParallelPlan
@@ -31,18 +31,19 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
     models = [model for name in TRANSFORMERS if (model := getattr(pipeline, name, None)) is not None]
     if not models:
         raise RequestError(
-            f"{type(pipeline).__name__} has no transformer to make parallel; "
-            "use a pipeline whose denoiser is a diffusion transformer."
+            f"{type(pipeline).__name__} has no transformer to make parallel.",
+            "Use a pipeline whose denoiser is a diffusion transformer.",
         )
     if any(is_parallel(model) for model in models):
         raise RequestError(
-            f"This {type(pipeline).__name__} is parallel already; load the pipeline anew for another plan."
+            f"This {type(pipeline).__name__} is parallel already.", "Load the pipeline anew for another plan."
         )
     check_world(plan)
     if plan.patch_count > 1:
         raise PlanError(
-            f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop calls "
-            "the transformer one step at a time; use load_transformer and Denoiser, or ulysses, ring, tp, cfg or dp."
+            f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
+            "calls the transformer one step at a time.",
+            "Use load_transformer and Denoiser, or ulysses, ring, tp, cfg or dp.",
         )
     for model in models:  # before any group is made
         plan.check_model(**spec_for(type(model).__name__).limits(model.config))
@@ -69,12 +70,12 @@ def load_transformer(
 def check_world(plan: ParallelPlan) -> None:
     """Raises PlanError if the plan is for another number of ranks than there are."""
     if not dist.is_initialized():
-        raise RuntimeError("The ranks have no group yet: call start_distributed() first.")
+        raise GroupError("The ranks have no group yet.", "Call start_distributed() first.")
     world = dist.get_world_size()
     if plan.world_size != world:
         raise PlanError(
-            f"The plan {plan} is for a world size of {plan.world_size}, and torchrun started {world}; start "
-            f"--nproc-per-node={plan.world_size}, or change the degrees until their product is {world}."
+            f"The plan {plan} is for a world size of {plan.world_size}, and torchrun started {world}.",
+            f"Start --nproc-per-node={plan.world_size}, or change the degrees until their product is {world}.",
         )
 
 

@@ -42,13 +42,13 @@ class ParallelPlan:
         numbers = asdict(self)
         if numbers.pop("attention") not in ATTENTION:
             raise PlanError(
-                f"There is no attention={self.attention!r} in a plan; use {', '.join(ATTENTION)}.", "attention"
+                f"There is no attention={self.attention!r} in a plan.", f"Use {', '.join(ATTENTION)}.", "attention"
             )
         for name, value in numbers.items():
             least = 0 if name == "patches" else 1
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_DEGREE:
                 raise PlanError(
-                    f"{name}={value!r} does not work; use a whole number from {least} to {MAX_DEGREE}.", name
+                    f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
                 )
 
     @classmethod
@@ -95,26 +95,28 @@ class ParallelPlan:
         if self.patch_count > 1 and not pipefusion:
             raise PlanError(
                 f"pipefusion={self.pipefusion} with {self.patch_count} patches runs parts of the image by themselves, "
-                "and this model's blocks need the text with them; use patches=1, or "
-                f"ring={max(self.pipefusion, 2)} or ulysses with pipefusion=1 and patches=0.",
+                "and this model's blocks need the text with them.",
+                f"Use patches=1, or ring={max(self.pipefusion, 2)} or ulysses with pipefusion=1 and patches=0.",
                 "pipefusion",
                 "patches",
             )
         if blocks is not None and self.pipefusion > blocks:
             raise PlanError(
-                f"pipefusion={self.pipefusion} has more stages than the model has blocks; use {blocks} or less.",
+                f"pipefusion={self.pipefusion} has more stages than the model has blocks.",
+                f"Use {blocks} or less.",
                 "pipefusion",
             )
         if self.tp > 1 and not tensor_parallel:
             raise PlanError(
                 f"tp={self.tp} needs a model for which diffusers has a tensor-parallel plan, and it has none for this "
-                f"one; use tp=1, and ring={self.tp} or pipefusion={self.tp} in its place.",
+                "one.",
+                f"Use tp=1, and ring={self.tp} or pipefusion={self.tp} in its place.",
                 "tp",
             )
         if heads % self.tp:
             nearest = nearest_divisors(heads, self.tp)
             raise PlanError(
-                f"tp={self.tp} does not divide the model's {heads} heads; use {nearest}, or ring={self.tp}.", "tp"
+                f"tp={self.tp} does not divide the model's {heads} heads.", f"Use {nearest}, or ring={self.tp}.", "tp"
             )
         if heads // self.tp % self.ulysses:
             nearest = nearest_divisors(heads // self.tp, self.ulysses)
@@ -122,7 +124,8 @@ class ParallelPlan:
                 f"the {heads // self.tp} heads of a tp={self.tp} rank" if self.tp > 1 else f"the model's {heads} heads"
             )
             raise PlanError(
-                f"ulysses={self.ulysses} does not divide {of_heads}; use {nearest}, or ring={self.ulysses}.",
+                f"ulysses={self.ulysses} does not divide {of_heads}.",
+                f"Use {nearest}, or ring={self.ulysses}.",
                 *(("ulysses", "tp") if self.tp > 1 else ("ulysses",)),
             )
 
@@ -130,8 +133,9 @@ class ParallelPlan:
         """Raises PlanError if the plan cannot serve one forward at a time, as a stock sampler asks for them."""
         if self.patch_count > 1:
             raise PlanError(
-                f"The plan {self} has PipeFusion, which carries state from step to step, and a stock sampler sends one "
-                "forward at a time: use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
+                f"The plan {self} has PipeFusion, which carries state from step to step, and a stock sampler sends "
+                "one forward at a time.",
+                "Use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
                 *(name for name in ("pipefusion", "patches") if getattr(self, name) > 1),
             )
 
@@ -139,8 +143,8 @@ class ParallelPlan:
         """Raises PlanError if there are fewer accelerators than ranks."""
         if self.world_size > devices:
             raise PlanError(
-                f"The plan {self} needs {self.world_size} devices and this machine has {devices}; "
-                f"lower a degree until their product is {devices} or less.",
+                f"The plan {self} needs {self.world_size} devices and this machine has {devices}.",
+                f"Lower a degree until their product is {devices} or less.",
                 *(axis for axis, degree in self.degrees().items() if degree > 1),
             )
 

@@ -169,19 +169,21 @@ class ParallelTransformer:
             sizes = "(batch, {}, height, width)" if len(patch) == 2 else "(batch, {}, frames, height, width)"
             raise RequestError(
                 f"The latent has shape {tuple(latents.shape)}, and {self.spec.model_class} here takes "
-                f"{sizes.format(channels)}; use an empty-latent node or a VAE made for this model."
+                f"{sizes.format(channels)}.",
+                "Use an empty-latent node or a VAE made for this model.",
             )
         if any(size % side or not size for size, side in zip(latents.shape[2:], patch, strict=True)):
             shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
             names = "frames×height×width" if len(patch) == 3 else "height×width"
             raise RequestError(
-                f"The latent measures {shape} ({names}), and the model works on patches of {sides}; "
-                "use sizes that are multiples of these, in latent pixels."
+                f"The latent measures {shape} ({names}), and the model works on patches of {sides}.",
+                "Use sizes that are multiples of these, in latent pixels.",
             )
         if timestep_B.ndim != 1 and not (self.spec.timestep_by_frame and timestep_B.shape[1:] == latents.shape[2:3]):
             raise RequestError(
                 f"The timesteps have the shape {tuple(timestep_B.shape)}: parts of the latent have levels of noise of "
-                f"their own, which {self.spec.model_class} cannot honour here; remove the noise mask."
+                f"their own, which {self.spec.model_class} cannot honour here.",
+                "Remove the noise mask.",
             )
         self.check_appended(channels, patch, conditions)
         bound = self.spec.largest(config) if self.spec.largest else latents.shape[2:]
@@ -190,7 +192,8 @@ class ParallelTransformer:
             shape, most = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], largest))
             raise RequestError(
                 f"The latent measures {shape} (height×width), and this {self.spec.model_class} has positions for "
-                f"{most} at most, in latent pixels; use a smaller size, and upscale the image."
+                f"{most} at most, in latent pixels.",
+                "Use a smaller size, and upscale the image.",
             )
         required = set(self.spec.conditions) - set(self.spec.optional)
         if not required <= set(conditions) <= set(self.spec.conditions):
@@ -202,8 +205,9 @@ class ParallelTransformer:
             width = config[key] if name in conditions else None
             if width and conditions[name].shape[-1] != width:
                 raise RequestError(
-                    f"{name} has shape {tuple(conditions[name].shape)}, and this {self.spec.model_class} takes a width "
-                    f"of {width}; encode the prompt with the text encoder that belongs to the model."
+                    f"{name} has shape {tuple(conditions[name].shape)}, and this {self.spec.model_class} takes a "
+                    f"width of {width}.",
+                    "Encode the prompt with the text encoder that belongs to the model.",
                 )
         for name, value in {"timestep": timestep_B, **conditions}.items():
             if len(value) != len(latents):
@@ -220,8 +224,8 @@ class ParallelTransformer:
         for name, shape in ((name, conditions[name].shape) for name in given):
             if self.mesh.plan.patch_count > 1:
                 raise RequestError(
-                    f"PipeFusion's patches are of the image alone, and {name} adds tokens to it; use pipefusion=1 and "
-                    "patches=1, and ulysses, ring, tp, cfg or dp in their place."
+                    f"PipeFusion's patches are of the image alone, and {name} adds tokens to it.",
+                    "Use pipefusion=1 and patches=1, and ulysses, ring, tp, cfg or dp in their place.",
                 )
             sizes = zip(shape[2:], patch, strict=False)
             if len(shape) != 2 + len(patch) or shape[1] != channels or any(size % side for size, side in sizes):

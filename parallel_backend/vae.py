@@ -217,9 +217,9 @@ class ParallelVAE:
 
     def __init__(self, vae: AutoencoderKL, axis: Axis) -> None:
         if not isinstance(vae, AutoencoderKL):
-            raise RequestError(f"{type(vae).__name__} cannot be split over ranks; use an AutoencoderKL.")
+            raise RequestError(f"{type(vae).__name__} cannot be split over ranks.", "Use an AutoencoderKL.")
         if vae.use_tiling:
-            raise RequestError("A tiled VAE differs from a whole one; call disable_tiling() before it is split.")
+            raise RequestError("A tiled VAE differs from a whole one.", "Call disable_tiling() before it is split.")
         self.vae = vae
         self.bands = RowBands(axis)
         self.parking = Parking(vae, vae.device)
@@ -269,7 +269,8 @@ class ParallelVAE:
         if tensor.ndim != 4 or tensor.shape[1] != channels or not len(tensor) or min(tensor.shape[2:]) < least:
             raise RequestError(
                 f"The {kind} has shape {tuple(tensor.shape)}, and this VAE takes (batch, {channels}, height, width) "
-                f"with sides of {least} or more; use the VAE that belongs to the model."
+                f"with sides of {least} or more.",
+                "Use the VAE that belongs to the model.",
             )
         if not tensor.isfinite().all():
             raise RequestError(f"The {kind} holds NaN or infinite values; the node that made it went wrong.")
@@ -291,4 +292,4 @@ def install_bands(vae: AutoencoderKL, bands: RowBands) -> None:
             elif same_size and module.dilation == (1, 1) and module.groups == 1:
                 BandConv(module, bands)
             else:
-                raise RequestError(f"The VAE's layer {name}, {module}, cannot be split over ranks; use one rank.")
+                raise RequestError(f"The VAE's layer {name}, {module}, cannot be split over ranks.", "Use one rank.")

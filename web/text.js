@@ -2,7 +2,8 @@
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
-import { words } from './words.js'
+import { fieldsOf } from './errors/message.js'
+import { retold, words } from './words.js'
 
 let trees = []
 
@@ -19,3 +20,21 @@ export const loaded = (async () => {
 
 /** The text at a path like 'panel.stop', with {names} filled in. */
 export const t = (path, values) => words(trees, path, values)
+
+/**
+ * An error's advice, which is English, in the editor's language: each line that is made of one of `errors.advices`.
+ *
+ * The English words are their own key, as in gettext: whatever carries the text of an error carries them, nothing has to
+ * be kept for a page that is loaded later or beside, and an advice that no language has is shown as it was given.
+ */
+export const advised = (advice) =>
+  advice
+    .split('\n')
+    .map((line) => retold(trees, 'errors.advices', line))
+    .join('\n')
+
+/** What an error's text says before its details, in a line. */
+export function brief(text) {
+  const { cause, advice } = fieldsOf(text)
+  return [cause, advised(advice)].filter(Boolean).join(' ')
+}

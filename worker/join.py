@@ -17,6 +17,7 @@ import threading
 import time
 from pathlib import Path
 
+from .errors import Explanation
 from .launch.peer import Message, PeerConnection, PeerLost
 from .launch.process import WorkerProcess
 from .launch.rendezvous import RendezvousError, ask
@@ -59,7 +60,7 @@ def serve(address: str, port: int, folder: Path) -> None:
         try:
             peer, start = ask(address, port)
         except (OSError, RendezvousError) as error:
-            why = f"it {error}" if isinstance(error, PeerLost) else error
+            why = f"it {error}" if isinstance(error, PeerLost) else " ".join(str(error).split())
             waiting = f"waiting for a worker group at {address}:{port} ({why})"
             if waiting != said:
                 say(waiting)
@@ -114,14 +115,14 @@ class Membership:
             self._tell_failure()
 
     def _tell_failure(self) -> None:
-        reason = str(self.process.reason())
+        reason = self.process.reason()
         try:
             of_another = self.process.report.read()["of_another"]
         except (OSError, ValueError):  # it could not be written
             of_another = False
         say(f"the ranks here failed: {reason}")
         try:
-            self.peer.send({"failed": reason[:MAX_REASON], "of_another": of_another})
+            self.peer.send({"failed": shortened(reason)._asdict(), "of_another": of_another})
         except PeerLost:
             say("the first machine has gone, too")
 
@@ -131,6 +132,15 @@ class Membership:
                 self.peer.receive()
         except PeerLost as error:
             self.lost = str(error)
+
+
+def shortened(reason: Explanation) -> Explanation:
+    """As much of it as one message carries."""
+    left, fields = MAX_REASON, []
+    for text in reason:
+        fields.append(text[:left])
+        left -= len(fields[-1])
+    return Explanation(*fields)
 
 
 def say(text: str) -> None:

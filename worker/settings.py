@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from .errors import Explained
+
 PREFIX = "PARALLELDIT_"
 FILE_NAME = "paralleldit.json"
 ON_FREE = ("park", "unload", "keep")
 
 
-class SettingsError(ValueError):
+class SettingsError(Explained, ValueError):
     """A setting that is unknown or has a value that it cannot have."""
 
 
@@ -63,7 +65,7 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{file} cannot be read as JSON ({error}); mend it or take it away.") from error
+        raise SettingsError(f"{file} cannot be read as JSON ({error}).", "Mend it or take it away.") from error
     if not isinstance(values, dict):
         raise SettingsError(f'{file} holds no JSON object, like {{"restarts": 3}}.')
     return values

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall
 from ...worker.wire.tensors import Tensors
+from ..errors import Refused
 from .remote_model import KEY, RemoteDiT
 
 Guider = comfy.samplers.CFGGuider
@@ -71,15 +72,15 @@ class LoopSampler(comfy.samplers.Sampler):
         denoise_mask: torch.Tensor | None = None,
         disable_pbar: bool = False,
     ) -> torch.Tensor:
-        """The denoised latents, in the model's own scale. Raises ValueError for what the loop cannot honour."""
+        """The denoised latents, in the model's own scale. Raises Refused for what the loop cannot honour."""
         asked = beyond_the_loop(guider, extra_args["model_options"])
         kind = type(guider.inner_model)
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
             asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
         if asked:
-            raise ValueError(
-                f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes. "
-                "Remove that node, or use a stock KSampler, with a plan without PipeFusion."
+            raise Refused(
+                f"The Parallel Sampler cannot honour {', '.join(asked)}: its loop runs in worker processes.",
+                "Remove that node, or use a stock KSampler, with a plan without PipeFusion.",
             )
         tensors = {"noise": noise}
         if latent_image is not None:
@@ -159,7 +160,7 @@ def record_conditions(
 ) -> tuple[Tensors, Tensors]:
     """The engine's conditions of cond and of uncond, as one forward of the guider brings them; the latter may be empty.
 
-    Raises ValueError for conditioning that changes the latents' channels.
+    Raises Refused for conditioning that changes the latents' channels.
     """
     dit: RemoteDiT = guider.inner_model.diffusion_model
     with dit.recording() as forwards:
@@ -167,9 +168,10 @@ def record_conditions(
     branches: dict[int, Tensors] = {0: {}, 1: {}}
     for latents, conditions, indices in forwards:
         if latents.shape[1:] != noise.shape[1:]:
-            raise ValueError(
+            raise Refused(
                 f"The Parallel Sampler cannot fill up latents of {size_of(noise)} to the {size_of(latents)} that the "
-                "model takes; choose sizes that are multiples of its patches, or use a stock KSampler."
+                "model takes.",
+                "Choose sizes that are multiples of its patches, or use a stock KSampler.",
             )
         for place, branch in enumerate(indices):
             branches[branch] = {name: value.chunk(len(indices))[place] for name, value in conditions.items()}

@@ -14,6 +14,7 @@ from comfy.weight_adapter import LoRAAdapter, WeightAdapterBase
 from ...parallel_backend.weights.adapters import Addition
 from ...worker.wire.protocol import Header
 from ...worker.wire.tensors import Tensors
+from ..errors import Refused
 from .host_names import HostNames
 
 PREFIX = "diffusion_model."
@@ -28,19 +29,20 @@ Patches = Mapping[str, list[tuple]]
 def accept(names: HostNames, patches: Mapping[PatchKey, Any], strength: float) -> dict[PatchKey, Any]:
     """Those of the patches that are for this model, all of which can be applied.
 
-    Raises ValueError for a kind that cannot be, for one that does not fit, and where none is for this model.
+    Raises Refused for a kind that cannot be, for one that does not fit, and where none is for this model.
     """
     own = {key: value for key, value in patches.items() if name_of(key) in names.shapes}
     refused = sorted({words for key, value in own.items() if (words := why_refused(key, value))})
     if refused:
-        raise ValueError(
-            f"The parallel model cannot apply {' or '.join(refused)}; it takes plain LoRA, and differences of weights. "
-            "Remove that node, or use the stock loader."
+        raise Refused(
+            f"The parallel model cannot apply {' or '.join(refused)}; it takes plain LoRA, and differences of weights.",
+            "Remove that node, or use the stock loader.",
         )
     if not own and strength:
-        raise ValueError(
-            "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for another "
-            "model. Remove that node; if only its text-encoder part is wanted, set strength_model to 0."
+        raise Refused(
+            "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for "
+            "another model.",
+            "Remove that node; if only its text-encoder part is wanted, set strength_model to 0.",
         )
     for key, value in own.items():
         list(additions_of(names, name_of(key), (strength, value, 1.0, *cut_of(key)), ""))
@@ -111,7 +113,7 @@ def factors(value: Any) -> tuple[torch.Tensor, torch.Tensor | None, float]:
 
 
 def additions_of(names: HostNames, name: str, patch: tuple, label: str) -> Iterator[Addition]:
-    """A patch of one of ComfyUI's tensors, by the parameters that its rows are in. Raises ValueError if it does not
+    """A patch of one of ComfyUI's tensors, by the parameters that its rows are in. Raises Refused if it does not
     fit."""
     strength, value, _strength_model, offset, function = patch
     up, down, alpha = factors(value)
@@ -140,7 +142,8 @@ def check_shape(name: str, up: torch.Tensor, down: torch.Tensor | None, shape: t
         fits = (len(up), up[0].numel(), down[0].numel()) == (shape[0], len(down), math.prod(shape[1:]))
         made = (len(up), down[0].numel())
     if not fits:
-        raise ValueError(
+        raise Refused(
             f"The LoRA changes {name} by a weight of {made}, and the parallel model's has the shape {shape}: the LoRA "
-            "is for another model. Remove that node."
+            "is for another model.",
+            "Remove that node.",
         )

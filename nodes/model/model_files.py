@@ -10,7 +10,7 @@ import folder_paths
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...parallel_backend.errors import ModelFileError
+from ...parallel_backend.errors import Explanation, ModelFileError
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.weights.folder import model_class, read_json
 from ...parallel_backend.weights.loading import ModelSource, TensorSlice
@@ -78,16 +78,16 @@ def list_models() -> dict[str, Path]:
     return models
 
 
-def why_not_listed(name: str) -> str:
-    """The sentence for a name that is not among `list_models`."""
+def why_not_listed(name: str) -> Explanation:
+    """What there is to say of a name that is not among `list_models`."""
     if name.lower().endswith(PICKLE_SUFFIXES):
-        return (
-            f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused. "
-            "Use the model's safetensors file, or convert it."
+        return Explanation(
+            f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused.",
+            "Use the model's safetensors file, or convert it.",
         )
-    return (
-        f"There is no model {name!r} in ComfyUI's diffusion_models, checkpoints or diffusers folders; "
-        "put it there, or press R to refresh and choose another."
+    return Explanation(
+        f"There is no model {name!r} in ComfyUI's diffusion_models, checkpoints or diffusers folders.",
+        "Put it there, or press R to refresh and choose another.",
     )
 
 
@@ -97,14 +97,14 @@ def describe_folder(folder: Path) -> ModelDescription:
     config = read_json(transformer / "config.json")
     for key in REQUIRED_KEYS:
         if key not in config:
-            raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}; download the model again.")
+            raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}.", "Download the model again.")
     try:
         spec_for(model_class(config)).sizes(config)
     except KeyError as error:
-        raise ModelFileError(f"{transformer / 'config.json'} has no {error}; download the model again.") from error
+        raise ModelFileError(f"{transformer / 'config.json'} has no {error}.", "Download the model again.") from error
     files = sorted(transformer.glob("*.safetensors"))
     if not files:
-        raise ModelFileError(no_safetensors(transformer, model_class(config)))
+        raise no_safetensors(transformer, model_class(config))
     weights = {name: tensor for path in files for name, tensor in read_header(path)[0].items()}
     return ModelDescription(
         model_class=model_class(config),
@@ -117,14 +117,14 @@ def describe_folder(folder: Path) -> ModelDescription:
     )
 
 
-def no_safetensors(folder: Path, class_name: str) -> str:
-    """The sentence for a folder without safetensors: what to do depends on whether there are pickled weights."""
+def no_safetensors(folder: Path, class_name: str) -> ModelFileError:
+    """The error for a folder without safetensors: what to do depends on whether there are pickled weights."""
     if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
-        return f"{folder} holds no safetensors file; download the model again."
-    return (
-        f"{folder} holds no safetensors file, only pickled weights, and loading one can run any code; it is refused. "
+        return ModelFileError(f"{folder} holds no safetensors file.", "Download the model again.")
+    return ModelFileError(
+        f"{folder} holds no safetensors file, only pickled weights, and loading one can run any code; it is refused.",
         f'Download the safetensors files, or convert a model that you trust: python -c "from diffusers import '
-        f'{class_name} as M; f={str(folder)!r}; M.from_pretrained(f, use_safetensors=False).save_pretrained(f)"'
+        f'{class_name} as M; f={str(folder)!r}; M.from_pretrained(f, use_safetensors=False).save_pretrained(f)"',
     )
 
 
@@ -146,7 +146,7 @@ def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             return header, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ModelFileError(
-            f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged: download it again."
+            f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
         ) from error
 
 

@@ -21,6 +21,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.wire.sampler_call import SamplerCall
 from ...worker.wire.tensors import Tensors
+from ..errors import Refused
 from .host_names import HostNames
 from .lora import Patches, additions
 
@@ -105,7 +106,7 @@ class RemoteDiT(torch.nn.Module):
         """The prediction for latents x (B, C, H, W), or (B, C, F, H, W), at timesteps (B), in the model's own units.
 
         Channels beyond those that are sampled are a condition. Sizes that are no multiples of the patch are filled up,
-        as ComfyUI's own modules do. Raises ValueError for what the worker group cannot honour.
+        as ComfyUI's own modules do. Raises Refused for what the worker group cannot honour.
         """
         refuse_patches(control, transformer_options or {})
         channels, patch = self.handover.geometry
@@ -115,7 +116,7 @@ class RemoteDiT(torch.nn.Module):
             extra["image_latents"] = filled[:, channels:]
         conditions = self.handover.conditions(latents, context, extra)
         if extra:
-            raise ValueError(f"The parallel model cannot honour the conditioning's {', '.join(extra)}; remove it.")
+            raise Refused(f"The parallel model cannot honour the conditioning's {', '.join(extra)}.", "Remove it.")
         if self.recorded is not None:
             self.recorded.append(RecordedForward(latents, conditions, transformer_options["cond_or_uncond"]))
             return torch.zeros_like(latents[(..., *(slice(size) for size in x.shape[2:]))])
@@ -181,7 +182,7 @@ class RemoteDiT(torch.nn.Module):
         return found
 
     def __getattr__(self, name: str) -> Any:
-        """Raises ValueError for the modules that hold the weights in ComfyUI: what looks for them would change them."""
+        """Raises Refused for the modules that hold the weights in ComfyUI: what looks for them would change them."""
         names = self.__dict__.get("names")
         if names and name in names.modules:
             raise no_weights(f"a bypass LoRA or another change of {name}")
@@ -203,7 +204,7 @@ def weight_bytes(
 
 
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
-    """Raises ValueError, naming the feature, for anything that would change the inside of the diffusion model."""
+    """Raises Refused, naming the feature, for anything that would change the inside of the diffusion model."""
     asked = []
     if control is not None:
         asked.append("a ControlNet")
@@ -214,14 +215,14 @@ def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:
     wrappers = transformer_options.get("wrappers", {}).get(WrappersMP.DIFFUSION_MODEL, {})
     asked += [f"the diffusion-model wrapper {name!r}" for name, functions in wrappers.items() if functions]
     if asked:
-        raise ValueError(
-            f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes. "
-            "Remove that node, or use the stock loader."
+        raise Refused(
+            f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes.",
+            "Remove that node, or use the stock loader.",
         )
 
 
-def no_weights(asked: str) -> ValueError:
-    return ValueError(
-        f"The parallel model cannot take {asked}: its weights are in worker processes. "
-        "Remove that node, or use the stock loader."
+def no_weights(asked: str) -> Refused:
+    return Refused(
+        f"The parallel model cannot take {asked}: its weights are in worker processes.",
+        "Remove that node, or use the stock loader.",
     )

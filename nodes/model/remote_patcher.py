@@ -11,6 +11,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from comfy_execution.utils import get_executing_context
 
+from ..errors import Refused
 from .lora import accept
 from .remote_model import KEY, RemoteDiT, no_weights
 
@@ -20,9 +21,9 @@ WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
 def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
     if len(options.get("latent_shapes") or ()) > 1:
-        raise ValueError(
-            "The parallel model takes no latent of several parts, such as video with audio (a nested latent); "
-            "use the stock loader, or a latent of one part."
+        raise Refused(
+            "The parallel model takes no latent of several parts, such as video with audio (a nested latent).",
+            "Use the stock loader, or a latent of one part.",
         )
     return executor(*args, **options)
 

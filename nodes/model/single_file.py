@@ -119,7 +119,8 @@ def detect(weights: Header, metadata: Mapping[str, str]) -> tuple[comfy.supporte
 def unsupported(file: str, kind: str) -> ModelFileError:
     titles = sorted(family.layout.title for family in families() if family.layout)
     return ModelFileError(
-        f"{file} is {kind}; single files are supported for {', '.join(titles)}. Use ComfyUI's own loader for this one."
+        f"{file} is {kind}; single files are supported for {', '.join(titles)}.",
+        "Use ComfyUI's own loader for this one.",
     )
 
 
@@ -138,6 +139,6 @@ def refuse_quantised(file: str, weights: Header) -> None:
     scales = any(name.endswith(SCALES) and tensor.numel() != 1 for name, tensor in weights.items())
     if integers or scales:
         raise ModelFileError(
-            f"{file} holds quantised weights, of which only fp8 with one scale a tensor is supported; "
-            "use the model's fp8, fp16 or bf16 file, or ComfyUI's own loader."
+            f"{file} holds quantised weights, of which only fp8 with one scale a tensor is supported.",
+            "Use the model's fp8, fp16 or bf16 file, or ComfyUI's own loader.",
         )

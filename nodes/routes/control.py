@@ -32,7 +32,7 @@ def park(group: WorkerGroup) -> None:
         time.sleep(POLL_SECONDS)
     if group.runs.current or not group.park(patience=max(0.0, until - time.monotonic())):
         raise RequestRefused(
-            "A job runs in the worker group, and has not ended: interrupt it, or park the group when it is done."
+            "A job runs in the worker group, and has not ended.", "Interrupt it, or park the group when it is done."
         )
 
 

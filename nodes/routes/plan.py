@@ -247,7 +247,7 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
     for name in dict.fromkeys(loader.model_name for loader in loaders):
         try:
             if name not in listed:
-                raise RequestError(why_not_listed(name))
+                raise RequestError(*why_not_listed(name))
             known.append(Bounds(name, *class_and_config(listed[name], stamp(listed[name]))))
         except (RequestError, OSError) as error:
             unknown.append(str(error))

@@ -6,13 +6,15 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from ..errors import NotInstalled
+
 FOLDER = Path(__file__).resolve().parents[2]
 
 
 def check_installed() -> None:
-    """Raises RuntimeError, with the command that installs it, where diffusers is missing."""
+    """Raises NotInstalled, with the command that installs it, where diffusers is missing."""
     if importlib.util.find_spec("diffusers") is None:
-        raise RuntimeError(
-            "ParallelDiT needs the diffusers package, which is not installed; run "
-            f"`{sys.executable} -m pip install -r requirements.txt` in the folder {FOLDER} and restart ComfyUI."
+        raise NotInstalled(
+            "ParallelDiT needs the diffusers package, which is not installed.",
+            f"Run `{sys.executable} -m pip install -r requirements.txt` in the folder {FOLDER} and restart ComfyUI.",
         )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from ..errors import PlanError
+from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
 from .mesh_layout import JOINT_AXES
 from .timeline import SILENT, Timeline
@@ -68,16 +68,16 @@ def start_distributed(device_type: str | None = None) -> torch.device:
     """Joins the group that torchrun made and returns this rank's device: a GPU each with NCCL, or the CPU with gloo.
 
     device_type: cuda or cpu; the default is cuda where there is one. Raises PlanError for more ranks than GPUs, and
-    RuntimeError outside of torchrun.
+    GroupError outside of torchrun.
     """
     if "LOCAL_RANK" not in os.environ:
-        raise RuntimeError("No group of ranks to join: start the script by torchrun --nproc-per-node=RANKS SCRIPT.")
+        raise GroupError("No group of ranks to join.", "Start the script by torchrun --nproc-per-node=RANKS SCRIPT.")
     if (device_type or ("cuda" if torch.cuda.is_available() else "cpu")) == "cpu":
         dist.init_process_group("gloo")
         return torch.device("cpu")
     ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if ranks > gpus:
-        raise PlanError(f"{ranks} ranks on a machine with {gpus} GPUs; start --nproc-per-node={gpus} or fewer.")
+        raise PlanError(f"{ranks} ranks on a machine with {gpus} GPUs.", f"Start --nproc-per-node={gpus} or fewer.")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)

@@ -145,11 +145,9 @@ def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, dict[str
         for name, rule in rules.items():
             wanted, value = rule(config), conditions.get(name)
             if (value is not None) != bool(wanted):
-                raise RequestError(
-                    f"This model needs the condition {name}; it was not given."
-                    if wanted
-                    else f"This model takes no {name}; leave it out, or load the variant made for it."
-                )
+                if wanted:
+                    raise RequestError(f"This model needs the condition {name}; it was not given.")
+                raise RequestError(f"This model takes no {name}.", "Leave it out, or load the variant made for it.")
             if value is not None and wanted is not True and value.shape[1:2] != (wanted,):
                 raise RequestError(f"{name} has shape {tuple(value.shape)}; this model needs {wanted} on dim 1.")
 
@@ -162,7 +160,7 @@ def text_within(limit: Callable[[Config], int]) -> Callable[[Config, dict[str, t
     def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
         tokens, most = conditions["encoder_hidden_states"].shape[1], limit(config)
         if tokens > most:
-            raise RequestError(f"The text has {tokens} tokens, and this model takes {most}; shorten the prompt.")
+            raise RequestError(f"The text has {tokens} tokens, and this model takes {most}.", "Shorten the prompt.")
 
     return check
 
@@ -185,7 +183,7 @@ def spec_for(model_class: str) -> ModelSpec:
     """The spec of a diffusers class. Raises UnknownModelError where there is none."""
     if model_class not in _SPECS:
         raise UnknownModelError(
-            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}. "
-            "parallel_backend/models/README.md says how to add one."
+            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
+            "parallel_backend/models/README.md says how to add one.",
         )
     return _SPECS[model_class]

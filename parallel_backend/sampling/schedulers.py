@@ -105,16 +105,18 @@ def build_scheduler(name: str, config: Mapping[str, Any], default: Mapping[str, 
         fitting = [other for other, each in SCHEDULERS.items() if each.kind in ("", kind)]
         raise RequestError(
             f"The scheduler {name!r} is for {choice.kind} models, and this model's scheduler config is for {kind} "
-            f"({config.get('_class_name', 'no class')}); use {', '.join(fitting)}."
+            f"({config.get('_class_name', 'no class')}).",
+            f"Use {', '.join(fitting)}.",
         )
     prediction = config.get("prediction_type", "epsilon")
     if choice.kind == DIFFUSION and prediction not in choice.predictions:
         raise RequestError(
             f"The scheduler {name!r} takes {', '.join(choice.predictions)} predictions, and this model's scheduler "
-            f"config says {prediction!r}; use DDIM, or {MODELS_OWN!r}."
+            f"config says {prediction!r}.",
+            f"Use DDIM, or {MODELS_OWN!r}.",
         )
     if PATCHWISE.get(class_name):
-        raise RequestError(f"{class_name} cannot sample here: {PATCHWISE[class_name]}. Choose a scheduler by name.")
+        raise RequestError(f"{class_name} cannot sample here: {PATCHWISE[class_name]}.", "Choose a scheduler by name.")
     if str(config.get("variance_type", "")).startswith("learned"):
         del config["variance_type"]
     return from_config(class_name, config, choice.overrides)
@@ -128,7 +130,8 @@ def from_config(class_name: str, config: Mapping[str, Any], overrides: Mapping[s
     if not class_name.endswith("Scheduler") or scheduler_class is None:
         raise RequestError(
             f"The model's scheduler config names {class_name!r}, which diffusers {diffusers.__version__} does not "
-            f"have; choose a scheduler by name in place of {MODELS_OWN!r}."
+            "have.",
+            f"Choose a scheduler by name in place of {MODELS_OWN!r}.",
         )
     taken = inspect.signature(scheduler_class.__init__).parameters
     repairs = {"clip_sample": config.get("clip_sample", False)}
@@ -141,8 +144,8 @@ def from_config(class_name: str, config: Mapping[str, Any], overrides: Mapping[s
         return scheduler_class.from_config(entries, **overrides)
     except (ValueError, TypeError, NotImplementedError, ImportError) as error:
         raise RequestError(
-            f"diffusers' {class_name} cannot be made from this model's scheduler config: {error} "
-            "Choose another scheduler."
+            f"diffusers' {class_name} cannot be made from this model's scheduler config: {error}",
+            "Choose another scheduler.",
         ) from error
 
 
@@ -229,8 +232,8 @@ def check_patchwise(scheduler: Any) -> None:
     kind = kind_of({**config, "_class_name": class_name})
     fitting = [name for name, choice in SCHEDULERS.items() if choice.kind == (kind if kind != EDM else DIFFUSION)]
     raise PlanError(
-        f"{class_name} cannot run patch by patch, as PipeFusion does: {reason}. Use {', '.join(fitting)}, or a plan "
-        "with one patch."
+        f"{class_name} cannot run patch by patch, as PipeFusion does: {reason}.",
+        f"Use {', '.join(fitting)}, or a plan with one patch.",
     )
 
 

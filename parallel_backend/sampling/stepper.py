@@ -79,22 +79,23 @@ class Stepper:
         name = type(scheduler).__name__
         if steps < 1 or not 0 < denoise <= 1:
             raise RequestError(
-                f"steps={steps}, denoise={denoise} does not work; use at least one step, and a denoise above 0 and "
-                "up to 1."
+                f"steps={steps}, denoise={denoise} does not work.",
+                "Use at least one step, and a denoise above 0 and up to 1.",
             )
         total = steps if denoise > 0.9999 else int(steps / denoise)
         begin = (total - steps) * getattr(scheduler, "order", 1)
         if begin and name == "PNDMScheduler":
             raise RequestError(
                 f"PNDM cannot begin in the middle, as denoise={denoise} asks: diffusers' repeats its second timestep "
-                "wherever it begins. Use DDIM or DPM++ 2M, or denoise=1."
+                "wherever it begins.",
+                "Use DDIM or DPM++ 2M, or denoise=1.",
             )
         scheduler = copy.deepcopy(scheduler)
         try:
             set_timesteps(scheduler, total, image_tokens, linear_sigmas, device)
         except (ValueError, AssertionError, KeyError) as error:
             raise RequestError(
-                f"{name} cannot make {total} steps: {error} Use another number of steps, or another scheduler."
+                f"{name} cannot make {total} steps: {error}", "Use another number of steps, or another scheduler."
             ) from error
         return cls(scheduler, generator, begin)
 
@@ -115,9 +116,9 @@ class Stepper:
         """
         name, calls = type(scheduler).__name__, len(sigmas) - 1
         if name not in ("FlowMatchEulerDiscreteScheduler", "EulerDiscreteScheduler"):
-            raise RequestError(f"{name} takes no sigmas from outside; use Euler or Euler flow, or its own steps.")
+            raise RequestError(f"{name} takes no sigmas from outside.", "Use Euler or Euler flow, or its own steps.")
         if calls < 1 or timesteps is not None and len(timesteps) != calls:
-            raise RequestError(f"{len(sigmas)} sigmas do not go with timesteps={timesteps}; give one sigma more.")
+            raise RequestError(f"{len(sigmas)} sigmas do not go with timesteps={timesteps}.", "Give one sigma more.")
         scheduler = type(scheduler).from_config(scheduler.config, **neutral(scheduler))
         flow, end = kind_of_scheduler(scheduler) == FLOW, float(sigmas[-1])
         scheduler.set_timesteps(sigmas=list(sigmas[:-1] if flow and end == 0 else sigmas), device=device)
@@ -213,7 +214,7 @@ def set_timesteps(
         arguments = {"sigmas": np.linspace(1.0, 1 / steps, steps)}
     if config.get("use_dynamic_shifting"):
         if image_tokens is None:
-            raise RequestError(f"{name} takes its shift from the image's size; say how many tokens the image has.")
+            raise RequestError(f"{name} takes its shift from the image's size.", "Say how many tokens the image has.")
         mu = dynamic_shift(config, image_tokens)
         if "mu" in takes:
             arguments["mu"] = mu
@@ -271,7 +272,9 @@ def noise_level(scheduler: Any, position: int) -> Level:
     elif type(probe).__name__ == "IPNDMScheduler":
         alpha, sigma = probe.alphas[position].item(), probe.betas[position].item()
     else:
-        raise RequestError(f"{type(probe).__name__} does not say how much noise a step has; choose another scheduler.")
+        raise RequestError(
+            f"{type(probe).__name__} does not say how much noise a step has.", "Choose another scheduler."
+        )
     if probe.config.get("invert_sigmas"):
         alpha, sigma = sigma, alpha
     scale = probe.scale_model_input(one, times[0]).item() if hasattr(probe, "scale_model_input") else 1.0

@@ -76,8 +76,8 @@ class ParallelAttention:
         """
         if dropout_p or is_causal or enable_gqa:
             raise RequestError(
-                "Self-attention with dropout, a causal mask or grouped heads is not supported on shared tokens; "
-                "use ulysses=1, ring=1, pipefusion=1 and attention=native."
+                "Self-attention with dropout, a causal mask or grouped heads is not supported on shared tokens.",
+                "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
         degree, layout = self.ulysses.degree, self.layout
         ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
@@ -122,8 +122,8 @@ class ParallelAttention:
         tokens = sum(sum(layout.segments[stream]) for stream in streams)
         if mask.shape[-1] != tokens or mask.shape[-2] not in (1, tokens):
             raise RequestError(
-                f"A self-attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens; "
-                "use ulysses=1, ring=1 and pipefusion=1."
+                f"A self-attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",
+                "Use ulysses=1, ring=1 and pipefusion=1.",
             )
         every_rank = range(layout.axis.degree)
         mask = mask.index_select(-1, layout.token_order(streams, every_rank, columns).to(mask.device))

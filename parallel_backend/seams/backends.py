@@ -119,7 +119,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim
     if backend not in able:
         reason = backend.why_not(device, dtype, head_dim, ring)
         others = " or ".join(other.name for other in able)
-        raise PlanError(f"attention={name} {reason}; use attention={others}, or auto.")
+        raise PlanError(f"attention={name} {reason}.", f"Use attention={others}, or auto.")
     return backend
 
 

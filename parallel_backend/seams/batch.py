@@ -87,8 +87,8 @@ class BatchSplit:
             plain = value is None or isinstance(value, (bool, int, float, str))
             if not plain and name not in (*self.batch_first, *SHARED):
                 raise RequestError(
-                    f"{self.spec.model_class} was called with {name}, which cannot be split over ranks yet; "
-                    "leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline."
+                    f"{self.spec.model_class} was called with {name}, which cannot be split over ranks yet.",
+                    "Leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline.",
                 )
 
     def check_agreement(self, tensors: dict[str, Batch]) -> None:
@@ -108,8 +108,9 @@ class BatchSplit:
             allowed = 0.0 if integer else TOLERANCE * largest_norm[index]
             if numel[index] or max(norm[index], ramp[index]) > allowed:
                 raise RequestError(
-                    f"The ranks were given different {name}; call the pipeline with the same prompts and the same "
-                    "generator on every rank: the plan shares them out."
+                    f"The ranks were given different {name}.",
+                    "Call the pipeline with the same prompts and the same generator on every rank: the plan shares "
+                    "them out.",
                 )
         self.agreed.update({id(value): value for value in conditions})
 

@@ -33,7 +33,7 @@ def shard_weights(model: torch.nn.Module, mesh: Mesh) -> dict[str, LocalPart]:
     try:
         shards = resolve_tp_shard_specs(model, plan, axis.degree)
     except ValueError as error:
-        raise PlanError(f"tp={axis.degree} does not work for {type(model).__name__}: {error} Use tp=1.") from error
+        raise PlanError(f"tp={axis.degree} does not work for {type(model).__name__}: {error}", "Use tp=1.") from error
     fillers = {name: EmptyFiller() for name in plan}
     for name, filler in fillers.items():
         model.get_submodule(name).register_forward_pre_hook(filler.fill)
@@ -79,7 +79,9 @@ def local_plan(model: torch.nn.Module) -> dict[str, object]:
     """The model's `_tp_plan` for the blocks that are on this stage: module name to style."""
     given = getattr(model, "_tp_plan", None)
     if given is None:
-        raise PlanError(f"This version of diffusers has no tensor-parallel plan for {type(model).__name__}; update it.")
+        raise PlanError(
+            f"This version of diffusers has no tensor-parallel plan for {type(model).__name__}.", "Update it."
+        )
     plan = {}
     for pattern, style in given.items():
         blocks, wildcard, inside = pattern.partition(".*.")

@@ -38,8 +38,8 @@ def shard_names(index: Path) -> list[str]:
     for name in names:
         if not isinstance(name, str) or not SHARD.fullmatch(name):
             raise ModelFileError(
-                f"{index} names {name!r} where a safetensors file of its own folder has to be; it is refused. "
-                "Download the model again, from somebody whom you trust."
+                f"{index} names {name!r} where a safetensors file of its own folder has to be; it is refused.",
+                "Download the model again, from somebody whom you trust.",
             )
     return sorted(set(names))
 
@@ -60,5 +60,5 @@ def read_json(path: Path) -> dict[str, Any]:
             "transformer, downloaded whole."
         ) from error
     if not isinstance(content, dict):
-        raise ModelFileError(f"{path} is no JSON object; download the model again.")
+        raise ModelFileError(f"{path} is no JSON object.", "Download the model again.")
     return content

@@ -175,7 +175,7 @@ def read_tensors(
         except (SafetensorError, OSError) as error:
             if is_out_of_memory(error):
                 raise
-            raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
+            raise ModelFileError(f"{path} cannot be read as safetensors ({error}).", "Download it again.") from error
     missing = [name for name in wanted if name not in shapes]
     if missing:
         raise ModelFileError(

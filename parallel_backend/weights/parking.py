@@ -114,6 +114,6 @@ def check_room(size: int) -> None:
     available = int(lines["MemAvailable"].split()[0]) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if size > available:
         raise RequestError(
-            f"Parking takes {size / GIGABYTE:.1f} GB of RAM on each rank, and {available / GIGABYTE:.1f} GB are free; "
-            "set on_free to unload."
+            f"Parking takes {size / GIGABYTE:.1f} GB of RAM on each rank, and {available / GIGABYTE:.1f} GB are free.",
+            "Set on_free to unload.",
         )

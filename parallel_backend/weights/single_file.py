@@ -60,7 +60,7 @@ def locate(source: ModelSource) -> ModelSource:
         except (SafetensorError, OSError) as error:
             if is_out_of_memory(error):
                 raise
-            raise ModelFileError(f"{path} cannot be read as safetensors ({error}); download it again.") from error
+            raise ModelFileError(f"{path} cannot be read as safetensors ({error}).", "Download it again.") from error
     weights = {
         name: shape for name, shape in shapes.items() if shape and all(shape) and not name.endswith(BESIDE_WEIGHTS)
     }
@@ -133,7 +133,8 @@ def by_parameter(additions: Iterable[Addition], names: Mapping[str, TensorSlice]
         if addition.parameter not in held:
             raise ModelFileError(
                 f"{addition.parameter} is in the file and no weight of the parallel model, so the LoRA cannot be "
-                "applied whole; remove it, or use the stock loader."
+                "applied whole.",
+                "Remove it, or use the stock loader.",
             )
         for parameter, place in names.items():
             if place.name == addition.parameter:

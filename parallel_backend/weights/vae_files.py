@@ -98,7 +98,9 @@ def describe_vae(path: str) -> VAEDescription:
     prefix = next((prefix for prefix in PREFIXES if f"{prefix}decoder.conv_in.weight" in shapes), None)
     if prefix is None:
         kind = next((kind for key, kind in OTHERS.items() if key in shapes), "no VAE of that kind")
-        raise ModelFileError(f"{name} is {kind}, and only an AutoencoderKL can be split; use ComfyUI's own VAE Loader.")
+        raise ModelFileError(
+            f"{name} is {kind}, and only an AutoencoderKL can be split.", "Use ComfyUI's own VAE Loader."
+        )
     held = {current_name(key.removeprefix(prefix)): shape for key, shape in shapes.items() if key.startswith(prefix)}
     original = any(re.match(LDM.down, key) for key in held)
     return VAEDescription(config_of(held, LDM if original else DIFFUSERS, name), (path,), prefix, original)
@@ -110,7 +112,9 @@ def describe_folder(folder: Path) -> VAEDescription:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ModelFileError(f"{folder / 'config.json'} cannot be read ({error}); download the VAE again.") from error
+        raise ModelFileError(
+            f"{folder / 'config.json'} cannot be read ({error}).", "Download the VAE again."
+        ) from error
     if not isinstance(config, dict) or config.get("_class_name") != "AutoencoderKL":
         kind = config.get("_class_name") if isinstance(config, dict) else None
         raise ModelFileError(f"{folder} holds {kind or 'no model'}, and only an AutoencoderKL can be split over ranks.")
@@ -118,7 +122,7 @@ def describe_folder(folder: Path) -> VAEDescription:
     whole = folder / "diffusion_pytorch_model.safetensors"
     files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ModelFileError(f"{folder} holds no safetensors file; download the VAE's safetensors again.")
+        raise ModelFileError(f"{folder} holds no safetensors file.", "Download the VAE's safetensors again.")
     config = {key: value for key, value in config.items() if not key.startswith("_")}
     return VAEDescription(config, tuple(str(file) for file in files))
 
@@ -129,7 +133,9 @@ def config_of(shapes: Shapes, layout: Layout, file: str) -> dict[str, Any]:
     if kind is None and len(shapes["decoder.conv_in.weight"]) != 4:
         kind = "a video VAE"
     if kind:
-        raise ModelFileError(f"{file} is {kind}, and only an AutoencoderKL can be split; use ComfyUI's own VAE Loader.")
+        raise ModelFileError(
+            f"{file} is {kind}, and only an AutoencoderKL can be split.", "Use ComfyUI's own VAE Loader."
+        )
     levels = range(layout.levels(shapes))
     needed = ["encoder.conv_in.weight", "decoder.conv_out.weight"]
     needed += [layout.down_resnet.format(level, 0) for level in levels]
@@ -137,14 +143,15 @@ def config_of(shapes: Shapes, layout: Layout, file: str) -> dict[str, Any]:
     missing = [name for name in needed if name not in shapes]
     if missing or not levels:
         raise ModelFileError(
-            f"{file} is no AutoencoderKL or only a part of one (it has no {(missing or ['encoder blocks'])[0]}); "
-            "use a file with encoder and decoder."
+            f"{file} is no AutoencoderKL or only a part of one (it has no {(missing or ['encoder blocks'])[0]}).",
+            "Use a file with encoder and decoder.",
         )
     widths = [shapes[layout.down_resnet.format(level, 0)][0] for level in levels]
     if any(width % NORM_GROUPS for width in widths):
         raise ModelFileError(
             f"{file} has levels of {', '.join(map(str, widths))} channels, which norms of {NORM_GROUPS} groups do not "
-            "divide; load it from a diffusers folder, whose config.json tells the groups."
+            "divide.",
+            "Load it from a diffusers folder, whose config.json tells the groups.",
         )
     resnets = [name for name in shapes if name.endswith(".conv1.weight") and re.match(layout.down, name)]
     return {
@@ -204,7 +211,7 @@ def read_weights(described: VAEDescription, check: Check = go_on) -> dict[str, t
         except (SafetensorError, OSError) as error:
             if is_out_of_memory(error):
                 raise
-            raise ModelFileError(broken(Path(path).name, error)) from error
+            raise broken(Path(path).name, error) from error
     if described.original:
         from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
@@ -212,7 +219,8 @@ def read_weights(described: VAEDescription, check: Check = go_on) -> dict[str, t
         if len(converted) < len(tensors):
             raise ModelFileError(
                 f"{Path(described.files[0]).name} has {len(tensors) - len(converted)} weights that no AutoencoderKL "
-                "has, and only that can be split over ranks; use ComfyUI's own VAE Loader."
+                "has, and only that can be split over ranks.",
+                "Use ComfyUI's own VAE Loader.",
             )
         tensors = converted
     # Attention was made of 1×1 convolutions once.
@@ -235,15 +243,17 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes in a safetensors file. Raises ModelFileError."""
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise ModelFileError(
-            f"{path.name} is a pickle checkpoint, and loading one can run any code; it is refused. "
-            "Use the VAE's safetensors file, or convert it."
+            f"{path.name} is a pickle checkpoint, and loading one can run any code; it is refused.",
+            "Use the VAE's safetensors file, or convert it.",
         )
     try:
         with safe_open(str(path), framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ModelFileError(broken(path.name, error)) from error
+        raise broken(path.name, error) from error
 
 
-def broken(name: str, error: Exception) -> str:
-    return f"{name} is not a whole safetensors file ({error}); it was cut short or damaged: download it again."
+def broken(name: str, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"{name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
+    )

@@ -2,6 +2,7 @@
 
 import { app } from '../../../scripts/app.js'
 import { errorCard } from './card.js'
+import { advised } from '../text.js'
 import { explain } from './message.js'
 import { nodeIn, place, rectangle } from './place.js'
 
@@ -36,7 +37,8 @@ export class Notice {
 
   makeCard() {
     const name = this.node()?.title ?? this.event.node_type
-    return errorCard(this.kind, explain(this.event, this.kind), name, {
+    const said = explain(this.event, this.kind)
+    return errorCard(this.kind, { ...said, advice: advised(said.advice) }, name, {
       onDismiss: () => this.dismiss(),
       onShow: () => this.goToNode()
     })

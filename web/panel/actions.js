@@ -1,7 +1,6 @@
 // What the buttons do: a request to the server, after a question where a job runs; a refusal becomes a toast.
 
-import { beforeDetails } from '../errors/message.js'
-import { t } from '../text.js'
+import { brief, t } from '../text.js'
 
 const ENDS_A_JOB = ['stop', 'restart', 'park']
 
@@ -31,7 +30,7 @@ export class Actions {
     try {
       const response = await this.api.fetchApi(`/paralleldit/${action}?group=${number}`, { method: 'POST' })
       const wasStopped = action !== 'stop' && stops !== this.stops // so it says nothing that is not known
-      if (!response.ok && !wasStopped) this.tell(action, beforeDetails(await response.text()))
+      if (!response.ok && !wasStopped) this.tell(action, brief(await response.text()))
     } catch (error) {
       this.tell(action, error.message)
     } finally {

@@ -1,7 +1,7 @@
 // Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
 
 import { element } from '../elements.js'
-import { t } from '../text.js'
+import { brief, t } from '../text.js'
 import { captionOf, cellWords, COMPACT_ABOVE, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
 
 const MAX_PATCHES_DRAWN = 16
@@ -9,7 +9,7 @@ const MAX_PATCHES_DRAWN = 16
 /** Replaces what the element shows. answer: the server's. open: names of values that only a run can tell. */
 export function draw(target, answer, open) {
   if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
-  else if (answer.error) target.replaceChildren(errorBox(answer.error))
+  else if (answer.error) target.replaceChildren(errorBox(brief(answer.error)))
   else target.replaceChildren(...plan(answer))
 }
 
@@ -26,7 +26,7 @@ function* plan(answer) {
   if (answer.ranks.length) yield* mesh(answer)
   for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t))
   for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t))
-  for (const words of answer.unknown) yield line('paralleldit-plan-remark', words)
+  for (const words of answer.unknown) yield line('paralleldit-plan-remark', brief(words))
 }
 
 function* mesh(answer) {

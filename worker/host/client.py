@@ -181,7 +181,9 @@ class WorkerGroup:
         """
         with self.supervisor.turn_within(0.0) as has_come:
             if not has_come:
-                raise RequestRefused("The worker group is busy with a job; ask for the trace again when it has ended.")
+                raise RequestRefused(
+                    "The worker group is busy with a job.", "Ask for the trace again when it has ended."
+                )
             return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def status(self) -> dict[str, Any]:
@@ -250,9 +252,9 @@ class WorkerGroup:
             done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation
-            raise WorkerGroupError(died.cause, self.supervisor.what_now(session), died.details) from error
+            raise WorkerGroupError(*died.advised(self.supervisor.what_now(session))) from error
         except UnsendableError as error:
-            raise RequestRefused(str(error)) from error
+            raise RequestRefused(*error.explanation) from error
         finally:
             if operation.drops_model and not done:  # refused, and when it is given up, too
                 known.model = None
@@ -262,4 +264,4 @@ class WorkerGroup:
                 self.runs.step(operation.name, reply["seconds"], reply["communication"])
             return results
         refusal = OutOfMemory if reply.get("kind") == "memory" else RequestRefused
-        raise refusal.parse(reply["error"])
+        raise refusal(**reply["error"])

@@ -70,9 +70,9 @@ class Session:
             finally:
                 endpoint.close()
         except (OSError, ProtocolError) as error:
-            raise WorkerGroupError(
-                f"The worker group cannot be started: {error}", "Mend that, and queue the prompt again."
-            ) from error
+            said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
+            said = said.because("The worker group cannot be started: ")
+            raise WorkerGroupError(*said.advised("Mend that, and queue the prompt again.")) from error
         self.job_channel = endpoint.channels["job"]
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel, selectors.EVENT_READ)
@@ -85,10 +85,8 @@ class Session:
             while not endpoint.accept(POLL_SECONDS):
                 check()
                 if self.process.exited.is_set():
-                    reason = self.process.reason()
-                    raise WorkerGroupError(
-                        f"The worker group did not start. {reason.cause}", FIX_AND_RETRY, reason.details
-                    )
+                    reason = self.process.reason().because("The worker group did not start. ")
+                    raise WorkerGroupError(*reason.advised(FIX_AND_RETRY))
                 if time.monotonic() > deadline:
                     raise WorkerGroupError(
                         f"The worker group did not start in {self.settings.start_seconds:g} s.",
@@ -208,8 +206,8 @@ class Session:
 
     def _ended(self, error: Exception) -> WorkerGroupError:
         unread = isinstance(error, ProtocolError)
-        why = self.end(Explanation(f"Its answer could not be read: {error}") if unread else None)
-        return WorkerGroupError(f"The worker group ended during '{self.operation}'.\n{why.cause}", "", why.details)
+        why = self.end(error.explanation.because("Its answer could not be read: ") if unread else None)
+        return WorkerGroupError(*why.because(f"The worker group ended during '{self.operation}'.\n"))
 
     def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
         """The next event or reply of the last request."""

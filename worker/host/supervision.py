@@ -48,7 +48,7 @@ class Supervisor:
         self.session: Session | None = None
         self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
         self.ranks = 0  # of the session, or of the last one
-        self.last_death: str | None = None
+        self.last_death: Explanation | None = None
         self.stops = 0
 
     @contextlib.contextmanager
@@ -79,7 +79,7 @@ class Supervisor:
         try:
             ranks_a_machine(ranks, self.settings)
         except SettingsError as error:
-            raise RequestRefused(str(error)) from error
+            raise RequestRefused(*error.explanation) from error
         session = self.session
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # a death of what was given up is recorded below
@@ -94,13 +94,11 @@ class Supervisor:
         left = self.restarts.seconds_left()
         if left:
             self._enter("failed")
-            last = Explanation.parse(self.last_death)
-            raise WorkerGroupError(
+            last = self.last_death.because(
                 f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
-                f"{left:.0f} s. The last time: {last.cause}",
-                "Mend the cause, and restart the group or ComfyUI.",
-                last.details,
+                f"{left:.0f} s. The last time: "
             )
+            raise WorkerGroupError(last.cause, "Mend the cause, and restart the group or ComfyUI.", last.details)
         self._start(ranks, check)
 
     def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
@@ -140,7 +138,8 @@ class Supervisor:
 
     def status(self) -> dict[str, Any]:
         """State, how often the group died lately, and what its ranks tell; answered while a job runs."""
-        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": self.last_death}
+        last_death = str(self.last_death) if self.last_death else None
+        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
         session = self.session
         own["note"] = session.known.note if session else ""
         if session is None:
@@ -175,7 +174,7 @@ class Supervisor:
     def _record_death(self, session: Session) -> None:
         """Lets go of a session that has died, and counts it."""
         self.session = None
-        self.last_death = str(session.end())
+        self.last_death = session.end()
         session.close()
         self.restarts.note_death()
         self._enter("restarting")
@@ -202,7 +201,7 @@ class Supervisor:
             session = Session(ranks, self.device, self.settings, self.folder, check_both)
         except WorkerGroupError as error:
             if self.stops == stops:
-                self.last_death = str(error)
+                self.last_death = error.explanation
                 self._enter("failed")
             raise
         except BaseException:  # an interrupt is no Exception in ComfyUI

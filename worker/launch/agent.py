@@ -43,7 +43,7 @@ def main() -> None:
     try:
         place, listener = open_group(options, report)
     except RendezvousError as error:
-        report.write(Explanation(str(error)))
+        report.write(error.explanation)
         raise SystemExit(str(error)) from error
     run_torchrun(options, place, listener, report)
 
@@ -79,11 +79,11 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
     start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": endpoint_of(listener)}
     others.gather(start, options.silence)
 
-    def lost(reason: str, of_another: bool) -> None:
+    def lost(reason: Explanation, of_another: bool) -> None:
         if of_another:
             time.sleep(ROOT_CAUSE_SECONDS)
         try:
-            report.write(Explanation.parse(reason))
+            report.write(reason)
         finally:
             os._exit(1)  # the kernel ends the ranks with this process
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -88,7 +87,7 @@ class WorkerProcess:
             return Explanation(f"torchrun (process {self.popen.pid}) {how}.", details=self.log_tail())
         reason = failed["reason"]
         tail = "" if failed["rank"] is None else self.log_tail(failed["rank"])
-        return replace(reason, details="\n\n".join(filter(None, (reason.details, tail))))
+        return reason._replace(details="\n\n".join(filter(None, (reason.details, tail))))
 
     def log_tail(self, rank: int | None = None) -> str:
         """The last lines of a rank's log, or of torchrun's own; empty if there is none."""

@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..errors import Explained, Explanation
 from .peer import HELLO_SECONDS, Message, PeerConnection, PeerLost
 from .torchrun import Machines
 
-VERSION = 1
+VERSION = 2
 JOIN_SECONDS = 60
 
 
-class RendezvousError(RuntimeError):
+class RendezvousError(Explained, RuntimeError):
     """The machines do not come together."""
 
 
@@ -54,7 +55,7 @@ class Rendezvous:
             try:
                 connection, (address, _) = self.listener.accept()
             except TimeoutError:
-                raise RendezvousError(self._missing(seconds)) from None
+                raise self._missing(seconds) from None
             place = self.places.get(address)
             if place is None or place in self.peers:
                 connection.close()
@@ -62,7 +63,7 @@ class Rendezvous:
             self._admit(place, PeerConnection(connection), start, silence)
         self.listener.close()
 
-    def watch(self, lost: Callable[[str, bool], None]) -> None:
+    def watch(self, lost: Callable[[Explanation, bool], None]) -> None:
         """Has `lost` called from another thread, when a machine's ranks have failed or it is not heard of any more.
 
         It is given why, in words, and whether that machine says that another one's loss was the cause.
@@ -86,21 +87,23 @@ class Rendezvous:
         self.peers[place] = (name, peer)
         print(f"{name} has joined", flush=True)
 
-    def _missing(self, seconds: float) -> str:
+    def _missing(self, seconds: float) -> RendezvousError:
         names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.peers]
-        return (
-            f"{' and '.join(names)} did not join within {seconds:g} s; run there, in the pack's folder: "
-            f"python -m worker.join {self.machines.address}:{self.machines.port}"
+        return RendezvousError(
+            f"{' and '.join(names)} did not join within {seconds:g} s.",
+            f"Run there, in the pack's folder: python -m worker.join {self.machines.address}:{self.machines.port}",
         )
 
-    def _watch(self, name: str, peer: PeerConnection, lost: Callable[[str, bool], None]) -> None:
+    def _watch(self, name: str, peer: PeerConnection, lost: Callable[[Explanation, bool], None]) -> None:
         try:
             message = peer.receive()
         except PeerLost as error:
-            lost(f"The machine {name} {error}.", False)
+            lost(Explanation(f"The machine {name} {error}."), False)
             return
         if "failed" in message:
-            lost(f"On the machine {name}: {message['failed']}", bool(message.get("of_another")))
+            failed = message["failed"] if isinstance(message["failed"], dict) else {"cause": message["failed"]}
+            said = Explanation(*(str(failed.get(field, "")) for field in Explanation._fields))
+            lost(said.because(f"On the machine {name}: "), bool(message.get("of_another")))
 
 
 def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
@@ -113,7 +116,9 @@ def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
         peer.send({"version": VERSION, "host": socket.gethostname()})
         start = peer.receive()
         if "refused" in start:
-            raise RendezvousError(f"{address} refuses: {start['refused']}; use the same version of the pack on both.")
+            raise RendezvousError(
+                f"{address} refuses: {start['refused']}.", "Use the same version of the pack on both."
+            )
     except BaseException:  # Ctrl-C, too
         peer.close()
         raise

@@ -20,9 +20,9 @@ class Report:
         self.file = folder / "failure.json"
 
     def write(self, reason: Explanation, rank: int | None = None, of_another: bool = False) -> None:
-        self.file.write_text(json.dumps({"reason": str(reason), "rank": rank, "of_another": of_another}))
+        self.file.write_text(json.dumps({"reason": reason._asdict(), "rank": rank, "of_another": of_another}))
 
     def read(self) -> dict[str, Any]:
         """Raises OSError if there is none, and ValueError if it is cut off."""
         fields = json.loads(self.file.read_text())
-        return {**fields, "reason": Explanation.parse(fields["reason"])}
+        return {**fields, "reason": Explanation(**fields["reason"])}

@@ -54,8 +54,8 @@ def ranks_a_machine(ranks: int, settings: Settings) -> int:
         below, above = ranks // count * count, (ranks // count + 1) * count
         works = f"{below} or {above}" if below else f"{above}"
         raise SettingsError(
-            f"A plan of {ranks} ranks does not divide over {count} machines; choose one of {works} ranks, "
-            "or take machines out of the settings."
+            f"A plan of {ranks} ranks does not divide over {count} machines.",
+            f"Choose one of {works} ranks, or take machines out of the settings.",
         )
     return ranks // count
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
+from ..errors import Explanation
 from ..wire.protocol import Header
 
 # From best to worst; the worst on any rank is how it ended for all. Broken: by another rank, which says why.
@@ -15,23 +17,23 @@ KINDS = DONE, BROKEN, CANCELLED, REFUSED, MEMORY = "done", "broken", "cancelled"
 
 @dataclass(frozen=True)
 class Outcome:
-    """text: the error, in words for the person in the editor, of what is refused or lacks memory."""
+    """said: the error, in words for the person in the editor, of what is refused or lacks memory."""
 
     kind: str = DONE
-    text: str = ""
+    said: Explanation = Explanation("")
 
     def reply(self) -> Header:
         """The fields of the reply to ComfyUI."""
         if self.kind in (DONE, CANCELLED):
             return {} if self.kind == DONE else {"cancelled": True}
-        return {"error": self.text, "kind": self.kind}
+        return {"error": self.said._asdict(), "kind": self.kind}
 
 
 class Ended(Exception):
     """All ranks have agreed that the request ends here."""
 
     def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.text)
+        super().__init__(str(outcome.said))
         self.outcome = outcome
 
 
@@ -46,12 +48,12 @@ def agree(own: Outcome, group: dist.ProcessGroup) -> Outcome:
     if KINDS[kind] == DONE:
         return own
     first = world - 1 - back
-    words = own.text.encode(errors="backslashreplace")  # a file's name may be no text
+    fields = [field.encode(errors="backslashreplace").decode() for field in own.said]  # a file's name may be no text
+    words = json.dumps(fields).encode()
     length = torch.tensor([len(words)])
     dist.broadcast(length, first, group=group)
     text = torch.zeros(int(length), dtype=torch.uint8)
-    if rank == first and words:
+    if rank == first:
         text = torch.frombuffer(bytearray(words), dtype=torch.uint8)
-    if len(text):
-        dist.broadcast(text, first, group=group)
-    return Outcome(KINDS[kind], bytes(text.tolist()).decode())
+    dist.broadcast(text, first, group=group)
+    return Outcome(KINDS[kind], Explanation(*json.loads(bytes(text.tolist()))))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from parallel_backend.errors import RequestError, is_out_of_memory, lack_of_memory, reasons
 
-from ..errors import unforeseen
+from ..errors import Explanation, unforeseen
 from ..launch.torchrun import machine_prefix
 from ..wire.operations import operation_of
 from ..wire.protocol import Header
@@ -96,14 +96,14 @@ class Job:
             if is_out_of_memory(error):
                 raise
             logging.exception("%s failed", self.operation.name)
-            raise RequestError(str(unforeseen(error, dist.get_rank()))) from error
+            raise RequestError(*unforeseen(error, dist.get_rank())) from error
 
     def _judge(self, error: Exception) -> Outcome:
         """How the job ended on this rank. Raises the error again if it is none that the group survives."""
         if isinstance(error, Cancelled):
             return Outcome(CANCELLED)
         if isinstance(error, RequestError):
-            return Outcome(REFUSED, f"{machine_prefix()}{error}")
+            return Outcome(REFUSED, error.explanation.because(machine_prefix()))
         if isinstance(error, GroupsError) or not self.groups.can_be_cut:
             raise error
         lack = lack_of_memory(error)
@@ -121,15 +121,15 @@ class Job:
         gc.collect()
         return Outcome(MEMORY, self._report(lack, full))
 
-    def _report(self, lack: BaseException, full: Room) -> str:
+    def _report(self, lack: BaseException, full: Room) -> Explanation:
         """What there is to say of a lack of memory. full: the room when it came. Raises nothing: the group lives on."""
         rank, device = dist.get_rank(), self.state.device
         try:
             model = plan_of(self.operation, self.header, self.latents, self.state.transformer)
-            return str(Shortage(rank, self.operation, asked(lack), full, Room.now(device), **model))
+            return Shortage(rank, self.operation, asked(lack), full, Room.now(device), **model).explanation
         except Exception:
             logging.exception("the lack of memory cannot be told in full")
-            return f"Rank {rank} ran out of memory while it was {self.operation.doing}."
+            return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")
 
     def _cut(self) -> None:
         """Ends the job's communication, once what was on its way has arrived."""

@@ -72,7 +72,7 @@ class Operations:
         plan = ParallelPlan.from_json(job.header["plan"])
         if plan.world_size != dist.get_world_size():
             raise RequestError(
-                f"The plan {plan} is not for the group's {dist.get_world_size()} ranks; restart ComfyUI."
+                f"The plan {plan} is not for the group's {dist.get_world_size()} ranks.", "Restart ComfyUI."
             )
         self.state.drop_model()
         # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
@@ -181,6 +181,6 @@ class Operations:
 
     def loaded_transformer(self, job: Job) -> ParallelTransformer:
         if self.state.transformer is None:
-            raise RequestError("No model is loaded in the worker group; queue the prompt again.")
+            raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
         self.unpark(job, self.state.transformer.parking)
         return self.state.transformer

@@ -26,9 +26,9 @@ def check_request(header: Header, tensors: Tensors) -> None:
     """Raises RequestError for one of no operation, and for one that lacks something, or has it in a wrong type."""
     name = header.get("op")
     if not isinstance(name, str):
-        raise RequestError(f"A request names its operation, and this one has {name!r}; restart ComfyUI.")
+        raise RequestError(f"A request names its operation, and this one has {name!r}.", "Restart ComfyUI.")
     if name not in OPERATIONS:
-        raise RequestError(f"The worker group knows no operation {name!r}; restart ComfyUI.")
+        raise RequestError(f"The worker group knows no operation {name!r}.", "Restart ComfyUI.")
     operation = operation_of(header)
     check_fields(header, operation.fields, repr(name))
     missing = [tensor for tensor in operation.tensors if tensor not in tensors]
@@ -60,7 +60,7 @@ def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[typ
     for name, wanted in types.items():
         value = values.get(name)
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise RequestError(f"The {name} of {whose} cannot be {value!r:.100}; restart ComfyUI.")
+            raise RequestError(f"The {name} of {whose} cannot be {value!r:.100}.", "Restart ComfyUI.")
 
 
 def made(kind: type[Part], values: Any) -> Part:
@@ -70,7 +70,7 @@ def made(kind: type[Part], values: Any) -> Part:
     except RequestError:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise RequestError(f"{values!r:.100} describes no {kind.__name__} ({error}); restart ComfyUI.") from error
+        raise RequestError(f"{values!r:.100} describes no {kind.__name__} ({error}).", "Restart ComfyUI.") from error
 
 
 def check_call(call: SamplerCall, tensors: Tensors) -> None:

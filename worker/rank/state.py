@@ -51,7 +51,7 @@ class RankState:
         self.conditions.update({key: tensor.clone() for key, tensor in tensors.items()})  # they outlive the frame
         unknown = [key for kind in names for key in header[kind].values() if key not in self.conditions]
         if unknown:
-            raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}; load the model again.")
+            raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
         return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
 
     @property

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import Explained
 from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, from_buffer, to_buffers
 
@@ -26,7 +27,7 @@ MAX_PAYLOAD = 8 << 30
 Header = dict[str, Any]
 
 
-class ProtocolError(RuntimeError):
+class ProtocolError(Explained, RuntimeError):
     """A frame that this version does not speak, or that is over a cap or malformed."""
 
 
@@ -46,7 +47,8 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
     if len(text) > MAX_HEADER or length > MAX_PAYLOAD:
         raise UnsendableError(
             f"What would go between ComfyUI and the ranks at once is {len(text)} + {length} bytes, and {MAX_HEADER} + "
-            f"{MAX_PAYLOAD} is the most; use a smaller batch, size or LoRA."
+            f"{MAX_PAYLOAD} is the most.",
+            "Use a smaller batch, size or LoRA.",
         )
     return [PREFIX.pack(MAGIC, VERSION, len(text), length) + text, *payload]
 
@@ -83,7 +85,8 @@ def check_version(version: int) -> None:
     if version != VERSION:
         raise ProtocolError(
             f"The other side speaks version {version} of ParallelDiT's protocol and this one {VERSION}, so the pack "
-            "has changed under a running ComfyUI; restart ComfyUI."
+            "has changed under a running ComfyUI.",
+            "Restart ComfyUI.",
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..errors import Explained
 from .json_object import parse_object
 
 Buffer = bytes | bytearray | memoryview
@@ -31,7 +32,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class UnsendableError(ValueError):
+class UnsendableError(Explained, ValueError):
     """What no frame can carry."""
 
 

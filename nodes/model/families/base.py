@@ -9,6 +9,7 @@ from typing import Any
 import comfy.model_base
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 
 Tensors = dict[str, torch.Tensor]
@@ -108,16 +109,16 @@ def flow_euler(**shift: object) -> dict[str, object]:
 
 
 def text_of(context: torch.Tensor | None, family: str, encoder: str) -> torch.Tensor:
-    """The embeddings of the text. Raises ValueError where there are none."""
+    """The embeddings of the text. Raises Refused where there are none."""
     if context is None:
-        raise ValueError(f"{family} needs a text conditioning: connect a CLIP Text Encode node with {encoder}.")
+        raise Refused(f"{family} needs a text conditioning.", f"Connect a CLIP Text Encode node with {encoder}.")
     return context
 
 
 def wanted_guidance(guidance: torch.Tensor | None, family: str) -> torch.Tensor:
-    """The guidance scale of a model that is conditioned on it. Raises ValueError where a node has taken it away."""
+    """The guidance scale of a model that is conditioned on it. Raises Refused where a node has taken it away."""
     if guidance is None:
-        raise ValueError(f"The parallel {family} always takes a guidance scale; remove the node that disables it.")
+        raise Refused(f"The parallel {family} always takes a guidance scale.", "Remove the node that disables it.")
     return guidance
 
 

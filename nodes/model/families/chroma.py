@@ -10,6 +10,7 @@ import comfy.supported_models
 import comfy.utils
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import Detected, HostFamily, Layout, Shapes, Table, Tensors, flow_euler, register, text_of, weightless
 from .flux import flux_naming
@@ -28,10 +29,10 @@ def build_chroma(model: ModelDescription) -> comfy.model_base.Chroma:
 def chroma_conditions(
     _model: comfy.model_base.Chroma, _latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
 ) -> Tensors:
-    """T5 embeddings, all tokens of which count. Raises ValueError for a guidance scale, which diffusers takes for 0."""
+    """T5 embeddings, all tokens of which count. Raises Refused for a guidance scale, which diffusers takes for 0."""
     extra.pop("y", None)  # CLIP's, of which Chroma takes none
     if extra.pop("guidance", torch.zeros(1)).any():
-        raise ValueError("The parallel Chroma takes no guidance scale: remove the Flux Guidance node, and use cfg.")
+        raise Refused("The parallel Chroma takes no guidance scale.", "Remove the Flux Guidance node, and use cfg.")
     return {"encoder_hidden_states": text_of(context, "Chroma", "its T5 encoder")}
 
 

@@ -10,6 +10,7 @@ import comfy.supported_models_base
 import torch
 
 from ....parallel_backend.errors import ModelFileError
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import HostFamily, Tensors, register, weightless
 
@@ -78,13 +79,13 @@ def dit_conditions(
     """One-hot vectors to class labels (B). All zeros, as ConditioningZeroOut makes, mean no class."""
     width = model.classes + 1
     if context is None or context.shape[1:] != (1, width):
-        raise ValueError("This DiT draws classes, not text: connect a DiT Class Label node made with this model.")
+        raise Refused("This DiT draws classes, not text.", "Connect a DiT Class Label node made with this model.")
     one_hot = context[:, 0].float()
     if not one_hot.isfinite().all():
-        raise ValueError("The conditioning holds NaN or infinite values; the node that made it went wrong.")
+        raise Refused("The conditioning holds NaN or infinite values; the node that made it went wrong.")
     zeroed = (one_hot == 0).all(1)
     if not (zeroed | ((one_hot == 1).sum(1) == 1) & ((one_hot != 0).sum(1) == 1)).all():
-        raise ValueError("DiT class labels can't be averaged or blended; use one DiT Class Label a conditioning.")
+        raise Refused("DiT class labels can't be averaged or blended.", "Use one DiT Class Label a conditioning.")
     return {"class_labels": one_hot.argmax(1).masked_fill(zeroed, model.classes)}
 
 

@@ -9,6 +9,7 @@ import comfy.supported_models
 import comfy.utils
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import (
     Detected,
@@ -51,14 +52,14 @@ def build_flux2(model: ModelDescription) -> comfy.model_base.Flux2:
 def flux2_conditions(
     model: comfy.model_base.Flux2, _latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
 ) -> Tensors:
-    """The text's embeddings, the guidance scale, and images. Raises ValueError for another place of these than 10 apart
+    """The text's embeddings, the guidance scale, and images. Raises Refused for another place of these than 10 apart
     on the axis of images."""
     text = text_of(context, "Flux.2", "its text encoder")
     extra.pop("y", None)  # pooled text, of which Flux.2 takes none
     guidance, references = extra.pop("guidance", None), extra.pop("ref_latents", [])
     method = extra.pop("ref_latents_method", "index")
     if references and method != "index":
-        raise ValueError(f"The parallel Flux.2 cannot honour the reference method {method!r}; use index.")
+        raise Refused(f"The parallel Flux.2 cannot honour the reference method {method!r}.", "Use index.")
     conditions = {"encoder_hidden_states": text}
     if model.takes_guidance:
         conditions["guidance"] = wanted_guidance(guidance, "Flux.2").to(text)

@@ -10,6 +10,7 @@ import comfy.supported_models
 import comfy.utils
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import (
     Detected,
@@ -77,15 +78,16 @@ def hunyuandit_conditions(
     given = {"encoder_hidden_states": text_of(context, "HunyuanDiT", ENCODERS)}
     for name in ("text_embedding_mask", "encoder_hidden_states_t5", "text_embedding_mask_t5"):
         if name not in extra:
-            raise ValueError(
-                f"HunyuanDiT needs texts of two encoders: connect a CLIP Text Encode node with {ENCODERS}."
+            raise Refused(
+                "HunyuanDiT needs texts of two encoders.", f"Connect a CLIP Text Encode node with {ENCODERS}."
             )
         given[name] = extra.pop(name)
     for name, tokens in TOKENS.items():
         if given[name].shape[1] != tokens:
-            raise ValueError(
-                f"The parallel HunyuanDiT takes prompts of up to 77 tokens of BERT and 256 of mT5, and got one that "
-                f"fills {given[name].shape[1]} in place of {tokens}; shorten the prompt, or use the stock loader."
+            raise Refused(
+                "The parallel HunyuanDiT takes prompts of up to 77 tokens of BERT and 256 of mT5, and got one that "
+                f"fills {given[name].shape[1]} in place of {tokens}.",
+                "Shorten the prompt, or use the stock loader.",
             )
     size = extra.pop("image_meta_size", None)
     if model.is_sized:

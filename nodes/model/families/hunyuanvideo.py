@@ -8,6 +8,7 @@ import comfy.model_base
 import comfy.supported_models
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import (
     Detected,
@@ -57,14 +58,14 @@ def hunyuanvideo_conditions(
     """
     text, pooled = text_of(context, "HunyuanVideo", "its text encoders"), extra.pop("y", None)
     if pooled is None:
-        raise ValueError(
-            "HunyuanVideo needs CLIP's pooled text: connect a CLIP Text Encode node with both its encoders."
+        raise Refused(
+            "HunyuanVideo needs CLIP's pooled text.", "Connect a CLIP Text Encode node with both its encoders."
         )
     mask = extra.pop("attention_mask", None)
     if mask is not None and (mask.is_floating_point() or not mask.all()):
-        raise ValueError(
-            "The parallel HunyuanVideo cannot honour an attention_mask that leaves out text tokens; encode the prompt "
-            "with CLIP Text Encode, which adds none, or use the stock loader."
+        raise Refused(
+            "The parallel HunyuanVideo cannot honour an attention_mask that leaves out text tokens.",
+            "Encode the prompt with CLIP Text Encode, which adds none, or use the stock loader.",
         )
     guidance = extra.pop("guidance", None)
     given = {"encoder_hidden_states": text, "pooled_projections": pooled[:, : model.pooled_width]}

@@ -10,6 +10,7 @@ import comfy.supported_models
 import torch
 from comfy.ldm.lightricks.symmetric_patchifier import SymmetricPatchifier, latent_to_pixel_coords
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import Detected, HostFamily, Layout, Shapes, Tensors, flow_euler, moved, register, text_of, weightless
 
@@ -49,9 +50,9 @@ def ltx_conditions(
 ) -> Tensors:
     """T5's embeddings with their mask, frames a second, and where in the video each token begins."""
     if asked := dict.fromkeys(words for name, words in REFUSED.items() if extra.get(name) is not None):
-        raise ValueError(
-            f"The parallel LTX-Video cannot honour {' or '.join(asked)}: all frames have one noise level here. "
-            "Remove that node and start from an empty latent, or use the stock loader."
+        raise Refused(
+            f"The parallel LTX-Video cannot honour {' or '.join(asked)}: all frames have one noise level here.",
+            "Remove that node and start from an empty latent, or use the stock loader.",
         )
     _tokens, corners = SymmetricPatchifier(1).patchify(latents)
     return {

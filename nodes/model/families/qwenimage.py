@@ -9,6 +9,7 @@ import comfy.model_base
 import comfy.supported_models
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import Detected, HostFamily, Layout, Shapes, Tensors, flow_euler, register, text_of, weightless
 from .references import image_ids, reference_conditions
@@ -52,13 +53,13 @@ def qwenimage_conditions(
 def text_mask(mask_BT: torch.Tensor) -> torch.Tensor:
     """1 for the tokens that count. ComfyUI's masks are integers of 0 and 1, or floats that are added to scores.
 
-    Raises ValueError for one that only weakens tokens.
+    Raises Refused for one that only weakens tokens.
     """
     if not mask_BT.is_floating_point():
         return mask_BT
     if ((mask_BT != 0) & (mask_BT > LEAST_MASK)).any():
-        raise ValueError(
-            "The parallel Qwen-Image cannot weight the text's tokens by a mask; remove the node that does."
+        raise Refused(
+            "The parallel Qwen-Image cannot weight the text's tokens by a mask.", "Remove the node that does."
         )
     return (mask_BT == 0).long()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from comfy.ldm.common_dit import pad_to_patch_size
 
+from ...errors import Refused
 from .base import Tensors
 
 MOST = 8  # the engine's conditions have so many names
@@ -16,9 +17,9 @@ Place = tuple[int, int, int]
 
 
 def reference_conditions(references: list[torch.Tensor], patch: tuple[int, int] = (2, 2)) -> Tensors:
-    """The engine's conditions of reference latents, filled up to patches. Raises ValueError for too many."""
+    """The engine's conditions of reference latents, filled up to patches. Raises Refused for too many."""
     if len(references) > MOST:
-        raise ValueError(f"The parallel model takes up to {MOST} reference images, and was given {len(references)}.")
+        raise Refused(f"The parallel model takes up to {MOST} reference images, and was given {len(references)}.")
     filled = (pad_to_patch_size(reference, (1,) * (reference.ndim - 4) + patch) for reference in references)
     return {f"reference_latents_{number}": reference for number, reference in enumerate(filled, 1)}
 
@@ -26,10 +27,12 @@ def reference_conditions(references: list[torch.Tensor], patch: tuple[int, int] 
 def places(latents: torch.Tensor, references: list[torch.Tensor], method: str) -> Iterator[Place]:
     """Where each reference image begins: (index, row, column), the last two in latent pixels.
 
-    method: the Edit Model Reference Method. Raises ValueError for one that is not known.
+    method: the Edit Model Reference Method. Raises Refused for one that is not known.
     """
     if method not in METHODS:
-        raise ValueError(f"The parallel model cannot honour the reference method {method!r}; use {', '.join(METHODS)}.")
+        raise Refused(
+            f"The parallel model cannot honour the reference method {method!r}.", f"Use {', '.join(METHODS)}."
+        )
     below = beside = 0
     for number, reference in enumerate(references, 1):
         height, width = reference.shape[-2:]

@@ -10,6 +10,7 @@ import comfy.supported_models
 import comfy.utils
 import torch
 
+from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import Detected, HostFamily, Layout, Shapes, Tensors, flow_euler, register, weightless
 
@@ -31,7 +32,7 @@ def sd3_conditions(
 ) -> Tensors:
     """CLIP and T5 embeddings, joined, and CLIP's pooled ones."""
     if context is None or "y" not in extra:
-        raise ValueError("SD3 needs a text conditioning: connect a CLIP Text Encode node with its text encoders.")
+        raise Refused("SD3 needs a text conditioning.", "Connect a CLIP Text Encode node with its text encoders.")
     return {"encoder_hidden_states": context, "pooled_projections": extra.pop("y")}
 
 

@@ -53,7 +53,8 @@ class Shortage:
         """The least that the request needed: what it had got when it failed, and what it was refused."""
         return max(0, self.full.used - self.empty.used) + max(self.asked or 0, self.full.free)
 
-    def __str__(self) -> str:
+    @property
+    def explanation(self) -> Explanation:
         wanted = f"asked for {size(self.asked)} more" if self.asked else "asked for more"
         lines = [
             f"Rank {self.rank} ran out of memory while it was {self.operation.doing}: it {wanted}, where it used "
@@ -63,7 +64,7 @@ class Shortage:
             lines.append(f"The model's weights take about {size(self.weights)} on that rank.")
         if self.tokens:
             lines.append(f"The request has {self.tokens:,} tokens of latents.")
-        return str(Explanation(" ".join(lines), " ".join(advice(self))))
+        return Explanation(" ".join(lines), "\n".join(advice(self)))
 
 
 def advice(short: Shortage) -> list[str]:
@@ -71,10 +72,13 @@ def advice(short: Shortage) -> list[str]:
     found = []
     plan = fitting_plan(short)
     if plan:
-        world = short.plan.world_size
-        more = "" if plan.world_size == world else f" on {plan.world_size} ranks, each with a device of its own,"
-        whole = " with patches=1" if plan.pipefusion > 1 else ""
-        found.append(f"The plan {plan}{whole}{more} should fit, by an estimate.")
+        name, ranks = f"{plan} with patches=1" if plan.pipefusion > 1 else str(plan), plan.world_size
+        if ranks == short.plan.world_size:
+            found.append(f"The plan {name} should fit, by an estimate.")
+        else:
+            found.append(
+                f"The plan {name} on {ranks} ranks, each with a device of its own, should fit, by an estimate."
+            )
     fewer = int(short.tokens * MARGIN * short.empty.free / short.needed) if short.needed else 0
     if 0 < fewer < short.tokens:
         found.append(f"Under this plan no more than about {fewer:,} tokens fit: lower the size or the batch.")
