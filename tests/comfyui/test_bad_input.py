@@ -40,25 +40,25 @@ def assert_says(message: str, *words: str) -> None:
 
 def test_a_model_that_is_not_there(host: ComfyHost) -> None:
     message = refusal(host, Job("no-such-model.safetensors").prompt(), GOOD)
-    assert_says(message, "no-such-model.safetensors", "diffusion_models", "put it there")
+    assert_says(message, "no-such-model.safetensors", "diffusion_models", "Put it there")
 
 
 def test_a_model_deleted_between_prompts(host: ComfyHost, broken: Path) -> None:
     latents(host, Job(broken.name).prompt())
     shutil.rmtree(broken)
-    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "put it there")
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "Put it there")
 
 
 def test_weights_deleted_between_prompts(host: ComfyHost, broken: Path) -> None:
     latents(host, Job(broken.name).prompt())
     (broken / WEIGHTS).unlink()
-    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "download")
+    assert_says(refusal(host, Job(broken.name).prompt(), GOOD), broken.name, "Download")
 
 
 def test_a_truncated_file_in_a_diffusers_folder(host: ComfyHost, broken: Path) -> None:
     truncate(broken / WEIGHTS)
     assert_says(
-        refusal(host, Job(broken.name).prompt(), GOOD), Path(WEIGHTS).name, "cut short or damaged", "download it again"
+        refusal(host, Job(broken.name).prompt(), GOOD), Path(WEIGHTS).name, "cut short or damaged", "Download it again"
     )
 
 
@@ -190,7 +190,7 @@ def test_a_plan_that_does_not_divide_the_heads_is_refused_before_a_rank_starts(h
     latents(host, GOOD.prompt())
     processes = worker_processes(host)
     message = refusal(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 3}).prompt(), GOOD)
-    assert_says(message, "ulysses=3", "4 heads", "use 2 or 4")
+    assert_says(message, "ulysses=3", "4 heads", "Use 2 or 4")
     assert worker_processes(host) == processes
 
 

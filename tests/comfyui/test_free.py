@@ -83,7 +83,7 @@ def test_weights_stay_where_they_are_if_ram_is_too_short_for_them(monkeypatch: p
     right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(1 << 30))
     parked = parking.Parking(model, torch.device("cpu"))
-    with pytest.raises(RequestError, match="Parking takes .* on each rank.* set on_free to unload"):
+    with pytest.raises(RequestError, match=r"Parking takes .* on each rank.*\n\nSet on_free to unload"):
         parked.take()
     assert parked.is_parked
     parked.restore()

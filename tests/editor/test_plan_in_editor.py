@@ -30,7 +30,7 @@ TURN_RING = """() => {
     }
 }"""
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
-HEADS = "ulysses=3 does not divide the model's 8 heads; use 2 or 4, or ring=3."
+HEADS = "ulysses=3 does not divide the model's 8 heads. Use 2 or 4, or ring=3."
 
 
 def template(name: str) -> dict[str, Any]:

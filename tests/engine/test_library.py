@@ -192,7 +192,7 @@ def test_a_script_that_torchrun_did_not_start_is_told_so(monkeypatch: pytest.Mon
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(RuntimeError, match="torchrun --nproc-per-node"):
         start_distributed("cpu")
-    with pytest.raises(RuntimeError, match="call start_distributed"):
+    with pytest.raises(RuntimeError, match="Call start_distributed"):
         parallelize(CALLS["Flux"].pipeline(), ParallelPlan())
 
 

@@ -32,7 +32,7 @@ def test_a_text_beyond_the_models_positions(family: str, most: int) -> None:
     transformer, (latents, timestep, _) = one_rank(family), FAMILIES[family].inputs(1, 16, 16)
     text = {"encoder_hidden_states": torch.zeros(1, most, 32)}
     transformer(latents, timestep, text)
-    with pytest.raises(RequestError, match=f"text has {most + 1} tokens, and this model takes {most}; shorten"):
+    with pytest.raises(RequestError, match=rf"text has {most + 1} tokens, and this model takes {most}\.\n\nShorten"):
         transformer.check(latents, timestep, {"encoder_hidden_states": torch.zeros(1, most + 1, 32)})
 
 

@@ -21,27 +21,29 @@ WORLD = 8
 
 
 def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
-    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
+    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads\.\n\nUse 2 or 4, or ring=3\."):
         ParallelPlan(ulysses=3).check_model(heads=8)
-    with pytest.raises(PlanError, match=r"use 6, or ring=7\."):
+    with pytest.raises(PlanError, match=r"Use 6, or ring=7\."):
         ParallelPlan(ulysses=7).check_model(heads=6)
 
 
 def test_more_stages_than_blocks_are_refused() -> None:
-    with pytest.raises(PlanError, match="pipefusion=9 has more stages than the model has blocks; use 8 or less"):
+    with pytest.raises(PlanError, match=r"pipefusion=9 has more stages than the model has blocks\.\n\nUse 8 or less"):
         ParallelPlan(pipefusion=9).check_model(heads=8, blocks=8)
 
 
 def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
-    with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads; use 2 or 4, or ring=3\."):
+    with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads\.\n\nUse 2 or 4, or ring=3\."):
         ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)
-    with pytest.raises(PlanError, match="ulysses=4 does not divide the 6 heads of a tp=4 rank; use 3 or 6, or ring=4"):
+    with pytest.raises(
+        PlanError, match=r"ulysses=4 does not divide the 6 heads of a tp=4 rank\.\n\nUse 3 or 6, or ring=4"
+    ):
         ParallelPlan(tp=4, ulysses=4).check_model(heads=24, tensor_parallel=True)
     ParallelPlan(tp=4, ulysses=2).check_model(heads=24, tensor_parallel=True)
 
 
 def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() -> None:
-    with pytest.raises(PlanError, match="tp=2 needs a model.*use tp=1, and ring=2 or pipefusion=2"):
+    with pytest.raises(PlanError, match=r"tp=2 needs a model.*\n\nUse tp=1, and ring=2 or pipefusion=2"):
         ParallelPlan(tp=2).check_model(heads=8, tensor_parallel=spec_for("SD3Transformer2DModel").tensor_parallel)
 
 
@@ -57,7 +59,7 @@ def test_patches_are_refused_where_the_blocks_see_text_and_image_as_one_sequence
     plan: ParallelPlan, asked: str
 ) -> None:
     for model_class in ("ZImageTransformer2DModel", "Lumina2Transformer2DModel"):
-        with pytest.raises(PlanError, match=f"{asked} .* use patches=1, or ring="):
+        with pytest.raises(PlanError, match=rf"{asked} .*\n\nUse patches=1, or ring="):
             plan.check_model(heads=8, pipefusion=spec_for(model_class).pipefusion)
 
 

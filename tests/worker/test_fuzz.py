@@ -238,7 +238,7 @@ def test_what_no_frame_can_carry_is_refused_before_it_is_sent(monkeypatch: pytes
     monkeypatch.setattr("worker.wire.protocol.MAX_PAYLOAD", 1000)
     sender, receiver = socket.socketpair()
     with sender, receiver:
-        with pytest.raises(ValueError, match="use a smaller batch"):
+        with pytest.raises(ValueError, match="Use a smaller batch"):
             send_frame(sender, {}, {"x": FAMILIES["pixart-alpha"].inputs(1, 32, 32)[0]})
         send_frame(sender, {"op": "status"})
         assert decode(receive_frame(receiver))[0] == {"op": "status"}

@@ -189,7 +189,7 @@ def test_a_file_that_the_second_machine_lacks_is_refused_in_its_name(pair: Pair)
 
 
 def test_ranks_that_do_not_divide_over_the_machines_are_refused() -> None:
-    with pytest.raises(SettingsError, match="3 ranks does not divide over 2 machines; choose one of 2 or 4 ranks"):
+    with pytest.raises(SettingsError, match=r"3 ranks does not divide over 2 machines\.\n\nChoose one of 2 or 4 ranks"):
         ranks_a_machine(3, Settings(machines=(f"{FIRST}:{PORT}", SECOND)))
 
 
@@ -294,7 +294,7 @@ def say_from(address: str, text: bytes) -> socket.socket:
 
 
 def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeting: Rendezvous) -> None:
-    with pytest.raises(RendezvousError, match=f"127.0.0.2 did not .* python -m worker.join 127.0.0.1:{PORT}"):
+    with pytest.raises(RendezvousError, match=rf"127.0.0.2 did not .*\n\n.* python -m worker.join 127.0.0.1:{PORT}"):
         meeting.gather({}, SILENCE, seconds=0.1)
 
 

@@ -226,7 +226,7 @@ def test_other_versions_are_told_so_on_both_sides(endpoint: Endpoint) -> None:
         [sys.executable, "-c", newer], cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True
     )
     with pytest.raises(
-        RuntimeError, match=f"speaks version {VERSION + 1} .* and this one {VERSION}, .*restart ComfyUI"
+        RuntimeError, match=rf"speaks version {VERSION + 1} .* and this one {VERSION}, .*\n\nRestart ComfyUI"
     ):
         while not endpoint.accept(0.1):
             assert rank.poll() is None, rank.stderr.read()
@@ -393,7 +393,7 @@ def test_a_workflows_names_lead_out_of_no_folder(comfyui: Path, model: Path, tmp
     for name in names:
         said = found[name]
         assert said["valid"] is not True and said["path"] == "", name
-        assert said["load"].startswith("ValueError: There is no model"), name
-        assert said["vae"].startswith("ValueError: There is no VAE"), name
+        assert said["load"].startswith("Refused: There is no model"), name
+        assert said["vae"].startswith("Refused: There is no VAE"), name
     assert [found[name]["valid"] for name in links] == [True, True]
     assert found["linked.safetensors"]["path"] == str(base / "models" / "diffusion_models" / "linked.safetensors")

@@ -24,7 +24,7 @@ def shortage(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, 
     empty = Room(room * GB, held * GB, (room - held) * GB)
     full = Room(room * GB, room * GB - GB, GB)
     missing = needed - (room - held - 1)
-    return str(Shortage(1, operation, missing * GB, full, empty, weights * GB, **more))
+    return str(Shortage(1, operation, missing * GB, full, empty, weights * GB, **more).explanation)
 
 
 def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
@@ -54,7 +54,7 @@ def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for(
 
 def test_memory_of_other_processes_is_pointed_to() -> None:
     empty, full = Room(24 * GB, 4 * GB, 8 * GB), Room(24 * GB, 11 * GB, 1 * GB)
-    assert "12.0 GB of this memory is in use by other processes" in str(Shortage(0, VAE, GB, full, empty))
+    assert "12.0 GB of this memory is in use by other processes" in str(Shortage(0, VAE, GB, full, empty).explanation)
 
 
 def test_where_nothing_would_fit_no_plan_is_named() -> None:

@@ -204,7 +204,7 @@ def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
 
     def ask(_event: Event) -> None:
         def from_another_thread() -> None:
-            with pytest.raises(RequestRefused, match="ask for the trace again") as refusal:
+            with pytest.raises(RequestRefused, match="Ask for the trace again") as refusal:
                 group.trace()
             refusals.append(refusal)
 

@@ -68,7 +68,7 @@ REFUSED = [
     ("ltx-0.9", {"concat_mask": torch.ones(1, 1, 3, 3, 5)}, "noise mask"),
     ("hunyuanvideo", {"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0]])}, "attention_mask"),
     ("hunyuanvideo", {"guiding_frame_index": torch.tensor(0)}, "guiding_frame_index"),
-    ("hunyuandit-1.2", {"conditioning": torch.ones(1, 154, 1024)}, "shorten the prompt"),
+    ("hunyuandit-1.2", {"conditioning": torch.ones(1, 154, 1024)}, "Shorten the prompt"),
     ("cogvideox-1.5-i2v", {"ofs": torch.full((1,), 3.0)}, "ofs"),
 ]
 

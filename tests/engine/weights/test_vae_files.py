@@ -141,7 +141,7 @@ def test_what_is_no_autoencoder_kl_is_refused_in_words(kind: str, tmp_path: Path
 
 def test_broken_missing_and_pickled_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
-    for name, says in {"cut.safetensors": "download it again", "gone.safetensors": "gone", "a.ckpt": "pickle"}.items():
+    for name, says in {"cut.safetensors": "Download it again", "gone.safetensors": "gone", "a.ckpt": "pickle"}.items():
         with pytest.raises(ModelFileError, match=says):
             load_vae(str(tmp_path / name), "fp32")
     (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}')

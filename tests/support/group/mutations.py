@@ -45,7 +45,7 @@ def real_frames() -> list[bytes]:
         ({"op": "adapt", "id": 4, "additions": [{"parameter": "p", "scale": 0.5, "up": "u"}]}, {"u": text.bfloat16()}),
         ({"id": 3, "event": "step", "step": 0, "steps": 4, "timestep": 999.0}, {"denoised": latents}),
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),
-        ({"id": 3, "error": "No."}, {}),
+        ({"id": 3, "error": {"cause": "No.", "advice": "", "details": ""}, "kind": "refused"}, {}),
     ]
     control: list[tuple[Header, Tensors]] = [
         ({"op": "status"}, {}),

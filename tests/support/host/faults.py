@@ -209,7 +209,7 @@ for _rank in (0, 1):
 WEIGHTS = f"models/diffusers/{GOOD.model}/transformer/diffusion_pytorch_model.safetensors"
 # What happens to a file between two prompts: the file, the harm, what the node says.
 LACKS = {
-    "truncate the checkpoint": (WEIGHTS, truncate, ("cannot be read as safetensors", "download it again")),
+    "truncate the checkpoint": (WEIGHTS, truncate, ("cannot be read as safetensors", "Download it again")),
     "delete the checkpoint": (WEIGHTS, Path.unlink, ("safetensors",)),
     "delete the workers' Python": (PYTHON, Path.unlink, ("cannot be started", PYTHON)),
 }
