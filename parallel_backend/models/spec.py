@@ -184,6 +184,6 @@ def spec_for(model_class: str) -> ModelSpec:
     if model_class not in _SPECS:
         raise UnknownModelError(
             f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
-            "parallel_backend/models/README.md says how to add one.",
+            "The manual parallel_backend/models/README.md says how to add one.",
         )
     return _SPECS[model_class]

@@ -12,13 +12,15 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import REPOSITORY, ComfyHost
+from parallel_backend.errors import DETAILS, ModelFileError, PlanError, RequestError
 from tests.support.cases.families import FAMILIES
 from tests.support.editor.editor import Editor
 from tests.support.editor.examples import open_demo
 from tests.support.group.direct_group import direct_group, go_on
 from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, ranks
-from worker.errors import DETAILS, Explanation, RequestRefused, WorkerGroupError
+from worker.errors import Explanation, RequestRefused, WorkerGroupError
+from worker.settings import SettingsError
 
 CARD, TITLE = "paralleldit-error", "header strong"
 TOO_MANY = {"mode": "manual", "tp": 3}
@@ -62,12 +64,16 @@ CONTRAST = r"""(text) => {
 }"""
 
 
-def test_the_text_of_an_error_is_in_the_order_of_importance_and_can_be_read_again() -> None:
-    error = WorkerGroupError("It ended.\n\nRank 1 was killed.", "Queue it again.", "a log\n\nof a rank")
+def test_the_text_of_an_error_is_in_the_order_of_importance_and_the_same_in_the_engine_and_in_the_worker() -> None:
+    fields = ("It ended.\n\nRank 1 was killed.", "Queue it again.", "a log\n\nof a rank")
     said = f"It ended.\nRank 1 was killed.\n\nQueue it again.\n\n{DETAILS}\na log\n\nof a rank"
-    assert str(error) == said
-    assert str(RequestRefused.parse(said)) == said
-    assert Explanation.parse(said).details == "a log\n\nof a rank"
+    for kind in (WorkerGroupError, RequestRefused, SettingsError, RequestError, ModelFileError):
+        error = kind(*fields)
+        assert str(error) == said
+        assert error.explanation == Explanation(*fields)
+    refused = PlanError("tp=3 does not fit.", "Use tp=2.", "tp")
+    assert (str(refused), refused.fields) == ("tp=3 does not fit.\n\nUse tp=2.", ("tp",))
+    assert isinstance(refused, ValueError) and isinstance(WorkerGroupError("It ended."), RuntimeError)
     assert str(RequestRefused("No; use less.")) == "No; use less."
 
 
@@ -84,6 +90,10 @@ def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_o
         said = caught.value.explanation
         assert "report it" in said.advice
         assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
+        with pytest.raises(RequestRefused) as refused:
+            direct.forward()
+        no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
+        assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
         assert direct.pids() == before
 
 

@@ -126,7 +126,7 @@ def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None
 
 
 def test_an_unknown_transformer_class_points_to_the_manual() -> None:
-    with pytest.raises(UnknownModelError, match="NoSuchTransformer.*parallel_backend/models/README.md"):
+    with pytest.raises(UnknownModelError, match=r"NoSuchTransformer.*\n\n.*parallel_backend/models/README.md"):
         spec_for("NoSuchTransformer")
 
 

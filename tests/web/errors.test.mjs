@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 
-import { KINDS, explain, kindOf, report } from '../../web/errors/message.js'
+import { KINDS, explain, fieldsOf, kindOf, report } from '../../web/errors/message.js'
 import { nodeIn, place, rectangle } from '../../web/errors/place.js'
 
 const PACK = 'ComfyUI-ParallelDiT'
@@ -14,7 +14,6 @@ const failed = (type, message = '', last = `${OURS}/nodes/x.py`, node = 'KSample
   node_type: node,
   traceback: [frame('/srv/ComfyUI/execution.py'), frame(last)],
 })
-const said = (message) => explain(failed('ValueError', message), 'refused')
 
 test('an error of the pack is known by its class, whatever the path of the pack', () => {
   const kinds = {
@@ -23,6 +22,7 @@ test('an error of the pack is known by its class, whatever the path of the pack'
     'worker.errors.RequestRefused': 'refused',
     'parallel_backend.errors.PlanError': 'plan',
     'parallel_backend.errors.ModelFileError': 'file',
+    'nodes.errors.Refused': 'refused',
   }
   for (const [name, kind] of Object.entries(kinds)) {
     assert.equal(kindOf(failed(`${OURS}.${name}`), PACK), kind)
@@ -38,9 +38,9 @@ test('every kind has a title in both languages', () => {
   }
 })
 
-test("what the pack's code raises in words is its own at a stock node, too, and others' errors are not", () => {
-  assert.equal(kindOf(failed('ValueError'), PACK), 'refused')
-  assert.equal(kindOf(failed('ValueError', '', `C:\\ComfyUI\\custom_nodes\\${PACK}\\nodes\\x.py`), PACK), 'refused')
+test("what has no words of the pack's is unforeseen in its code, at a stock node, too, and others' errors are not", () => {
+  assert.equal(kindOf(failed('ValueError'), PACK), 'unforeseen')
+  assert.equal(kindOf(failed('ValueError', '', `C:\\ComfyUI\\custom_nodes\\${PACK}\\nodes\\x.py`), PACK), 'unforeseen')
   assert.equal(kindOf(failed('ValueError', '', '/srv/ComfyUI/comfy/sd.py'), PACK), null)
   assert.equal(kindOf(failed('other.worker.errors.Strange', '', '/srv/ComfyUI/comfy/sd.py'), PACK), null)
 })
@@ -56,28 +56,18 @@ test('what nobody has foreseen is told with its class, and the traceback as deta
 
 test('paragraphs are the cause, what to do, and the details', () => {
   const log = 'The last lines of rank-1.log:\nrank 1 began\n\n\nDetails:\nmore'
-  assert.deepEqual(said(`It ended.\nRank 1 was killed.\n\nQueue it again.\n\nDetails:\n${log}\n`), {
+  const text = `It ended.\nRank 1 was killed.\n\nQueue it again.\nOr not.\n\nDetails:\n${log}\n`
+  assert.deepEqual(explain(failed(`${OURS}.worker.errors.WorkerGroupError`, text), 'group'), {
     cause: 'It ended.\nRank 1 was killed.',
-    advice: 'Queue it again.',
-    details: log,
+    advice: 'Queue it again.\nOr not.',
+    details: log
   })
-  const short = said('It ended; queue it again.\n\nDetails:\nlog')
-  assert.deepEqual(short, { cause: 'It ended.', advice: 'Queue it again.', details: 'log' })
+  assert.deepEqual(fieldsOf('It ended.\n\nDetails:\nlog'), { cause: 'It ended.', advice: '', details: 'log' })
 })
 
-test('one paragraph is divided where it begins to say what to do', () => {
-  for (const [text, cause, advice] of [
-    ['tp=3 does not fit 4 heads; use tp=2, or ring=3.', 'tp=3 does not fit 4 heads.', 'Use tp=2, or ring=3.'],
-    ['It takes no ControlNet: it runs away. Remove it.', 'It takes no ControlNet: it runs away.', 'Remove it.'],
-    ['This model has classes 0 to 9.', 'This model has classes 0 to 9.', ''],
-    ['scale 1.5 is none of 0.5', 'scale 1.5 is none of 0.5', ''],
-    ['The pixels are not finite. The model went wrong.', 'The pixels are not finite. The model went wrong.', ''],
-    ['It is refused. It is too large; use less.', 'It is refused. It is too large.', 'Use less.'],
-    ['', '', ''],
-  ]) {
-    const found = said(text)
-    assert.deepEqual([found.cause, found.advice], [cause, advice])
-    assert.match(found.details, /nodes\/x\.py/) // Python's own exceptions may be torch's: where they come from is told
+test('a sentence is never taken apart', () => {
+  for (const text of ['tp=3 does not fit; use tp=2.', 'It runs away. Remove it.', 'scale 1.5 is none of 0.5', '']) {
+    assert.deepEqual(fieldsOf(text), { cause: text, advice: '', details: '' })
   }
 })
 

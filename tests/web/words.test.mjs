@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { words } from '../../web/words.js'
+import { retold, words } from '../../web/words.js'
 
 const zh = { panel: { stop: '停止' } }
 const en = { panel: { stop: 'Stop', step: 'Step {step} of {total}' } }
@@ -15,4 +15,30 @@ test('what no language has is shown by its name, and what is not given stays to 
   assert.equal(words([zh, en], 'panel.none.such'), 'panel.none.such')
   assert.equal(words([en], 'panel'), 'panel')
   assert.equal(words([en], 'panel.step', { step: 0 }), 'Step 0 of {total}')
+})
+
+const ADVICES = {
+  again: 'Queue it again.',
+  divisor: 'Use {degrees}, or ring={ring}.',
+  patches: 'Use patches=1, or ring={ring} or ulysses (exact).'
+}
+const CHINESE = { again: '请重试。', divisor: '请用 ring={ring} 或 {degrees}。', patches: '请用ring={ring}。' }
+const tell = (text, ...trees) => retold([...trees.map((advices) => ({ advices })), { advices: ADVICES }], 'advices', text)
+
+test('a text that was made of an English template is told in the first language that has it', () => {
+  assert.equal(tell('Queue it again.', CHINESE), '请重试。')
+  assert.equal(tell('Use tp=2 or 4, or ring=3.', CHINESE), '请用 ring=3 或 tp=2 or 4。')
+  assert.equal(tell('Queue it again.', {}), 'Queue it again.')
+  assert.equal(tell('Use tp=2, or ring=3.'), 'Use tp=2, or ring=3.')
+})
+
+test('of two templates, the one with more words of its own is the one that a text was made of', () => {
+  assert.equal(tell('Use patches=1, or ring=4 or ulysses (exact).', CHINESE), '请用ring=4。')
+})
+
+test('a text that was made of none stays, and so does one that only holds one', () => {
+  for (const text of ['Use ring=2.', 'Then: Queue it again.', 'Queue it again!', '', 'Queue it againX']) {
+    assert.equal(tell(text, CHINESE), text)
+  }
+  assert.equal(retold([], 'advices', 'Queue it again.'), 'Queue it again.') // before any text is there
 })
