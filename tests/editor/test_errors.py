@@ -91,7 +91,7 @@ def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_o
         assert "report it" in said.advice
         assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
         with pytest.raises(RequestRefused) as refused:
-            direct.forward()
+            direct.forward(8, 8)
         no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
         assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
         assert direct.pids() == before
