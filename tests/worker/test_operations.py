@@ -73,7 +73,7 @@ def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: 
     """It may be noticed before the request has been checked."""
     _, outcome = job(header).attempt(lambda: torch.empty(TOO_MUCH, dtype=torch.uint8))
     assert outcome.kind == MEMORY
-    assert outcome.text.startswith(f"Rank 0 ran out of memory while it was {doing}")
+    assert outcome.said.cause.startswith(f"Rank 0 ran out of memory while it was {doing}")
 
 
 def test_a_rank_knows_a_new_operation_by_its_row_alone(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_a_rank_knows_a_new_operation_by_its_row_alone(tmp_path: Path) -> None:
     FAMILIES["pixart-alpha"].save(tmp_path / "transformer")
     load = LOAD.header(source=transformer_source(tmp_path).to_json(), plan=ParallelPlan().to_json())
     with OneRank(tmp_path, "tests.support.ranks.polishing_rank") as rank:
-        assert "The bytes of 'polish' cannot be None" in rank.request({"op": "polish"}, CLOTH)[0]["error"]
-        assert "tensors cloth, which are not there" in rank.request({"op": "polish", "bytes": 1})[0]["error"]
+        assert "The bytes of 'polish' cannot be None" in rank.request({"op": "polish"}, CLOTH)[0]["error"]["cause"]
+        assert "tensors cloth, which are not there" in rank.request({"op": "polish", "bytes": 1})[0]["error"]["cause"]
         reply, _ = rank.request({"op": "polish", "bytes": TOO_MUCH}, CLOTH)
         assert reply["kind"] == "memory"
-        assert "Rank 0 ran out of memory while it was polishing the weights" in reply["error"]
+        assert "Rank 0 ran out of memory while it was polishing the weights" in reply["error"]["cause"]
         rank.request(load)
         assert "error" not in rank.request({"op": "polish", "bytes": 1}, CLOTH)[0]
         status = rank.ask({"op": "status"})
