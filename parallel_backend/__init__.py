@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .groups.mesh import start_distributed
-    from .library import load_transformer, parallelize
+    from .library import load_transformer, parallelize, unparallelize
     from .plan import ParallelPlan
     from .sampling.denoiser import Denoiser
 
-__all__ = ["Denoiser", "ParallelPlan", "load_transformer", "parallelize", "start_distributed"]
+__all__ = ["Denoiser", "ParallelPlan", "load_transformer", "parallelize", "start_distributed", "unparallelize"]
 
 _MODULES = {
     "Denoiser": ".sampling.denoiser",
@@ -24,6 +24,7 @@ _MODULES = {
     "load_transformer": ".library",
     "parallelize": ".library",
     "start_distributed": ".groups.mesh",
+    "unparallelize": ".library",
 }
 
 

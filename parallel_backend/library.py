@@ -17,6 +17,7 @@ from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
 
+ATTRIBUTE = "parallel_transformer"  # of a model that is parallel
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low
 
 
@@ -28,15 +29,15 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
     what rank 0 would: its random state, as it is now, becomes every rank's.
     Raises PlanError, UnknownModelError, or RequestError for a pipeline without a transformer, on every rank alike.
     """
-    models = [model for name in TRANSFORMERS if (model := getattr(pipeline, name, None)) is not None]
+    models = transformers_of(pipeline)
     if not models:
         raise RequestError(
             f"{type(pipeline).__name__} has no transformer to make parallel.",
             "Use a pipeline whose denoiser is a diffusion transformer.",
         )
-    if any(is_parallel(model) for model in models):
+    if any(ATTRIBUTE in vars(model) for model in models):
         raise RequestError(
-            f"This {type(pipeline).__name__} is parallel already.", "Load the pipeline anew for another plan."
+            f"This {type(pipeline).__name__} is parallel already.", "Call unparallelize(pipeline) first for another plan."
         )
     check_world(plan)
     if plan.patch_count > 1:
@@ -50,8 +51,29 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
     mesh = build_mesh(plan, models[0].device)
     for model in models:
         transformer = ParallelTransformer(model, mesh, remembers=False)
-        BatchSplit(model, transformer.spec, mesh["batch"])
+        BatchSplit(model, transformer.spec, mesh["batch"], transformer.hooks)
+        transformer.hooks.replace(model, ATTRIBUTE, transformer)
     share_random_state(mesh.device)
+
+
+def unparallelize(pipeline: Any) -> None:
+    """Undoes `parallelize`: every rank's pipeline computes by itself again, with whole weights.
+
+    Every rank calls it. Random states stay as they are. Raises RequestError for a pipeline that is not parallel.
+    """
+    models = [model for model in transformers_of(pipeline) if ATTRIBUTE in vars(model)]
+    if not models:
+        raise RequestError(
+            f"This {type(pipeline).__name__} is not parallel; unparallelize is for what parallelize was called with."
+        )
+    transformers: list[ParallelTransformer] = [getattr(model, ATTRIBUTE) for model in models]
+    for transformer in transformers:
+        transformer.remove()
+    transformers[0].mesh.close()  # they share it
+
+
+def transformers_of(pipeline: Any) -> list[torch.nn.Module]:
+    return [model for name in TRANSFORMERS if (model := getattr(pipeline, name, None)) is not None]
 
 
 def load_transformer(
@@ -77,12 +99,6 @@ def check_world(plan: ParallelPlan) -> None:
             f"The plan {plan} is for a world size of {plan.world_size}, and torchrun started {world}.",
             f"Start --nproc-per-node={plan.world_size}, or change the degrees until their product is {world}.",
         )
-
-
-def is_parallel(model: torch.nn.Module) -> bool:
-    """Whether `parallelize` has been here."""
-    hooks = model._forward_pre_hooks.values()
-    return any(isinstance(getattr(hook, "__self__", None), BatchSplit) for hook in hooks)
 
 
 def share_random_state(device: torch.device) -> None:

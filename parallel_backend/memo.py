@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from .hooks import Hooks
+
 MAX_HELD = 2  # cond and uncond, where they run apart
 
 
@@ -16,10 +18,12 @@ class Memo:
     Inputs are held, so that their memory cannot become another tensor's; nothing may write to it.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, hooks: Hooks) -> None:
+        self.module = module
         self.compute = module.forward
         self.held: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
         module.forward = self
+        hooks.on_removal(self.take_off)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not torch.Tensor:  # a DTensor's memory says nothing of what it is
@@ -34,12 +38,21 @@ class Memo:
     def forget(self) -> None:
         self.held.clear()
 
+    def take_off(self) -> None:
+        """Gives the module back the forward behind this one, which may have come after it."""
+        self.forget()
+        del self.module.forward
+        if self.module.forward != self.compute:
+            self.module.forward = self.compute
+
 
 def identity(tensor: torch.Tensor) -> tuple:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
-def memoise(model: torch.nn.Module, names: tuple[str, ...]) -> list[Memo]:
+def memoise(model: torch.nn.Module, names: tuple[str, ...], hooks: Hooks) -> list[Memo]:
     """Memos of the modules with these names, in the model itself or in its blocks."""
     suffixes = tuple(f".{name}" for name in names)
-    return [Memo(module) for path, module in model.named_modules() if f".{path}".endswith(suffixes)] if names else []
+    if not names:
+        return []
+    return [Memo(module, hooks) for path, module in model.named_modules() if f".{path}".endswith(suffixes)]

@@ -9,14 +9,17 @@ import torch
 from .errors import RequestError
 from .groups.collectives import collect, gather, shard
 from .groups.mesh import Axis, Mesh
+from .groups.mesh_layout import same_weights
+from .hooks import Hooks
 from .memo import memoise
 from .models import ModelSpec, spec_for
 from .seams.attention import ParallelAttention, install_attention
-from .seams.backends import NATIVE, choose_backend
+from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
+from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
-from .seams.tensor_parallel import shard_weights
+from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
 from .weights.float8 import FLOAT8_DEVICES, linear_weights
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights
@@ -41,32 +44,75 @@ class ParallelTransformer:
         """remembers: whether work on the conditions alone is done once; only where nobody else writes to them."""
         self.model = model
         self.dtype = model.dtype  # while no weight is in fp8
-        self.mesh = mesh
         self.spec: ModelSpec = spec_for(type(model).__name__)
-        plan = mesh.plan
-        plan.check_model(**self.spec.limits(model.config))
-        self.layout = TokenLayout(self.spec, mesh["sequence"], plan.patch_count)
-        head_dim = self.spec.sizes(model.config).head_dim
-        backend = choose_backend(plan.attention, mesh.device, model.dtype, head_dim, plan.ring)
-        self.attention = ParallelAttention(mesh, self.layout, backend)
-        stage = keep_stage(model, self.spec, mesh["pipefusion"])
-        self.link = StageLink(self.spec, mesh, stage) if plan.pipefusion > 1 else None
-        self.parts = shard_weights(model, mesh) if plan.tp > 1 else {}
-        if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
-            install_token_boundary(model, stage.blocks, self.spec, self.layout, self.link)
-            for block in stage.blocks:
-                for name, streams in self.spec.self_attention.items():
-                    if getattr(block, name, None) is not None:
-                        install_attention(block.get_submodule(name), self.attention, streams)
-        self.memos = memoise(model, self.spec.memoised) if remembers else []
+        self.remembers = remembers
+        self.hooks = Hooks()
         self.parking = Parking(model, mesh.device)
         self.source: ModelSource | None = None
         self.named_by_file = False
         self.float8: set[str] = set()
         self.adapted: set[str] = set()
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
-        if self.spec.prepare:
-            self.spec.prepare(model)  # last, so that its hooks see whole streams
+        self._install(mesh, self._backend_for(mesh))
+
+    def _backend_for(self, mesh: Mesh) -> Backend:
+        """Attention's kernel. Raises PlanError if the model does not allow the plan, or the device the kernel."""
+        config, plan = self.model.config, mesh.plan
+        plan.check_model(**self.spec.limits(config))
+        return choose_backend(plan.attention, mesh.device, self.dtype, self.spec.sizes(config).head_dim, plan.ring)
+
+    def _install(self, mesh: Mesh, backend: Backend) -> None:
+        """Puts the plan on a model that has none on it, one seam after the other."""
+        model, spec, hooks, plan = self.model, self.spec, self.hooks, mesh.plan
+        self.mesh = mesh
+        self.slot = ForwardSlot(plan.patch_count)
+        layout = TokenLayout(spec, mesh["sequence"], self.slot)
+        attention = ParallelAttention(mesh, layout, backend)
+        self.stage = keep_stage(model, spec, mesh["pipefusion"], hooks)
+        self.link = StageLink(spec, mesh, self.stage, self.slot) if plan.pipefusion > 1 else None
+        self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
+        if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
+            install_token_boundary(model, self.stage.blocks, spec, layout, hooks, self.link)
+            for block in self.stage.blocks:
+                for name, streams in spec.self_attention.items():
+                    if getattr(block, name, None) is not None:
+                        install_attention(block.get_submodule(name), attention, streams, hooks)
+        self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
+        if spec.prepare:
+            spec.prepare(model, hooks)  # last, so that its hooks see whole streams
+
+    def replan(self, mesh: Mesh) -> None:
+        """Puts another plan on the weights that are there, parked ones too. Runs no collectives.
+
+        Only for a mesh whose plan leaves every rank the weights that it holds, see `same_weights`. Raises PlanError;
+        nothing has changed then.
+        """
+        if not same_weights(self.mesh.plan, mesh.plan):
+            raise ValueError(f"{mesh.plan} shares out the weights in another way than {self.mesh.plan}.")
+        backend = self._backend_for(mesh)
+        self.forget()
+        self.hooks.remove()
+        parts = take_parts(self.model)
+        self._install(mesh, backend)
+        put_parts(self.model, parts)
+
+    def remove(self) -> None:
+        """Takes all of it off the model, which then is as it was before, and this transformer of no use.
+
+        Additions to the weights stay in them, and weights in fp8 as they are. All ranks call it together: tensor
+        parallel weights are gathered. Raises RequestError where other stages' weights were never read; nothing has
+        changed then.
+        """
+        if self.stage.missing:
+            raise RequestError(
+                f"This rank read its own pipeline stage alone, so that {len(self.stage.missing)} blocks, from "
+                f"{self.stage.missing[0]} on, have no weights to put back; load the whole model from its files."
+            )
+        if self.parking.is_parked:
+            self.parking.restore()
+        self.forget()
+        self.hooks.remove()
+        join_weights(self.model, self.parts, self.mesh["tp"])
 
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh, check: Check = go_on) -> ParallelTransformer:
@@ -114,24 +160,25 @@ class ParallelTransformer:
         self.mesh.plan.check_step_mode()
         self.check(latents, timestep_B, conditions)
         with self.mesh.timeline.step("forward"):
-            local = self.forward(latents, timestep_B, conditions, self.mesh["batch"])
+            forward = Forward(self.slot.every_segment())
+            local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
             if self.mesh["sequence"].index or self.mesh["tp"].index:
                 return None
             return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
 
     def predict(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
         """Like the call, without the checks: the whole batch's prediction on every rank of the last stage.
 
-        axis: over which the batch is shared. The prediction is of the segments that `self.layout` says are running;
-        values elsewhere mean nothing. None on other stages.
+        axis: over which the batch is shared. The prediction is of the segments that run in `forward`; values elsewhere
+        mean nothing. None on other stages.
         """
-        local = self.forward(latents, timestep_B, conditions, axis)
+        local = self.forward(latents, timestep_B, conditions, axis, forward)
         return None if local is None else gather(local, BATCH_DIM, len(latents), axis)
 
     def forward(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
         """This rank's rows of the batch through the model; None if the rows went on to the next stage."""
         device, dtype = self.mesh.device, self.dtype
@@ -141,7 +188,8 @@ class ParallelTransformer:
         conditions = {name: self.local_condition(name, value, axis) for name, value in conditions.items()}
         inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)
         try:
-            sample = self.model(**inputs, return_dict=False)[0]
+            with self.slot.enter(forward):
+                sample = self.model(**inputs, return_dict=False)[0]
         except StageExit:
             return None
         return self.spec.output(self.model.config, sample, rows)

@@ -22,6 +22,7 @@ from diffusers.models.downsampling import Downsample2D
 from .errors import RequestError
 from .groups.collectives import collect, gather, shard, shard_sizes
 from .groups.mesh import Axis
+from .hooks import Hooks
 from .seams.attention import install_attention
 from .weights.parking import Parking
 
@@ -95,11 +96,11 @@ class BandConv:
     So the band is never copied to be padded, and at the borders every value is rounded once, as on one rank.
     """
 
-    def __init__(self, conv: torch.nn.Conv2d, bands: RowBands) -> None:
+    def __init__(self, conv: torch.nn.Conv2d, bands: RowBands, hooks: Hooks) -> None:
         self.bands = bands
         self.borders: BorderRows | None = None
-        conv.register_forward_pre_hook(self.start)
-        conv.register_forward_hook(self.finish)
+        hooks.before(conv, self.start)
+        hooks.after(conv, self.finish)
 
     def start(self, _conv: torch.nn.Conv2d, inputs: tuple[torch.Tensor]) -> None:
         if self.bands.rows:
@@ -127,9 +128,9 @@ class BandDownConv:
     Except on the last rank that row is the neighbour's first.
     """
 
-    def __init__(self, conv: torch.nn.Conv2d, bands: RowBands) -> None:
+    def __init__(self, conv: torch.nn.Conv2d, bands: RowBands, hooks: Hooks) -> None:
         self.bands = bands
-        conv.register_forward_pre_hook(self.fill)
+        hooks.before(conv, self.fill)
 
     def fill(self, _conv: torch.nn.Conv2d, inputs: tuple[torch.Tensor]) -> None:
         axis, (padded_BChW,) = self.bands.axis, inputs
@@ -142,11 +143,11 @@ class BandDownConv:
 class BandNorm:
     """Stands in for a GroupNorm's `forward`, with the mean and variance of all ranks' rows."""
 
-    def __init__(self, norm: torch.nn.GroupNorm, bands: RowBands) -> None:
+    def __init__(self, norm: torch.nn.GroupNorm, bands: RowBands, hooks: Hooks) -> None:
         self.norm = norm
         self.bands = bands
         self.on_one_rank = norm.forward
-        norm.forward = self
+        hooks.replace(norm, "forward", self)
 
     def __call__(self, band_BC: torch.Tensor) -> torch.Tensor:
         """band_BC: (B, C, h, W), or (B, C, h × W) in an attention module."""
@@ -222,10 +223,17 @@ class ParallelVAE:
             raise RequestError("A tiled VAE differs from a whole one.", "Call disable_tiling() before it is split.")
         self.vae = vae
         self.bands = RowBands(axis)
+        self.hooks = Hooks()
         self.parking = Parking(vae, vae.device)
         self.scale = 2 ** (len(vae.config.block_out_channels) - 1)
         if axis.degree > 1:
-            install_bands(vae, self.bands)
+            install_bands(vae, self.bands, self.hooks)
+
+    def remove(self) -> None:
+        """Takes all of it off the VAE, and gives it its weights back if they are parked."""
+        if self.parking.is_parked:
+            self.parking.restore()
+        self.hooks.remove()
 
     @torch.inference_mode()
     def decode(self, latents_BCHW: torch.Tensor) -> torch.Tensor | None:
@@ -276,20 +284,20 @@ class ParallelVAE:
             raise RequestError(f"The {kind} holds NaN or infinite values; the node that made it went wrong.")
 
 
-def install_bands(vae: AutoencoderKL, bands: RowBands) -> None:
+def install_bands(vae: AutoencoderKL, bands: RowBands, hooks: Hooks) -> None:
     """Hooks every layer of the model that looks beyond its own pixel. Raises RequestError for one of another kind."""
     down = {module.conv for module in vae.modules() if isinstance(module, Downsample2D) and not module.padding}
     attention = BandAttention(bands)
     for name, module in vae.named_modules():
         if isinstance(module, Attention):
-            install_attention(module, attention, ("image",))
+            install_attention(module, attention, ("image",), hooks)
         elif isinstance(module, torch.nn.GroupNorm):
-            BandNorm(module, bands)
+            BandNorm(module, bands, hooks)
         elif isinstance(module, torch.nn.Conv2d) and module.kernel_size != (1, 1):
             same_size = module.kernel_size == (3, 3) and module.stride == (1, 1) and module.padding == (1, 1)
             if module in down and module.kernel_size == (3, 3):
-                BandDownConv(module, bands)
+                BandDownConv(module, bands, hooks)
             elif same_size and module.dilation == (1, 1) and module.groups == 1:
-                BandConv(module, bands)
+                BandConv(module, bands, hooks)
             else:
                 raise RequestError(f"The VAE's layer {name}, {module}, cannot be split over ranks.", "Use one rank.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..plan import ParallelPlan
 
 # Axes that together split one thing: the batch, and the tokens of the sequence.
+WEIGHT_AXES = ("pipefusion", "tp")
 JOINT_AXES = {"batch": ("dp", "cfg"), "sequence": ("ring", "ulysses")}
 
 
@@ -54,6 +55,14 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: int | None 
             )
         )
     return parts
+
+
+def same_weights(plan: ParallelPlan, other: ParallelPlan) -> bool:
+    """Whether every rank holds the same weights under both plans."""
+    if plan.world_size != other.world_size or any(getattr(plan, a) != getattr(other, a) for a in WEIGHT_AXES):
+        return False
+    pairs = zip(rank_parts(plan), rank_parts(other), strict=True)
+    return all(one.places[axis] == two.places[axis] for one, two in pairs for axis in WEIGHT_AXES)
 
 
 def token_spans(plan: ParallelPlan, place: int) -> tuple[tuple[float, float], ...]:

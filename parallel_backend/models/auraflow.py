@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ..hooks import Hooks
 from .spec import Config, ModelSpec, Sizes, Tensors, register
 
 START = "position_start"
@@ -16,7 +17,7 @@ def inputs(_config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, c
     return {"hidden_states": latents_BCHW, "timestep": sigma_B, **conditions}
 
 
-def place_by_start(model: torch.nn.Module) -> None:
+def place_by_start(model: torch.nn.Module, hooks: Hooks) -> None:
     """Lets AuraFlow's forward take `position_start`."""
     table = model.pos_embed
     choose = table.pe_selection_index_based_on_dim
@@ -36,8 +37,8 @@ def place_by_start(model: torch.nn.Module) -> None:
         rows, columns = (slice(first, first + size // table.patch_size) for first, size in sizes)
         return whole[rows, columns].flatten()
 
-    model.register_forward_pre_hook(take_start, with_kwargs=True)
-    table.pe_selection_index_based_on_dim = positions
+    hooks.before(model, take_start, with_kwargs=True)
+    hooks.replace(table, "pe_selection_index_based_on_dim", positions)
 
 
 register(

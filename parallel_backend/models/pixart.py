@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from ..hooks import Hooks
 from .spec import Config, ModelSpec, Tensors, register
 
 
@@ -20,18 +21,22 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor,
     }
 
 
-def scale_positions(model: torch.nn.Module) -> None:
+def scale_positions(model: torch.nn.Module, hooks: Hooks) -> None:
     """Gives the model's positions the scale that comes with a request."""
 
-    trained = model.pos_embed.base_size, model.pos_embed.interpolation_scale, model.pos_embed.height
+    positions = model.pos_embed
+    trained = positions.base_size, positions.interpolation_scale, positions.height
+
+    def place(base: int, scale: float, height: int | None) -> None:
+        positions.base_size, positions.interpolation_scale, positions.height = base, scale, height
 
     def change(_model: torch.nn.Module, _args: tuple, keywords: dict[str, Any]) -> None:
         scale_B2 = keywords["added_cond_kwargs"].pop("position_scale", None)
         # Without a height, it computes them anew.
-        base, scale, height = trained if scale_B2 is None else (*scale_B2[0].tolist(), None)
-        model.pos_embed.base_size, model.pos_embed.interpolation_scale, model.pos_embed.height = base, scale, height
+        place(*(trained if scale_B2 is None else (*scale_B2[0].tolist(), None)))
 
-    model.register_forward_pre_hook(change, with_kwargs=True)
+    hooks.before(model, change, with_kwargs=True)
+    hooks.on_removal(lambda: place(*trained))
 
 
 register(

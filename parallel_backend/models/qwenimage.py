@@ -2,6 +2,7 @@
 
 import torch
 
+from ..hooks import Hooks
 from .packing import REFERENCES, pack, pad_text, unpack, without
 from .rotary import Placed, place_by_ids
 from .spec import Config, ModelSpec, SideInput, Tensors, register
@@ -27,16 +28,20 @@ def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, c
     return {"hidden_states": tokens_BSD, "img_shapes": shapes, "timestep": sigma_B, **text}
 
 
-def prepare(model: torch.nn.Module) -> None:
+def prepare(model: torch.nn.Module, hooks: Hooks) -> None:
     """Lets a request say where tokens are, and whether its references are free of noise."""
-    place_by_ids(model)
+    place_by_ids(model, hooks)
     trained = model.zero_cond_t
 
-    def choose_modulation(_model: torch.nn.Module, _args: tuple, keywords: dict) -> None:
+    def choose(zero_cond_t: bool) -> None:
         for module in (model, *model.transformer_blocks):
-            module.zero_cond_t = getattr(keywords.get("img_shapes"), "clean", trained)
+            module.zero_cond_t = zero_cond_t
 
-    model.register_forward_pre_hook(choose_modulation, with_kwargs=True)
+    def choose_modulation(_model: torch.nn.Module, _args: tuple, keywords: dict) -> None:
+        choose(getattr(keywords.get("img_shapes"), "clean", trained))
+
+    hooks.before(model, choose_modulation, with_kwargs=True)
+    hooks.on_removal(lambda: choose(trained))
 
 
 register(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from ..hooks import Hooks
     from .spec import Config
 
 
@@ -79,7 +80,7 @@ class Placed(list):
         self.ids = None if image_ids is None else (image_ids, text_ids)
 
 
-def place_by_ids(model: torch.nn.Module) -> None:
+def place_by_ids(model: torch.nn.Module, hooks: Hooks) -> None:
     """Lets Qwen-Image's rotary embedding take the places of tokens from `Placed`, where it has them."""
     import torch
 
@@ -97,4 +98,4 @@ def place_by_ids(model: torch.nn.Module) -> None:
         image_ids, text_ids = shapes.ids
         return frequencies(image_ids, len(image_ids), device), frequencies(text_ids, max_txt_seq_len, device)
 
-    rope.forward = forward
+    hooks.replace(rope, "forward", forward)

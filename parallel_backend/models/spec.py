@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import RequestError, UnknownModelError
+from ..hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,7 @@ class ModelSpec:
     pipefusion: bool = True
     timestep_scale: float = 1.0
     timestep_by_frame: bool = False
-    prepare: Callable[[torch.nn.Module], None] | None = None
+    prepare: Callable[[torch.nn.Module, Hooks], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.returned:

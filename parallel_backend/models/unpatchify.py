@@ -5,15 +5,17 @@ import math
 import torch
 import torch.nn.functional as F
 
+from ..hooks import Hooks
 
-def fill_square(head: torch.nn.Module) -> None:
+
+def fill_square(head: torch.nn.Module, hooks: Hooks) -> None:
     """Hooks the model's last layer so that its tokens (B, S, width) are filled up to a square number."""
 
     def fill(_module: torch.nn.Module, _args: tuple, tokens_BSD: torch.Tensor) -> torch.Tensor:
         tokens = tokens_BSD.shape[1]
         return F.pad(tokens_BSD, (0, 0, 0, (math.isqrt(tokens - 1) + 1) ** 2 - tokens))
 
-    head.register_forward_hook(fill)
+    hooks.after(head, fill)
 
 
 def from_square(square_BCHW: torch.Tensor, patch: int, height: int, width: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 from ..errors import RequestError
 from ..groups.collectives import gather, shard_sizes
 from ..seams.attention import StaleCache
+from ..seams.forward import Forward
 from ..seams.stages import Message
 from ..transformer import Conditions, ParallelTransformer
 from .schedulers import check_patchwise
@@ -111,7 +112,7 @@ class _Run:
         to_first: bool,
     ) -> None:
         self.transformer, self.guidance = transformer, guidance
-        self.layout, self.link = transformer.layout, transformer.link
+        self.link = transformer.link
         self.plan = transformer.mesh.plan
         self.is_first, self.is_last = (self.link.is_first, self.link.is_last) if self.link else (True, True)
         self.watch = watch or Watch()
@@ -162,14 +163,12 @@ class _Run:
 
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
         """The guided prediction, of the segments given, on the last stage."""
-        self.layout.running = segments
         mesh, predictions = self.transformer.mesh, []
+        axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
-            self.transformer.attention.cache = self.caches[index]
-            if self.link:
-                self.link.step, self.link.forward = step, index
+            forward = Forward(segments, self.caches[index], step, index)
             arguments = self.arguments(step, self.passes[index])
-            predictions.append(self.transformer.predict(*arguments, mesh["dp" if self.splits_passes else "batch"]))
+            predictions.append(self.transformer.predict(*arguments, axis, forward))
         if predictions[0] is None or self.branches == 1:
             return predictions[0]
         prediction = torch.cat(predictions)
@@ -266,9 +265,7 @@ class _Run:
 
     def release(self) -> None:
         """Drops the request's state; the next request finds none of it."""
-        self.transformer.attention.cache = None
         self.transformer.forget()
-        self.layout.running = self.patches
 
 
 def forwards_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Conditions]:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import RequestError
 from ..groups.mesh import Mesh
+from ..hooks import Hooks
 from .backends import Backend
 from .layout import TokenLayout
 from .ring import ring_attention
@@ -55,7 +56,6 @@ class ParallelAttention:
         self.ring = mesh["ring"]
         self.layout = layout
         self.backend = backend
-        self.cache: StaleCache | None = None
 
     def __call__(
         self,
@@ -79,21 +79,21 @@ class ParallelAttention:
                 "Self-attention with dropout, a causal mask or grouped heads is not supported on shared tokens.",
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
-        degree, layout = self.ulysses.degree, self.layout
+        degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
         ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
         by_rank = layout.lengths_by_rank(streams)
         lengths = [by_rank[rank] for rank in ranks]
-        every_segment = list(range(layout.patches))
-        columns = layout.running if self.cache is None else every_segment
+        every_segment = layout.slot.every_segment()
+        columns = layout.running if cache is None else every_segment
         mask = None if attn_mask is None else self.local_mask(attn_mask, streams, ranks, columns, query.shape[1])
-        places = [] if self.cache is None else layout.cache_places(streams, ranks)
+        places = [] if cache is None else layout.cache_places(streams, ranks)
         by_rank = layout.lengths_by_rank(streams, running=columns)
         by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
 
         def attend(part: int, q_BhRD: torch.Tensor, k_BhCD: torch.Tensor, v_BhCD: torch.Tensor) -> torch.Tensor:
-            if self.cache is not None:
+            if cache is not None:
                 whole = layout.running == every_segment
-                k_BhCD, v_BhCD = self.cache.refresh((owner, part), places, whole, k_BhCD, v_BhCD)
+                k_BhCD, v_BhCD = cache.refresh((owner, part), places, whole, k_BhCD, v_BhCD)
             own_mask = mask if mask is None or mask.ndim < 4 or len(mask) == 1 else mask.chunk(parts)[part]
             if self.ring.degree > 1:
                 attend_with_lse = self.backend.attend_with_lse
@@ -187,7 +187,9 @@ class AttentionSeam(TorchFunctionMode):
         return self.attend(*args, **(kwargs or {}))
 
 
-def install_attention(module: torch.nn.Module, attention: ParallelAttention, streams: tuple[str, ...]) -> None:
+def install_attention(
+    module: torch.nn.Module, attention: Callable[..., torch.Tensor], streams: tuple[str, ...], hooks: Hooks
+) -> None:
     """Runs the module's attention arithmetic through `attention`; its projections and norms stay its own.
 
     A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
@@ -203,5 +205,5 @@ def install_attention(module: torch.nn.Module, attention: ParallelAttention, str
         if output is not None and not seam.calls:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
-    module.register_forward_pre_hook(enter)
-    module.register_forward_hook(leave, always_call=True)
+    hooks.before(module, enter)
+    hooks.after(module, leave, always_call=True)

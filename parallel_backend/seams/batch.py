@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..errors import RequestError
 from ..groups.collectives import gather, shard_sizes
 from ..groups.mesh import Axis
+from ..hooks import Hooks
 from ..models import ModelSpec
 
 BATCH_DIM = 0
@@ -35,15 +36,15 @@ class BatchSplit:
     does it know the output's shape, and it is no slower than the ranks that it waits for.
     """
 
-    def __init__(self, model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> None:
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks) -> None:
         self.spec = spec
         self.axis = axis
         self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *spec.conditions)))
         self.signature = inspect.signature(model.forward)
         self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.size = 0
-        model.register_forward_pre_hook(self.enter, with_kwargs=True)
-        model.register_forward_hook(self.leave)
+        hooks.before(model, self.enter, with_kwargs=True)
+        hooks.after(model, self.leave)
 
     def enter(self, _model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the arguments to this rank's rows. Raises RequestError, on every rank alike.

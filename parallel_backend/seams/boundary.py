@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..hooks import Hooks
 from ..models.spec import ModelSpec
 from .joined import JoinedStreams
 from .layout import TOKEN_DIM, TokenLayout
@@ -24,6 +25,7 @@ def install_token_boundary(
     blocks: list[torch.nn.Module],
     spec: ModelSpec,
     layout: TokenLayout,
+    hooks: Hooks,
     link: StageLink | None = None,
 ) -> None:
     """Hooks the local blocks, in the order in which they run. link: to the stages before and after, if there are any.
@@ -55,32 +57,32 @@ def install_token_boundary(
             return joined.join(joined.fill(parts))
         return tuple(parts.values()) if isinstance(output, tuple) else parts[image]
 
-    _change_arguments(every[0][1], begin)
-    _change_arguments(blocks[0], enter)
+    _change_arguments(every[0][1], begin, hooks)
+    _change_arguments(blocks[0], enter, hooks)
     for before, after in pairwise(blocks):
         if after in joins and before not in joins:
-            _fill_between(before, after, joins[after])
+            _fill_between(before, after, joins[after], hooks)
     if link and spec.skips:
-        _install_skips(spec.skips, link)
+        _install_skips(spec.skips, link, hooks)
     if spec.side_inputs:
-        _install_side_inputs(blocks, spec, layout)
-    blocks[-1].register_forward_hook(leave)
+        _install_side_inputs(blocks, spec, layout, hooks)
+    hooks.after(blocks[-1], leave)
     if spec.head:
-        model.get_submodule(spec.head).register_forward_hook(lambda _head, _args, tokens: layout.restore(tokens))
+        hooks.after(model.get_submodule(spec.head), lambda _head, _args, tokens: layout.restore(tokens))
 
 
-def _fill_between(before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams) -> None:
+def _fill_between(before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams, hooks: Hooks) -> None:
     """Streams leave the last block that takes them apart filled up, for the model to join, and go on as they were."""
     returned = joined.layout.spec.returned
 
     def fill(_block: torch.nn.Module, _args: tuple, output: tuple) -> tuple:
         return tuple(joined.fill(dict(zip(returned, output, strict=True))).values())
 
-    before.register_forward_hook(fill)
-    _change_arguments(after, joined.take_up)
+    hooks.after(before, fill)
+    _change_arguments(after, joined.take_up, hooks)
 
 
-def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None]) -> None:
+def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None], hooks: Hooks) -> None:
     """Lets `change` edit the arguments of the block's forward by name, however the model passes them."""
     signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
 
@@ -89,10 +91,10 @@ def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]],
         change(bound.arguments)
         return bound.args, bound.kwargs
 
-    block.register_forward_pre_hook(rebind, with_kwargs=True)
+    hooks.before(block, rebind, with_kwargs=True)
 
 
-def _install_skips(argument: str, link: StageLink) -> None:
+def _install_skips(argument: str, link: StageLink, hooks: Hooks) -> None:
     """Skip connections that cross stages: what goes out is kept where it is made, what comes in goes where it is used.
 
     The model's own bookkeeping sees the stand-ins' outputs in place of the real ones.
@@ -100,10 +102,10 @@ def _install_skips(argument: str, link: StageLink) -> None:
     stage = link.stage
 
     def keep(block: torch.nn.Module, made: int) -> None:
-        block.register_forward_hook(lambda _block, _args, output: link.skips.__setitem__(made, output))
+        hooks.after(block, lambda _block, _args, output: link.slot.forward.skips.__setitem__(made, output))
 
     def feed(block: torch.nn.Module, made: int) -> None:
-        _change_arguments(block, lambda arguments: arguments.__setitem__(argument, link.skips[made]))
+        _change_arguments(block, lambda arguments: arguments.update({argument: link.slot.forward.skips[made]}), hooks)
 
     for place, block in enumerate(stage.blocks, stage.first):
         if place in stage.outgoing:
@@ -112,19 +114,18 @@ def _install_skips(argument: str, link: StageLink) -> None:
             feed(block, stage.skip_sources[place])
 
 
-def _install_side_inputs(blocks: list[torch.nn.Module], spec: ModelSpec, layout: TokenLayout) -> None:
+def _install_side_inputs(blocks: list[torch.nn.Module], spec: ModelSpec, layout: TokenLayout, hooks: Hooks) -> None:
     """Every block gets the same side inputs; each is cut once a forward."""
-    cut: dict[str, tuple[Any, tuple, Any]] = {}
 
     def cut_sides(arguments: dict[str, Any]) -> None:
         for side in spec.side_inputs:
             whole = arguments.get(side.name)
             if whole is None or side.ndim not in (None, getattr(whole, "ndim", None)):
                 continue
-            held, place = cut.get(side.name), (list(layout.running), dict(layout.segments))
-            if held is None or held[0] is not whole or held[1] != place:
-                cut[side.name] = held = (whole, place, layout.take_side_input(whole, side))
-            arguments[side.name] = held[2]
+            cut = layout.forward.sides
+            if side.name not in cut or cut[side.name][0] is not whole:
+                cut[side.name] = (whole, layout.take_side_input(whole, side))
+            arguments[side.name] = cut[side.name][1]
 
     for block in blocks:
-        _change_arguments(block, cut_sides)
+        _change_arguments(block, cut_sides, hooks)

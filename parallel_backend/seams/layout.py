@@ -16,29 +16,45 @@ import torch.nn.functional as F
 from ..groups.collectives import gather, shard, shard_sizes
 from ..groups.mesh import Axis
 from ..models.spec import ModelSpec, SideInput
+from .forward import Forward, ForwardSlot
 
 TOKEN_DIM = 1
 
 
 class TokenLayout:
-    """Lengths of the streams' segments, which segments are running, and this rank's share of them.
+    """Lengths of the streams' segments in the forward that runs, and this rank's share of them.
 
-    axis: the sequence axis. patches: into how many segments the first stream of the spec, the image, falls.
+    axis: the sequence axis. slot: where the forward is; of its segments, the first stream of the spec, the image, has
+    tokens in all.
     """
 
-    def __init__(self, spec: ModelSpec, axis: Axis, patches: int = 1) -> None:
+    def __init__(self, spec: ModelSpec, axis: Axis, slot: ForwardSlot) -> None:
         self.spec = spec
         self.axis = axis
-        self.patches = patches
-        self.running = list(range(patches))
-        self.segments: dict[str, list[int]] = {}
+        self.slot = slot
+        self.patches = slot.patches
+
+    @property
+    def forward(self) -> Forward:
+        """The one that runs."""
+        return self.slot.forward
+
+    @property
+    def running(self) -> list[int]:
+        return self.slot.forward.running
+
+    @property
+    def segments(self) -> dict[str, list[int]]:
+        return self.slot.forward.segments
 
     def begin(self, lengths: dict[str, int]) -> None:
-        """Starts a forward over streams of these full lengths."""
-        image = self.spec.streams[0]
-        for stream, length in lengths.items():
-            rest = [0] * (self.patches - 1)
-            self.segments[stream] = shard_sizes(length, self.patches) if stream == image else [length, *rest]
+        """The forward that runs has reached the blocks, with streams of these full lengths."""
+        image, rest, forward = self.spec.streams[0], [0] * (self.patches - 1), self.forward
+        forward.segments = {
+            stream: shard_sizes(length, self.patches) if stream == image else [length, *rest]
+            for stream, length in lengths.items()
+        }
+        forward.sides = {}
 
     def bounds(self, segment: int) -> tuple[int, int]:
         """Where a segment of the image lies among its tokens."""

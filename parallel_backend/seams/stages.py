@@ -6,6 +6,7 @@ embeddings on every stage, the local blocks, and the head on the last stage only
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ import torch.distributed as dist
 from ..groups.collectives import shard_sizes
 from ..groups.mesh import Axis, Mesh
 from ..groups.timeline import Timeline
+from ..hooks import Hooks
 from ..models.spec import ModelSpec
+from .forward import ForwardSlot
 from .layout import TOKEN_DIM, TokenLayout
 
 
@@ -65,7 +68,8 @@ class Stage:
     """A pipeline stage's blocks, in the order in which they run. first: the place of its first among all blocks.
 
     incoming: blocks of earlier stages whose output skips into this stage or beyond it; outgoing: those whose output
-    skips beyond this stage.
+    skips beyond this stage. missing: the names of other stages' blocks that have no weights here, so that they can be
+    put back only empty.
     """
 
     blocks: list[torch.nn.Module]
@@ -73,6 +77,7 @@ class Stage:
     incoming: tuple[int, ...]
     outgoing: tuple[int, ...]
     skip_sources: dict[int, int]
+    missing: tuple[str, ...]
 
 
 def skip_sources(count: int) -> dict[int, int]:
@@ -80,8 +85,8 @@ def skip_sources(count: int) -> dict[int, int]:
     return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
 
 
-def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
-    """Takes the blocks of other stages out of the model, and returns the local ones.
+def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks) -> Stage:
+    """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
     Stages differ by one block at most.
     """
@@ -89,6 +94,7 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
     sizes = shard_sizes(len(places), axis.degree)
     first = sum(sizes[: axis.index])
     local = places[first : first + sizes[axis.index]]
+    missing = []
     for name, index in places:
         if (name, index) in local:
             continue
@@ -96,6 +102,9 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
         prefix = f"{name}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
         returned = spec.streams[:1] if name in spec.joined else spec.returned
+        if any(weight.is_meta for weight in blocks[index].parameters()):
+            missing.append(f"{name}.{index}")
+        hooks.on_removal(functools.partial(blocks.__setitem__, index, blocks[index]))
         blocks[index] = StandIn(blocks[index], returned, keep)
     sources = skip_sources(len(places)) if spec.skips else {}
 
@@ -103,7 +112,7 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis) -> Stage:
         return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
 
     blocks = [model.get_submodule(name)[index] for name, index in local]
-    return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources)
+    return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources, tuple(missing))
 
 
 class Inbox:
@@ -146,21 +155,20 @@ class StageLink:
     """This stage's connections: tokens to the next stage and from the one before, latents from the last to the first.
 
     Sends and receives are in flight while the stage computes. Handles and buffers are kept until waited for: gloo
-    never delivers a send whose handle was dropped. step, forward: what runs now, set by the loop.
+    never delivers a send whose handle was dropped. slot: where the forward is that runs.
     """
 
-    def __init__(self, spec: ModelSpec, mesh: Mesh, stage: Stage) -> None:
+    def __init__(self, spec: ModelSpec, mesh: Mesh, stage: Stage, slot: ForwardSlot) -> None:
         axis = mesh["pipefusion"]
         self.spec = spec
         self.stage = stage
-        self.skips: dict[int, torch.Tensor] = {}
+        self.slot = slot
         self.is_first = axis.index == 0
         self.is_last = axis.index == axis.degree - 1
         self.next = axis.global_rank((axis.index + 1) % axis.degree)
         self.outgoing = mesh.link_out
         self.timeline = mesh.timeline
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self.step = self.forward = 0
         self.known: dict[int, dict[str, list[int]]] = {}  # by forward of a step, the lengths of its streams' segments
         self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline)
 
@@ -178,7 +186,7 @@ class StageLink:
 
     def send(self, streams: dict[str, torch.Tensor]) -> None:
         """Sends the local tokens to the next stage, as one message. Raises StageExit."""
-        skips = [self.skips[made] for made in self.stage.outgoing]
+        skips = [self.slot.forward.skips[made] for made in self.stage.outgoing]
         tokens = torch.cat([streams[name] for name in self.spec.streams] + skips, TOKEN_DIM)
         if tokens.numel():
             self._send(tokens)
@@ -186,7 +194,8 @@ class StageLink:
 
     def receive(self, layout: TokenLayout, like: torch.Tensor) -> dict[str, torch.Tensor]:
         """The streams' local tokens of the running segments, from the stage before. like: dtype, width and batch."""
-        self.known[self.forward] = dict(layout.segments)
+        forward = self.slot.forward
+        self.known[forward.index] = forward.segments
 
         def allocate(message: Message) -> torch.Tensor | None:
             if message.forward not in self.known:
@@ -194,12 +203,12 @@ class StageLink:
             lengths = self._lengths(layout, self.known[message.forward], message.segments)
             return like.new_empty(len(like), sum(lengths), like.shape[-1])
 
-        message = Message(self.step, layout.running, self.forward)
+        message = Message(forward.step, forward.running, forward.index)
         tokens = self.inbox.take(message, allocate)
         names = [*self.spec.streams, *self.stage.incoming]
-        lengths = self._lengths(layout, layout.segments, layout.running)
+        lengths = self._lengths(layout, forward.segments, forward.running)
         parts = dict(zip(names, tokens.split(lengths, TOKEN_DIM), strict=True))
-        self.skips = {made: parts.pop(made) for made in self.stage.incoming}
+        forward.skips = {made: parts.pop(made) for made in self.stage.incoming}
         return parts
 
     def send_latents(self, values: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention, StaleCache
 from parallel_backend.seams.backends import NATIVE
+from parallel_backend.seams.forward import Forward, ForwardSlot
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.attention_cases import LENGTHS, MASKS, PATCHES, STREAMS, plans, qkv
 from tests.support.ranks.leaving import leave
@@ -33,20 +34,21 @@ def main(out_path: str) -> None:
     for name, degrees in plans(dist.get_world_size()).items():
         for patches in (1, PATCHES):
             mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
-            layout = TokenLayout(spec_for("FluxTransformer2DModel"), mesh["sequence"], patches)
-            layout.begin(LENGTHS)
+            slot = ForwardSlot(patches)
+            layout = TokenLayout(spec_for("FluxTransformer2DModel"), mesh["sequence"], slot)
             attention = ParallelAttention(mesh, layout, NATIVE)
             rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
             for mask_name, mask in MASKS.items():
                 # A whole pass fills the cache; the patches that follow have the same keys, so nothing is stale.
-                attention.cache = StaleCache() if patches > 1 else None
+                cache = StaleCache() if patches > 1 else None
                 runs = [list(range(patches)), *([index] for index in range(patches) if patches > 1)]
                 for run in runs:
-                    layout.running = run
-                    local = attention("module", STREAMS, *(take(layout, tensor) for tensor in qkv()), attn_mask=mask)
                     key = f"{name} {mask_name} {patches} {run}"
-                    results[key] = local.contiguous()
-                    results[f"{key} positions"] = layout.token_order(STREAMS, rank, run)
+                    with slot.enter(Forward(run, cache)):
+                        layout.begin(LENGTHS)
+                        parts = (take(layout, tensor) for tensor in qkv())
+                        results[key] = attention("module", STREAMS, *parts, attn_mask=mask).contiguous()
+                        results[f"{key} positions"] = layout.token_order(STREAMS, rank, run)
     save_file(results, f"{out_path}.{dist.get_rank()}")
     leave()
 

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.hooks import Hooks
 from parallel_backend.models.spec import ModelSpec
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.backends import NATIVE
+from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.layout import TOKEN_DIM, TokenLayout
 from parallel_backend.seams.stages import keep_stage
 from parallel_backend.seams.tensor_parallel import local_ranges
@@ -55,8 +57,8 @@ def toy() -> torch.nn.Module:
 def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
-    stage = keep_stage(toy(), SPEC, mesh["pipefusion"])
-    layout = TokenLayout(SPEC, mesh["sequence"], plan.patch_count)
+    stage = keep_stage(toy(), SPEC, mesh["pipefusion"], Hooks())
+    layout = TokenLayout(SPEC, mesh["sequence"], ForwardSlot(plan.patch_count))
     layout.begin({"x": TOKENS})
     tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()
     ((first, end),) = local_ranges([HEADS], mesh["tp"].index, plan.tp)

@@ -1,0 +1,56 @@
+"""What one forward of the model is of, for the hooks on the model to read; and where they find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from .attention import StaleCache
+
+
+@dataclass
+class Forward:
+    """One forward of the model on this rank. The fields from `segments` on are for the hooks, and end with it."""
+
+    # The segments that run: all, or PipeFusion's patch.
+    running: list[int]
+    # Keys and values of the tokens that do not run; None where all do.
+    cache: StaleCache | None = None
+    # Of a run's steps, the one that this is of.
+    step: int = 0
+    # Of the step's forwards, which this is: cond and uncond may run apart.
+    index: int = 0
+    # By stream, the lengths of all its segments, known once the streams reach the first block.
+    segments: dict[str, list[int]] = field(default_factory=dict)
+    # By name, a side input of the blocks, and this rank's share of it.
+    sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    # By place of the block that made it, what skips to or from another stage.
+    skips: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+class ForwardSlot:
+    """Holds the forward that runs. The hooks of one transformer share a slot; forwards run one at a time.
+
+    patches: into how many segments the image falls. Where somebody else calls the model, and so enters none, all run.
+    """
+
+    def __init__(self, patches: int = 1) -> None:
+        self.patches = patches
+        self.forward = Forward(self.every_segment())
+
+    def every_segment(self) -> list[int]:
+        return list(range(self.patches))
+
+    @contextmanager
+    def enter(self, forward: Forward) -> Iterator[None]:
+        """While entered, this is the forward that runs."""
+        outside, self.forward = self.forward, forward
+        try:
+            yield
+        finally:
+            self.forward = outside
