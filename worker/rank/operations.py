@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch.distributed as dist
 
 from parallel_backend.errors import RequestError, is_out_of_memory
+from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped
@@ -67,18 +68,33 @@ class Operations:
         }
 
     def load(self, job: Job, _tensors: Tensors) -> None:
-        """Replaces the model and the plan. If that fails, no model is loaded."""
+        """Replaces the model and the plan. If that fails, no model is loaded.
+
+        The weights stay where another plan is asked for that leaves every rank its own; without their additions.
+        """
         source = ModelSource.from_json(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
         if plan.world_size != dist.get_world_size():
             raise RequestError(
                 f"The plan {plan} is not for the group's {dist.get_world_size()} ranks.", "Restart ComfyUI."
             )
-        self.state.drop_model()
+        kept = self.state.model_of(source, plan)
+        if kept is None:
+            self.state.drop_model()
         # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
         mesh, _ = job.groups.mesh_of(plan), job.groups.whole()
-        transformer = job.alone(lambda: ParallelTransformer.load(source, mesh, job.check))
+        if kept:
+            self.replan(job, kept, mesh)
+        transformer = kept or job.alone(lambda: ParallelTransformer.load(source, mesh, job.check))
         self.state.keep_model(transformer, source, plan)
+
+    def replan(self, job: Job, transformer: ParallelTransformer, mesh: Mesh) -> None:
+        """Another plan on the weights that are there, as the files hold them, and nothing of the last requests."""
+        self.state.conditions.clear()
+        job.alone(lambda: transformer.replan(mesh))
+        if transformer.adapted:
+            self.unpark(job, transformer.parking)
+            job.alone(lambda: transformer.adapt([], {}, job.check))
 
     def adapt(self, job: Job, tensors: Tensors) -> None:
         """Gives the weights these additions in place of those that they had. If that fails, no model is loaded."""

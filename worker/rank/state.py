@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from parallel_backend.errors import RequestError
+from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae import ParallelVAE
@@ -24,18 +25,26 @@ class RankState:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.transformer: ParallelTransformer | None = None
+        self.source: ModelSource | None = None  # what the transformer was loaded from
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
 
     def keep_model(self, transformer: ParallelTransformer, source: ModelSource, plan: ParallelPlan) -> None:
-        self.transformer = transformer
+        self.transformer, self.source = transformer, source
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
+    def model_of(self, source: ModelSource, plan: ParallelPlan) -> ParallelTransformer | None:
+        """The transformer, if it has from this source all the weights that this rank needs under the plan, and no
+        others; the same on every rank."""
+        if self.transformer is None or self.source != source:
+            return None
+        return self.transformer if same_weights(self.transformer.mesh.plan, plan) else None
+
     def drop_model(self) -> None:
         """Gives the model's memory back."""
-        self.transformer, self.loaded = None, {}
+        self.transformer, self.source, self.loaded = None, None, {}
         self.conditions.clear()
         release_memory(self.device)
 

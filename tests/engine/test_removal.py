@@ -1,0 +1,131 @@
+"""What a plan puts on a model can be taken off, and another be put in its place, without reading the weights again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from demo.host import REPOSITORY
+from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.groups.mesh_layout import same_weights
+from parallel_backend.hooks import Hooks
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.pipefusion_cases import family_of
+from tests.support.cases.removal_cases import PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
+from tests.support.cases.single_file_cases import FP8, cast
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What each rank found, by case name; one torchrun a world size."""
+    root = tmp_path_factory.mktemp("removal")
+    for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
+        family_of(name).save(root / name)
+    for world in (2, 4):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        run = subprocess.run(
+            [*launch, "-m", "tests.support.ranks.removal_ranks", str(root)],
+            cwd=REPOSITORY,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert run.returncode == 0, run.stderr[-6000:]
+    return [json.loads(path.read_text()) for path in sorted(root.glob("found.*.json"))]
+
+
+def assert_all_hold(found: list[dict], name: str, world: int, count: int) -> None:
+    ranks = [rank[name] for rank in found if name in rank]
+    assert len(ranks) == world
+    for rank in ranks:
+        assert len(rank) == count
+        assert [promise for promise, holds in rank.items() if not holds] == []
+
+
+@pytest.mark.parametrize(("name", "plan", "world"), REMOVED, ids=str)
+def test_a_model_is_as_before_once_its_plan_is_taken_off(name: str, plan: dict, world: int, found: list[dict]) -> None:
+    assert_all_hold(found, case_name("removed", name, plan), world, 4)
+
+
+@pytest.mark.parametrize(("name", "plan", "world"), STOPPED, ids=str)
+def test_a_stage_says_that_the_other_blocks_have_no_weights_and_goes_on(
+    name: str, plan: dict, world: int, found: list[dict]
+) -> None:
+    assert_all_hold(found, case_name("stopped", name, plan), world, 3)
+
+
+@pytest.mark.parametrize(("name", "plans", "parked", "world"), REPLANNED, ids=str)
+def test_another_plan_on_the_same_weights_gives_the_bits_of_a_load_for_it(
+    name: str, plans: list[dict], parked: bool, world: int, found: list[dict]
+) -> None:
+    assert_all_hold(found, case_name("replanned", name, plans, parked), world, len(plans))
+
+
+@pytest.mark.parametrize(("name", "plans", "world"), PIPELINES, ids=str)
+def test_a_pipeline_is_plain_again_and_parallel_again(
+    name: str, plans: list[dict], world: int, found: list[dict]
+) -> None:
+    assert_all_hold(found, case_name("pipeline", name, plans), world, 4 * len(plans) + 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "other", "same"),
+    [
+        ({"ulysses": 4}, {"ring": 2, "cfg": 2}, True),
+        ({"tp": 2, "ulysses": 2}, {"tp": 2, "dp": 2}, True),
+        ({"pipefusion": 2, "ulysses": 2}, {"pipefusion": 2, "ring": 2, "patches": 5}, True),
+        ({"pipefusion": 2, "ulysses": 2}, {"pipefusion": 2, "cfg": 2}, False),  # ranks 1 and 2 change their stages
+        ({"tp": 4}, {"tp": 2, "ulysses": 2}, False),
+        ({"tp": 2}, {"pipefusion": 2}, False),
+        ({"ulysses": 2}, {"ulysses": 4}, False),
+    ],
+)
+def test_weights_stay_where_no_rank_would_hold_others(plan: dict, other: dict, same: bool) -> None:
+    plans = ParallelPlan(**plan), ParallelPlan(**other)
+    assert same_weights(*plans) == same_weights(*plans[::-1]) == same
+
+
+def one_rank(**plan: int | str) -> Mesh:
+    names = (*ParallelPlan().degrees(), "batch", "sequence")
+    return Mesh(ParallelPlan(**plan), torch.device("cpu"), dict.fromkeys(names, Axis(None, 1, 0)), None)
+
+
+def test_what_is_remembered_of_conditions_goes_and_fp8_weights_stay(tmp_path: Path) -> None:
+    family = FAMILIES["pixart-alpha"]  # its projections of the text are remembered, and those in the blocks in fp8
+    path = tmp_path / "fp8.safetensors"
+    save_file({key: value.contiguous() for key, value in cast(family.build().state_dict(), FP8).items()}, path)
+    transformer = ParallelTransformer.load(ModelSource(family.model_class, family.config, (str(path),)), one_rank())
+    path.unlink()
+    inputs = family.inputs(2, 16, 16)
+    expected = transformer(*inputs)
+    held = {name: weight.dtype for name, weight in transformer.model.state_dict().items()}
+    assert FP8 in held.values()
+    transformer.replan(one_rank(sync_steps=2))
+    assert transformer(*inputs).equal(expected)
+    transformer.remove()
+    assert {name: weight.dtype for name, weight in transformer.model.state_dict().items()} == held
+    with torch.inference_mode():
+        assert family.reference(transformer.model, *inputs).equal(expected)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in transformer.model.modules())
+
+
+def test_an_attribute_that_was_there_comes_back_and_one_that_was_not_goes() -> None:
+    layer, hooks = torch.nn.Linear(1, 1), Hooks()
+    layer.old = 1
+    for value in (2, 3):
+        hooks.replace(layer, "old", value)
+        hooks.replace(layer, "new", value)
+    assert (layer.old, layer.new) == (3, 3)
+    hooks.remove()
+    assert layer.old == 1 and not hasattr(layer, "new")

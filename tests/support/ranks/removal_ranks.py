@@ -1,0 +1,197 @@
+"""`torchrun -m tests.support.ranks.removal_ranks FOLDER`: plans put on models, taken off, and changed for others.
+
+FOLDER holds a folder of each family's weights. What was found is written to FOLDER/found.RANK.json, by case name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from parallel_backend import ParallelPlan, parallelize, unparallelize
+from parallel_backend.errors import RequestError
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.sampling.denoiser import Denoiser
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES, SQUARE
+from tests.support.cases.library_cases import CALLS, SEED
+from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+from tests.support.cases.removal_cases import PARKED, PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
+from tests.support.ranks.leaving import leave
+
+CPU = torch.device("cpu")
+KINDS_OF_HOOKS = [
+    f"_forward_{kind}"
+    for kind in ("pre_hooks", "pre_hooks_with_kwargs", "hooks", "hooks_with_kwargs", "hooks_always_called")
+]
+
+
+def traces(model: torch.nn.Module) -> dict[str, list]:
+    """By module, all that could be left of ours: its class, its attributes, its hooks, the kinds of its weights."""
+    return {
+        path: [
+            type(module).__name__,
+            sorted(vars(module)),
+            [len(getattr(module, kind)) for kind in KINDS_OF_HOOKS],
+            [
+                (name, type(weight).__name__, weight.requires_grad)
+                for name, weight in module.named_parameters(recurse=False)
+            ],
+            [(name, repr(value)) for name, value in vars(module).items() if isinstance(value, (int, float, str))],
+        ]
+        for path, module in model.named_modules()
+    }
+
+
+def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]:
+    """A family's whole model before a plan is put on it, and after it was taken off."""
+    family = FAMILIES[name]
+    latents, timestep, conditions = family.inputs(*family.shapes[SQUARE])
+    model = family.build()
+    with torch.inference_mode():
+        expected = family.reference(model, latents, timestep, conditions)
+    before, weights = traces(model), {key: value.clone() for key, value in model.state_dict().items()}
+    transformer = ParallelTransformer(model, mesh_of(degrees))
+    marked = traces(model) != before
+    if "pipefusion" not in degrees:
+        transformer(latents, timestep, conditions)
+    if degrees in PARKED:
+        transformer.park()
+    transformer.remove()
+    after = model.state_dict()
+    with torch.inference_mode():
+        got = family.reference(model, latents, timestep, conditions)
+    return {
+        "the plan left its traces": marked,
+        "none is left": traces(model) == before,
+        "the weights are the same": [*weights] == [*after] and all(weights[k].equal(after[k]) for k in weights),
+        "the model gives the same": got.equal(expected),
+    }
+
+
+def result_of(transformer: ParallelTransformer, name: str) -> torch.Tensor | None:
+    """Of a whole sampler call."""
+    latents, conditions, negative = case_inputs(name)
+    return Denoiser(transformer).sample(latents, scheduler_of("flow"), conditions, negative, 3.0)
+
+
+def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool) -> dict[str, bool]:
+    """One load, whose file then goes, under one plan after the other; each compared with a load for that plan."""
+    family = family_of(name)
+    own = folder / f"own.{dist.get_rank()}.safetensors"
+    shutil.copyfile(folder / name / "diffusion_pytorch_model.safetensors", own)
+    source = ModelSource(family.model_class, family.config, (str(own),))
+    fresh = []
+    for degrees in plans:
+        mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
+        fresh.append(result_of(ParallelTransformer.load(source, mesh), name))
+        dist.barrier()
+        mesh.close()
+    mesh = build_mesh(ParallelPlan.from_json(plans[0]), CPU)
+    transformer = ParallelTransformer.load(source, mesh)
+    if parked:  # on the CPU, weights are the file's pages, which cannot be parked
+        model = transformer.model
+        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+    own.unlink()
+    found = {}
+    for degrees, expected in zip([*plans[1:], plans[0]], [*fresh[1:], fresh[0]], strict=True):
+        result_of(transformer, name)
+        if parked:
+            transformer.park()
+        dist.barrier()
+        mesh.close()  # as a rank does, before the next is built
+        mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
+        transformer.replan(mesh)
+        if parked:
+            transformer.parking.restore()
+        got = result_of(transformer, name)
+        same = got is None if expected is None else got is not None and got.equal(expected)
+        found[f"the same as loaded for {json.dumps(degrees)}"] = same
+    dist.barrier()
+    mesh.close()
+    return found
+
+
+def pipeline(call_name: str, plans: list[dict[str, int]]) -> dict[str, bool]:
+    """A pipeline made parallel, plain again, and parallel by another plan; no plain one knows of it."""
+    call = CALLS[call_name]
+    made = call.pipeline()
+
+    def images() -> torch.Tensor:
+        return call.run(made, 2, torch.Generator().manual_seed(SEED))
+
+    plain, before = images(), traces(made.transformer)
+    found = {}
+    for degrees in plans:
+        parallelize(made, ParallelPlan.from_json(degrees))
+        parallel = images()
+        found[f"{degrees} is parallel"] = traces(made.transformer) != before
+        found[f"{degrees} gives the images"] = bool((parallel - plain).norm() <= 1e-5 * plain.norm())
+        unparallelize(made)
+        found[f"{degrees} leaves nothing"] = traces(made.transformer) == before
+        found[f"{degrees} leaves the images"] = images().equal(plain)
+    try:
+        unparallelize(made)
+    except RequestError as error:
+        found["a plain one is refused"] = "is not parallel" in str(error)
+    return found
+
+
+def stopped(name: str, degrees: dict[str, int], folder: Path, mesh_of: Any) -> dict[str, bool]:
+    """What was read for one stage alone cannot be put back, nor shared out otherwise: refused, and it still works."""
+    family = family_of(name)
+    files = (str(folder / name / "diffusion_pytorch_model.safetensors"),)
+    source = ModelSource(family.model_class, family.config, files)
+    transformer = ParallelTransformer.load(source, mesh_of(degrees))
+    expected = result_of(transformer, name)
+    found = {}
+    try:
+        transformer.remove()
+    except RequestError as error:
+        found["the rest is said to be missing"] = "no weights to put back" in str(error)
+    try:
+        transformer.replan(mesh_of({"ulysses": 2}))
+    except ValueError as error:
+        found["another share of the weights is refused"] = "shares out the weights in another way" in str(error)
+    got = result_of(transformer, name)
+    found["it still gives the same"] = got is None if expected is None else got.equal(expected)
+    return found
+
+
+@record
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    root, world, meshes, found = Path(folder), dist.get_world_size(), {}, {}
+
+    def mesh_of(degrees: dict[str, int]) -> Any:
+        plan = ParallelPlan.from_json(degrees)
+        if plan not in meshes:
+            meshes[plan] = build_mesh(plan, CPU)
+        return meshes[plan]
+
+    def wanted(cases: list[tuple]) -> list[tuple]:
+        return [case for case in cases if case[-1] == world]
+
+    for name, degrees, _ in wanted(REMOVED):
+        found[case_name("removed", name, degrees)] = removed(name, degrees, mesh_of)
+    for name, degrees, _ in wanted(STOPPED):
+        found[case_name("stopped", name, degrees)] = stopped(name, degrees, root, mesh_of)
+    for name, plans, parked, _ in wanted(REPLANNED):
+        found[case_name("replanned", name, plans, parked)] = replanned(name, plans, root, parked)
+    for name, plans, _ in wanted(PIPELINES):
+        found[case_name("pipeline", name, plans)] = pipeline(name, plans)
+    (root / f"found.{world}.{dist.get_rank()}.json").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

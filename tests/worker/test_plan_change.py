@@ -1,0 +1,86 @@
+"""Another plan for a loaded model: the ranks keep the weights that they have, where every rank keeps its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.families import FAMILIES
+from tests.support.group.direct_group import DirectGroup, direct_group, go_on
+from worker.errors import RequestRefused
+
+LAYER = "transformer_blocks.0.attn.to_q.weight"
+SIZES = (16, 16)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
+    with direct_group(tmp_path_factory.mktemp("two"), FAMILIES["flux-dev"], ulysses=2) as direct:
+        yield direct
+
+
+def under(direct: DirectGroup, **degrees: int) -> DirectGroup:
+    changed = replace(direct, plan=ParallelPlan(**degrees))
+    changed.load()
+    return changed
+
+
+def loaded_anew(direct: DirectGroup, **degrees: int) -> DirectGroup:
+    direct.group.park(unload=True)
+    return under(direct, **degrees)
+
+
+def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(two: DirectGroup) -> None:
+    plans = [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"ulysses": 2, "patches": 2}]
+    expected = [loaded_anew(two, **plan).sample(*SIZES) for plan in plans]
+    assert not all(expected[0].equal(other) for other in expected[1:]), "plans that nothing tells apart"
+    pids, weights = two.pids(), Path(two.source.files[0])
+    away = weights.rename(weights.with_suffix(".away"))
+    try:
+        for plan, bits in zip(plans, expected, strict=True):
+            assert under(two, **plan).sample(*SIZES).equal(bits)
+            assert two.group.status()["plan"] == ParallelPlan(**plan).to_json()
+        with pytest.raises(RequestRefused, match="cannot be read"):
+            under(two, tp=2)
+        with pytest.raises(RequestRefused, match="cannot be read"):
+            under(two, **plans[0])  # a load that failed leaves no model
+    finally:
+        away.rename(weights)
+    assert under(two, **plans[0]).sample(*SIZES).equal(expected[0])
+    assert two.pids() == pids
+
+
+@pytest.mark.parametrize("other", [{"ring": 2}, {"tp": 2}], ids=str)
+def test_weights_with_additions_are_those_of_the_files_again_under_another_plan(
+    two: DirectGroup, other: dict[str, int]
+) -> None:
+    plain = [loaded_anew(two, **plan).forward(*SIZES) for plan in ({"ulysses": 2}, other)]
+    rows, columns = two.family.build().get_parameter(LAYER).shape
+    up = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
+    addition = {"parameter": LAYER, "row": 0, "up_row": 0, "count": rows, "scale": 0.1, "up": "up", "down": None}
+
+    def adapt(direct: DirectGroup) -> torch.Tensor:
+        direct.group.adapt("lora", lambda: ([addition], {"up": up}), go_on)
+        return direct.forward(*SIZES)
+
+    changed = [adapt(loaded_anew(two, **plan)) for plan in ({"ulysses": 2}, other)]
+    assert not changed[0].equal(plain[0])
+    for plan, index in (({"ulysses": 2}, 0), (other, 1), ({"ulysses": 2}, 0)):
+        direct = under(two, **plan)
+        assert direct.forward(*SIZES).equal(plain[index])
+        assert adapt(direct).equal(changed[index])
+
+
+def test_the_conditions_of_a_request_under_another_plan_are_its_own(two: DirectGroup) -> None:
+    loaded_anew(two, ulysses=2).forward(*SIZES)
+    latents, timestep, conditions = two.family.inputs(2, *SIZES)
+    direct = under(two, ring=2)
+    first = direct.group.forward(latents, timestep, conditions, go_on)
+    other = {name: value.flip(0) for name, value in conditions.items()}
+    assert not direct.group.forward(latents, timestep, other, go_on).equal(first)
+    assert direct.group.forward(latents, timestep, conditions, go_on).equal(first)
