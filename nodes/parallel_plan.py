@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from comfy_api.latest import io
 
+from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
@@ -27,8 +28,8 @@ PlanType = io.Custom("PARALLEL_PLAN")
 class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        def degree(axis: str, tooltip: str) -> io.Int.Input:
-            tooltip = f"{tooltip} Used in manual mode."
+        def degree(axis: str) -> io.Int.Input:
+            tooltip = f"{BY_NAME[axis].words} Used in manual mode."
             return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, optional=True, tooltip=tooltip)
 
         return io.Schema(
@@ -45,11 +46,7 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then tokens. "
                     "manual: the degrees below.",
                 ),
-                degree("dp", "Groups that share the batch by images."),
-                degree("cfg", "Groups that share the batch: with 2, cond and uncond of guidance run side by side."),
-                degree("ring", "Ranks that share one image's tokens; keys and values travel round. Any degree works."),
-                degree("ulysses", "Ranks that share one image's tokens; must divide the model's attention heads."),
-                degree("tp", "Ranks that share the blocks' weights, for models that allow it; must divide the heads."),
+                *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses", "tp")),
                 io.Combo.Input(
                     "attention",
                     options=list(ATTENTION),
@@ -58,7 +55,7 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="The kernel that computes self-attention. auto: the best that the device has. "
                     "Used in manual mode.",
                 ),
-                degree("pipefusion", "Stages that hold a part of the blocks each. Needs the Parallel Sampler."),
+                degree("pipefusion"),
                 io.Int.Input(
                     "patches",
                     default=0,

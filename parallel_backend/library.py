@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .axes import LAST_AXES
 from .errors import GroupError, PlanError, RequestError
 from .groups.mesh import build_mesh
 from .models import spec_for
@@ -40,7 +41,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             f"This {type(pipeline).__name__} is parallel already.", "Call unparallelize(pipeline) first for another plan."
         )
     check_world(plan)
-    if plan.patch_count > 1:
+    if plan.patch_count > 1 or plan.ways(LAST_AXES) > 1:
         raise PlanError(
             f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
             "calls the transformer one step at a time.",

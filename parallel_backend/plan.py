@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .axes import AXES, LAST_AXES, TOKEN_AXES, WEIGHT_AXES
 from .errors import PlanError
 
-AXES = ("dp", "cfg", "pipefusion", "ring", "ulysses", "tp")  # outermost first: the order of the mesh
 MAX_DEGREE = 1024
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 
@@ -74,7 +75,7 @@ class ParallelPlan:
 
     def degrees(self) -> dict[str, int]:
         """Axis name to degree, outermost axis first."""
-        return {axis: getattr(self, axis) for axis in AXES}
+        return {axis.name: getattr(self, axis.name) for axis in AXES}
 
     @property
     def patch_count(self) -> int:
@@ -84,6 +85,20 @@ class ParallelPlan:
     @property
     def world_size(self) -> int:
         return math.prod(self.degrees().values())
+
+    def ways(self, axes: Iterable[str]) -> int:
+        """Into how many parts these axes together split what they split."""
+        return math.prod(getattr(self, axis) for axis in axes)
+
+    @property
+    def weight_ways(self) -> int:
+        """A rank's memory holds one part of so many of the weights."""
+        return self.ways(WEIGHT_AXES)
+
+    @property
+    def token_ways(self) -> int:
+        """A rank computes, outside of attention, one part of so many of an image's tokens."""
+        return self.ways(TOKEN_AXES)
 
     def check_model(
         self, heads: int, tensor_parallel: bool = False, blocks: int | None = None, pipefusion: bool = True
@@ -137,6 +152,16 @@ class ParallelPlan:
                 "one forward at a time.",
                 "Use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
                 *(name for name in ("pipefusion", "patches") if getattr(self, name) > 1),
+            )
+
+    def check_one_forward(self) -> None:
+        """Raises PlanError if the plan cannot serve a forward that is asked for by itself, on rank 0."""
+        self.check_step_mode()
+        if self.ways(LAST_AXES) > 1:
+            raise PlanError(
+                f"The plan {self} has its result on the last stage, and a sampler that sends one forward at a time "
+                "waits for it on the first: use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
+                *(axis for axis in LAST_AXES if getattr(self, axis) > 1),
             )
 
     def check_devices(self, devices: int) -> None:

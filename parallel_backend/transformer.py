@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from .axes import EVERY_AXES
 from .errors import RequestError
 from .groups.collectives import collect, gather, shard
 from .groups.mesh import Axis, Mesh
@@ -157,13 +158,13 @@ class ParallelTransformer:
         conditions: the spec's, each batch first. Raises RequestError, on every rank alike, for input that the model
         cannot take.
         """
-        self.mesh.plan.check_step_mode()
+        self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
         with self.mesh.timeline.step("forward"):
             forward = Forward(self.slot.every_segment())
             local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
-            if self.mesh["sequence"].index or self.mesh["tp"].index:
-                return None
+            if any(self.mesh[axis].index for axis in EVERY_AXES):
+                return None  # another rank has the same and sends it
             return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
 
     def predict(

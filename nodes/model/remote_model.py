@@ -200,7 +200,7 @@ def weight_bytes(
         return 1  # 0 would have ComfyUI count the weights
     cast = sum(math.prod(shape) for shape in names.shapes.values()) * dtype.itemsize
     stored = sum(Path(file).stat().st_size for file in source.files)
-    return min(cast, stored) // (plan.pipefusion * plan.tp)
+    return min(cast, stored) // plan.weight_ways
 
 
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:

@@ -173,7 +173,6 @@ def answer(question: Question) -> dict[str, Any]:
         **common,
         "plan": str(plan),
         "world": plan.world_size,
-        "degrees": plan.degrees(),
         "patches": plan.patch_count,
         "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
         "remarks": remarks_json(remarks),
@@ -226,13 +225,16 @@ def ranks_of(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> li
 
 
 def rank_json(part: RankPart) -> dict[str, Any]:
-    """Ranges of blocks and heads are from the first to the last, both counted."""
+    """Ranges of blocks and heads are from the first to the last, both counted. share, stage: which, of how many."""
     return {
         "rank": part.rank,
-        "places": part.places,
+        "share": part.share,
+        "stage": part.stage,
         "blocks": part.blocks and [part.blocks[0], part.blocks[-1]],
         "heads": part.heads and [part.heads[0], part.heads[-1]],
         "tokens": part.tokens,
+        "head_share": part.head_share,
+        "weight_share": part.weight_share,
     }
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from ..axes import JOINT_AXES
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
-from .mesh_layout import JOINT_AXES
 from .timeline import SILENT, Timeline
 
 

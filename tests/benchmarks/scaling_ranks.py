@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
-from parallel_backend.groups.mesh import JOINT_AXES, Mesh, build_mesh
+from parallel_backend.axes import JOINT_AXES
+from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.transformer import ParallelTransformer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import diffusers
 import pytest
 
 from demo.host import REPOSITORY
+from parallel_backend.axes import AXES
 from parallel_backend.errors import PlanError, UnknownModelError
 from parallel_backend.groups.mesh_layout import rank_parts
 from parallel_backend.models import model_classes, spec_for
@@ -139,6 +141,8 @@ def test_an_unknown_transformer_class_points_to_the_manual() -> None:
         (ParallelPlan(pipefusion=9), lambda plan: plan.check_model(8, blocks=8), ("pipefusion",)),
         (ParallelPlan(pipefusion=2), ParallelPlan.check_step_mode, ("pipefusion",)),
         (ParallelPlan(pipefusion=2, patches=4), ParallelPlan.check_step_mode, ("pipefusion", "patches")),
+        (ParallelPlan(pipefusion=2, patches=4), ParallelPlan.check_one_forward, ("pipefusion", "patches")),
+        (ParallelPlan(pipefusion=2, patches=1), ParallelPlan.check_one_forward, ("pipefusion",)),
         (ParallelPlan(cfg=2, ring=2), lambda plan: plan.check_devices(2), ("cfg", "ring")),
     ],
     ids=str,
@@ -147,6 +151,19 @@ def test_an_error_says_which_values_of_the_plan_it_is_about(plan: ParallelPlan, 
     with pytest.raises(PlanError) as caught:
         check(plan)
     assert caught.value.fields == fields
+
+
+def test_a_plan_in_json_has_its_axes_first_in_the_order_of_the_mesh() -> None:
+    """The panel shows what else a plan has in other words, and all the rest of it as degrees."""
+    names = [*ParallelPlan().to_json()]
+    assert names[: len(AXES)] == [axis.name for axis in AXES] == [*ParallelPlan().degrees()]
+    (no_axes,) = re.findall(r"const NO_AXES = \[(.*?)\]", (REPOSITORY / "web/panel/format.js").read_text())
+    assert re.findall(r"'(\w+)'", no_axes) == names[len(AXES) :]
+
+
+def test_stages_and_tensor_parallel_share_the_memory_of_weights_ring_and_ulysses_the_tokens() -> None:
+    plan = ParallelPlan(dp=2, cfg=2, pipefusion=3, ring=5, ulysses=7, tp=11)
+    assert (plan.weight_ways, plan.token_ways) == (33, 35)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +190,7 @@ def test_what_is_told_of_each_rank_is_what_the_engine_gives_it(case: int, real_p
         assert [part.places[axis] for axis in split] == real["coordinate"]
         assert list(part.blocks) == real["blocks"]
         assert list(part.heads) == real["heads"]
+        assert [round(at * HEADS) for at in part.head_share or (0, 1)] == [real["heads"][0], real["heads"][-1] + 1]
         spans = [range(round(start * TOKENS), round(stop * TOKENS)) for start, stop in part.tokens]
         assert [token for span in spans for token in span] == real["tokens"]
 

@@ -122,12 +122,15 @@ function answerOf(cfg, pipefusion, ulysses) {
         ranks.push({
           rank: ranks.length,
           branch: cfg === 2 ? ['cond', 'uncond'][batch] : null,
-          places: { batch, pipefusion: stage, ulysses: share, tp: 0 },
+          share: [batch, cfg],
+          stage: [stage, pipefusion],
           blocks: pipefusion > 1 ? [stage * 4, stage * 4 + 3] : [0, 7],
           heads: [share * 2, share * 2 + 1],
-          tokens: [[share / ulysses, (share + 1) / ulysses]]
+          tokens: [[share / ulysses, (share + 1) / ulysses]],
+          head_share: ulysses > 1 ? [share / ulysses, (share + 1) / ulysses] : null,
+          weight_share: null
         })
-  return { ranks, world: ranks.length, degrees: { dp: 1, cfg, pipefusion, ring: 1, ulysses, tp: 1 } }
+  return { ranks, world: ranks.length }
 }
 
 test('ranks fall into branches, stages and cells, and are told in words', () => {

@@ -2,7 +2,7 @@
 
 const MEBIBYTE = 2 ** 20
 const GIBIBYTE = 2 ** 30
-const AXES = ['dp', 'cfg', 'pipefusion', 'ring', 'ulysses', 'tp'] // outermost first
+const NO_AXES = ['patches', 'sync_steps', 'attention'] // of a plan; all else are degrees, the outermost axis first
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */
 export function bytes(count) {
@@ -48,7 +48,8 @@ export function secondsLeft(run) {
 
 /** A plan in the words of its Python class. t: the texts, by path and values. */
 export function planWords(plan, t) {
-  const parts = AXES.filter((axis) => plan[axis] > 1).map((axis) => `${axis}=${plan[axis]}`)
+  const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1)
+  const parts = axes.map((axis) => `${axis}=${plan[axis]}`)
   const patches = plan.patches || plan.pipefusion || 1
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))

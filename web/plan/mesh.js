@@ -6,25 +6,19 @@ export const COMPACT_ABOVE = 16
  * The ranks as nested groups: shares of the batch, in each the pipeline's stages, in each the ranks.
  * A cell's tokens, heads and weights are [start, stop] fractions; heads and weights are null where they are not shared.
  */
-export function meshGroups({ ranks, degrees }) {
-  const shares = degrees.dp * degrees.cfg
+export function meshGroups({ ranks }) {
+  const oneOf = ([index, count]) => (count > 1 ? [index + 1, count] : null)
   const groups = []
   for (const rank of ranks) {
-    const { batch, pipefusion, ulysses, tp } = rank.places
-    groups[batch] ??= { share: shares > 1 ? [batch + 1, shares] : null, branch: rank.branch, stages: [] }
-    groups[batch].stages[pipefusion] ??= {
-      stage: degrees.pipefusion > 1 ? [pipefusion + 1, degrees.pipefusion] : null,
-      blocks: rank.blocks,
-      cells: []
-    }
-    const columns = degrees.tp * degrees.ulysses
-    const column = tp * degrees.ulysses + ulysses
-    groups[batch].stages[pipefusion].cells.push({
+    const [[batch], [stage]] = [rank.share, rank.stage]
+    groups[batch] ??= { share: oneOf(rank.share), branch: rank.branch, stages: [] }
+    groups[batch].stages[stage] ??= { stage: oneOf(rank.stage), blocks: rank.blocks, cells: [] }
+    groups[batch].stages[stage].cells.push({
       rank: rank.rank,
       tokens: rank.tokens,
-      heads: columns > 1 ? [column / columns, (column + 1) / columns] : null,
+      heads: rank.head_share,
       headRange: rank.heads,
-      weights: degrees.tp > 1 ? [tp / degrees.tp, (tp + 1) / degrees.tp] : null
+      weights: rank.weight_share
     })
   }
   return groups

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
 from parallel_backend.errors import PlanError
 from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
@@ -23,7 +24,6 @@ from ...wire.tensors import Tensors
 from .room import Room
 
 MORE_RANKS = (1, 2, 4, 8)  # times those that there are
-SPLITS_WEIGHTS, SPLITS_TOKENS = ("pipefusion", "tp"), ("ring", "ulysses")
 MARGIN = 0.9  # of a room, that an estimate may fill
 NOTABLE = 0.05
 
@@ -101,8 +101,8 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
-        weights, tokens = (share(short.plan, plan, axes) for axes in (SPLITS_WEIGHTS, SPLITS_TOKENS))
-        return weights * short.weights + tokens * working
+        weights = short.weights * short.plan.weight_ways / plan.weight_ways
+        return weights + working * short.plan.token_ways / plan.token_ways
 
     for times in MORE_RANKS:
         plans = [plan for plan in alternatives(short, times) if estimate(plan) < room]
@@ -111,28 +111,22 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     return None
 
 
-def share(of: ParallelPlan, to: ParallelPlan, axes: tuple[str, ...]) -> float:
-    """What a rank has under the other plan, of what it has under the first and these axes split."""
-    ratio = 1.0
-    for axis in axes:
-        ratio *= getattr(of, axis) / getattr(to, axis)
-    return ratio
-
-
 def alternatives(short: Shortage, times: int) -> Iterator[ParallelPlan]:
     """Other plans for so many times the ranks that the model allows, with the batch split as it is."""
     plan = short.plan
-    axes = (*SPLITS_WEIGHTS, *SPLITS_TOKENS)
-    ranks = plan.world_size // (plan.dp * plan.cfg) * times
+    axes = (*WEIGHT_AXES, *TOKEN_AXES)
+    ranks = plan.ways(axes) * times
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in itertools.product(divisors, repeat=len(axes) - 1):
-        rest, remainder = divmod(ranks, degrees[0] * degrees[1] * degrees[2])
+        rest, remainder = divmod(ranks, math.prod(degrees))
         if remainder or not rest:
             continue
-        # Whole images in the stages, which every model and sampler can do.
+        # Whole images in the stages, which every model can do.
         other = replace(plan, **dict(zip(axes, (*degrees, rest), strict=True)), patches=1)
         try:
             other.check_model(**short.limits)
+            if short.operation == "forward":
+                other.check_one_forward()
         except PlanError:
             continue
         if other.degrees() != plan.degrees():
@@ -158,7 +152,7 @@ def plan_of(
     """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
     if operation.brings_model:
         source, plan = ModelSource.from_json(header["source"]), ParallelPlan.from_json(header["plan"])
-        weights = sum(map(os.path.getsize, source.files)) // (plan.pipefusion * plan.tp)
+        weights = sum(map(os.path.getsize, source.files)) // plan.weight_ways
         return {"weights": weights, "plan": plan, "limits": spec_for(source.model_class).limits(source.config)}
     if operation.without_model or transformer is None:
         return {}

@@ -1,0 +1,72 @@
+"""The axes of a plan: what each splits, and who has the result. Everybody who must know reads it here.
+
+Another axis is a row of AXES, its degree in `ParallelPlan`, and the code that does the split. This imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What can be split. Weights are each block's; whoever holds fewer blocks holds fewer weights too.
+BATCH, BLOCKS, TOKENS, WEIGHTS = "batch", "blocks", "tokens", "weights"
+# Who on an axis has the prediction of a forward: each rank that of its own rows, the last rank, or every rank.
+OWN, LAST, EVERY = "own", "last", "every"
+
+
+@dataclass(frozen=True)
+class PlanAxis:
+    """The facts of one axis. words: what it is, for the person who sets its degree."""
+
+    name: str
+    splits: str
+    result: str
+    words: str
+    # Whether its ranks share attention's heads while they attend.
+    splits_heads: bool = False
+
+    @property
+    def splits_memory_of_weights(self) -> bool:
+        return self.splits in (BLOCKS, WEIGHTS)
+
+
+# Outermost first: the order of the mesh.
+AXES = (
+    PlanAxis("dp", BATCH, OWN, "Groups that share the batch by images."),
+    PlanAxis("cfg", BATCH, OWN, "Groups that share the batch: with 2, cond and uncond of guidance run side by side."),
+    PlanAxis("pipefusion", BLOCKS, LAST, "Stages that hold a part of the blocks each. Needs the Parallel Sampler."),
+    PlanAxis(
+        "ring", TOKENS, EVERY, "Ranks that share one image's tokens; keys and values travel round. Any degree works."
+    ),
+    PlanAxis(
+        "ulysses",
+        TOKENS,
+        EVERY,
+        "Ranks that share one image's tokens; must divide the model's attention heads.",
+        splits_heads=True,
+    ),
+    PlanAxis(
+        "tp",
+        WEIGHTS,
+        EVERY,
+        "Ranks that share the blocks' weights, for models that allow it; must divide the heads.",
+        splits_heads=True,
+    ),
+)
+BY_NAME = {axis.name: axis for axis in AXES}
+
+
+def names_that(**facts: object) -> tuple[str, ...]:
+    """The axes of which all these facts hold, outermost first."""
+    return tuple(a.name for a in AXES if all(getattr(a, fact) == value for fact, value in facts.items()))
+
+
+WEIGHT_AXES = names_that(splits_memory_of_weights=True)
+TOKEN_AXES = names_that(splits=TOKENS)
+BATCH_AXES = names_that(splits=BATCH)
+STAGE_AXES = names_that(splits=BLOCKS)
+LAST_AXES = names_that(result=LAST)
+EVERY_AXES = names_that(result=EVERY)
+# Innermost first: a rank has the heads of its weights, and Ulysses shares out those.
+HEAD_AXES = names_that(splits_heads=True)[::-1]
+# Axes that count as one, by its name on the mesh.
+JOINT_AXES = {"batch": BATCH_AXES, "sequence": TOKEN_AXES}
