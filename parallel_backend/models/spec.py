@@ -57,72 +57,71 @@ def usual_sizes(config: Config) -> Sizes:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A family of transformers, seen from outside.
+    """A family of transformers, seen from outside. README.md beside this says how to find what goes where."""
 
-    model_class: the diffusers class.
-    blocks: its block lists, in the order in which they run.
-    streams: arguments of a block's forward that carry tokens (B, S, width); the first is the one the head reads.
-    returned: the streams in the order in which a block returns them, if it is another order.
-    self_attention: the block's submodules whose attention runs over shared tokens, and the streams in each, in the
-    order in which it joins them.
-    joined: block lists that take the streams joined, in the argument and the output of the first; in which order. The
-    first list is none of them, and the image comes last.
-    side_inputs: per-token arguments of the blocks.
-    conditions: the tensors, batch first, that a request brings beside latents and timestep.
-    optional: those of them that may be absent. widths: a condition's last dim, as the config's key for it.
-    uniform: those of which `inputs` reads the first row for all.
-    exact: those that are not cast to the model's dtype.
-    appended: those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
-    sizes: config to heads, head dim and number of blocks.
-    geometry: config to latent channels and patch.
-    guided: config to whether the model is sampled with classifier-free guidance, and does not have it distilled in.
-    largest: config to the most patches along each of the latents' last dims, if the model has positions for so many.
-    inputs: (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
-    (B, C, H, W), or (B, C, F, H, W) for video.
-    output: (config, the model's sample, latents) to the prediction in the shape of the latents.
-    check: raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
-    head: the last layer, if what lies between the blocks and it works token by token: then tokens come together behind
-    it, where they are narrow, and not before it.
-    memoised: modules of the model or of its blocks whose result depends on the conditions alone.
-    skips: where the first half of the blocks feeds the second, last to first, the argument that takes it: with n
-    blocks, block i gets what block n - 1 - i returned.
-    shared: submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
-    tensor_parallel: whether diffusers ships a `_tp_plan` for the class; here, so that a plan can be checked without it.
-    pipefusion: whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others,
-    and run without the text.
-    timestep_scale: a diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
-    timestep_by_frame: whether `inputs` takes a timestep for each frame too, (B, F).
-    prepare: installs what the family needs beyond this, once, on the loaded model.
-    """
-
+    # The diffusers class.
     model_class: str
+    # Its block lists, in the order in which they run.
     blocks: tuple[str, ...]
+    # Arguments of a block's forward that carry tokens (B, S, width); the first is the one the head reads.
     streams: tuple[str, ...]
+    # The block's submodules whose attention runs over shared tokens, and the streams in each, in the order in which it
+    # joins them.
     self_attention: Mapping[str, tuple[str, ...]]
+    # The tensors, batch first, that a request brings beside latents and timestep.
     conditions: tuple[str, ...]
+    # (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
+    # (B, C, H, W), or (B, C, F, H, W) for video.
     inputs: Callable[[Config, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], dict[str, Any]]
+    # (config, the model's sample, latents) to the prediction in the shape of the latents.
     output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor]
+    # The streams in the order in which a block returns them, if it is another order.
     returned: tuple[str, ...] = ()
+    # Block lists that take the streams joined, in the argument and the output of the first; in which order. The first
+    # list is none of them, and the image comes last.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Per-token arguments of the blocks.
     side_inputs: tuple[SideInput, ...] = ()
+    # Those of the conditions that may be absent.
     optional: tuple[str, ...] = ()
+    # Those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
     appended: tuple[str, ...] = ()
+    # Those of which `inputs` reads the first row for all.
     uniform: tuple[str, ...] = ()
+    # Those that are not cast to the model's dtype.
     exact: tuple[str, ...] = ()
+    # A condition's last dim, as the config's key for it.
     widths: Mapping[str, str] = field(default_factory=dict)
+    # Config to heads, head dim and number of blocks.
     sizes: Callable[[Config], Sizes] = usual_sizes
+    # Config to latent channels and patch.
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
+    # Config to whether the model is sampled with classifier-free guidance, and does not have it distilled in.
     guided: Callable[[Config], bool] = lambda _config: True
+    # Config to the most patches along each of the latents' last dims, if the model has positions for so many.
     largest: Callable[[Config], tuple[int, ...]] | None = None
+    # Raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
     check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
+    # The last layer, if what lies between the blocks and it works token by token: then tokens come together behind it,
+    # where they are narrow, and not before it.
     head: str | None = None
+    # Modules of the model or of its blocks whose result depends on the conditions alone.
     memoised: tuple[str, ...] = ()
+    # Where the first half of the blocks feeds the second, last to first, the argument that takes it: with n blocks,
+    # block i gets what block n - 1 - i returned.
     skips: str | None = None
+    # Submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
     shared: tuple[str, ...] = ()
+    # Whether diffusers ships a `_tp_plan` for the class; here, so that a plan can be checked without it.
     tensor_parallel: bool = False
+    # Whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others, and run
+    # without the text.
     pipefusion: bool = True
+    # A diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
     timestep_scale: float = 1.0
+    # Whether `inputs` takes a timestep for each frame too, (B, F).
     timestep_by_frame: bool = False
+    # Puts on the loaded model what the family needs beyond this, by hooks that can be taken off again.
     prepare: Callable[[torch.nn.Module, Hooks], None] | None = None
 
     def __post_init__(self) -> None:

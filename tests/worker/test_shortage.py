@@ -11,7 +11,7 @@ from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_me
 from parallel_backend.plan import ParallelPlan
 from worker.rank.memory.room import Room, asked
 from worker.rank.memory.shortage import Shortage
-from worker.wire.operations import FORWARD, LOAD, VAE, Operation
+from worker.wire.operations import FORWARD, LOAD, SAMPLE, VAE, Operation
 
 GB = 10**9
 ANY = {"heads": 24, "blocks": 57, "tensor_parallel": True, "pipefusion": True}
@@ -50,6 +50,13 @@ def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for(
     text = shortage(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), limits=ANY)
     assert "The plan ulysses=2 on 2 ranks" in text
     assert "no more than about 18,000 tokens fit" in text
+
+
+def test_stages_are_advised_where_the_loop_runs_on_the_ranks_and_not_for_single_forwards() -> None:
+    """Their result is on the last stage, and rank 0 is asked for it."""
+    request = {"weights": 20, "needed": 30, "plan": ParallelPlan(ulysses=2), "limits": NO_TENSOR_PARALLEL}
+    assert "The plan pipefusion=" in shortage(SAMPLE, **request)
+    assert "pipefusion=" not in shortage(FORWARD, **request)
 
 
 def test_memory_of_other_processes_is_pointed_to() -> None:

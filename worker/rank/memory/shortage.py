@@ -18,7 +18,7 @@ from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource, local_part
 
 from ...errors import Explanation
-from ...wire.operations import Operation
+from ...wire.operations import FORWARD, Operation
 from ...wire.protocol import Header
 from ...wire.tensors import Tensors
 from .room import Room
@@ -125,7 +125,7 @@ def alternatives(short: Shortage, times: int) -> Iterator[ParallelPlan]:
         other = replace(plan, **dict(zip(axes, (*degrees, rest), strict=True)), patches=1)
         try:
             other.check_model(**short.limits)
-            if short.operation == "forward":
+            if short.operation == FORWARD:
                 other.check_one_forward()
         except PlanError:
             continue
