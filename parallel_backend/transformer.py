@@ -36,9 +36,9 @@ Conditions = dict[str, torch.Tensor]
 class ParallelTransformer:
     """Applies a plan to an unmodified diffusers transformer, from outside.
 
-    dp and cfg split the batch; ring and ulysses split the tokens between the first and the last block; pipefusion
-    splits the blocks, and tp the weights inside them. Raises PlanError if the model does not allow the plan and
-    UnknownModelError if its class has no spec.
+    What each axis splits is in `axes.py`; tokens are split between the first and the last block. All that is put on the
+    model can be taken off: see `remove`. Raises PlanError if the model does not allow the plan and UnknownModelError if
+    its class has no spec.
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, remembers: bool = True) -> None:

@@ -36,8 +36,10 @@ class RankState:
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def model_of(self, source: ModelSource, plan: ParallelPlan) -> ParallelTransformer | None:
-        """The transformer, if it has from this source all the weights that this rank needs under the plan, and no
-        others; the same on every rank."""
+        """The transformer, if its weights are of this source and those that this rank needs under the plan.
+
+        All ranks find alike.
+        """
         if self.transformer is None or self.source != source:
             return None
         return self.transformer if same_weights(self.transformer.mesh.plan, plan) else None
