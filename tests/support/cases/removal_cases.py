@@ -27,8 +27,7 @@ REPLANNED = [
     ("pixart-alpha", TOKENS_AND_BATCH, True, 2),
     ("dit", [{"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "sync_steps": 2}], False, 2),
     ("hunyuandit-1.2", [{"pipefusion": 2, "ulysses": 2}, {"pipefusion": 2, "ring": 2}], False, 4),
-    ("flux2-dev", [{"tp": 2, "ulysses": 2}, {"tp": 2, "ring": 2}, {"cfg": 2, "tp": 2}], False, 4),
-    ("flux-dev", [{"tp": 2, "ulysses": 2}, {"tp": 2, "ring": 2}], True, 4),
+    ("flux2-dev", [{"tp": 2, "ulysses": 2}, {"tp": 2, "ring": 2}], True, 4),
     ("flux-dev", [{"pipefusion": 2, "tp": 2}, {"pipefusion": 2, "tp": 2, "patches": 3}], False, 4),
 ]
 PIPELINES = [("Flux", [{"ulysses": 2}, {"tp": 2}, {"dp": 2}], 2), ("Qwen-Image", [{"tp": 2}, {"ulysses": 2}], 2)]
