@@ -38,7 +38,8 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
         )
     if any(ATTRIBUTE in vars(model) for model in models):
         raise RequestError(
-            f"This {type(pipeline).__name__} is parallel already.", "Call unparallelize(pipeline) first for another plan."
+            f"This {type(pipeline).__name__} is parallel already.",
+            "Call unparallelize(pipeline) first for another plan.",
         )
     check_world(plan)
     if plan.patch_count > 1 or plan.ways(LAST_AXES) > 1:
@@ -65,7 +66,8 @@ def unparallelize(pipeline: Any) -> None:
     models = [model for model in transformers_of(pipeline) if ATTRIBUTE in vars(model)]
     if not models:
         raise RequestError(
-            f"This {type(pipeline).__name__} is not parallel; unparallelize is for what parallelize was called with."
+            f"This {type(pipeline).__name__} is not parallel.",
+            "Call unparallelize with the pipeline that parallelize was called with.",
         )
     transformers: list[ParallelTransformer] = [getattr(model, ATTRIBUTE) for model in models]
     for transformer in transformers:

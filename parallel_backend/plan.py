@@ -160,7 +160,8 @@ class ParallelPlan:
         if self.ways(LAST_AXES) > 1:
             raise PlanError(
                 f"The plan {self} has its result on the last stage, and a sampler that sends one forward at a time "
-                "waits for it on the first: use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
+                "waits for it on the first.",
+                "Use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
                 *(axis for axis in LAST_AXES if getattr(self, axis) > 1),
             )
 

@@ -107,7 +107,8 @@ class ParallelTransformer:
         if self.stage.missing:
             raise RequestError(
                 f"This rank read its own pipeline stage alone, so that {len(self.stage.missing)} blocks, from "
-                f"{self.stage.missing[0]} on, have no weights to put back; load the whole model from its files."
+                f"{self.stage.missing[0]} on, have no weights to put back.",
+                "Load the whole model from its files.",
             )
         if self.parking.is_parked:
             self.parking.restore()
