@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,12 @@ from playwright.sync_api import Browser
 from safetensors.torch import save_file
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor, use_theme
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE
+from tests.support.ranks.pool import RankPool
+from worker.host.client import WorkerGroup
 
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
 # Node packs of the tests' own, by the name of their folder.
@@ -74,16 +77,61 @@ SCHEDULERS = {"tiny-sd3": SD3_SCHEDULER, "tiny-flux": FLUX_SCHEDULER}
 CHANNELS = {"tiny-sd3": {"in_channels": 16, "out_channels": 16}, "tiny-flux": {"in_channels": 64}}
 
 
+DESELECTED = pytest.StashKey[str]()
+REFUSED = pytest.StashKey[list[str]]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
+    group = parser.getgroup("tiers")
+    group.addoption("--fast", action="store_true", help="run only the tests without ranks, ComfyUI or a browser")
+    group.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast") and config.getoption("--slow"):
+        raise pytest.UsageError("--fast leaves out what --slow adds: give one of them")
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
-        return
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+    config.stash[DESELECTED] = tiers.select(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if said := terminalreporter.config.stash.get(DESELECTED, ""):
+        terminalreporter.write_line(said)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with tiers.guarded(getattr(item, "fixturenames", ())) as item.stash[REFUSED]:
+        return (yield)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    assert not item.stash[REFUSED], item.stash[REFUSED]
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """Runs programs of tests/support/ranks on as many ranks as asked for."""
+    with RankPool(tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def own_ranks() -> None:
+    """To be asked for by what starts ranks of its own: that is how they are known to be no fast tests."""
+
+
+@pytest.fixture(scope="session")
+def group_of_two(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    """One worker group of two ranks for every test that leaves it alive, whatever model and plan is loaded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
+        group = WorkerGroup("cpu", tmp_path_factory.mktemp("group") / "logs")
+        yield group
+        group.stop()
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +214,7 @@ def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
 def browser() -> Iterator[Browser]:
     """One headless browser a module."""
     if browser_path() is None:
-        pytest.skip("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
+        pytest.fail("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
     with open_browser() as browser:
         yield browser
 

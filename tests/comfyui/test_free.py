@@ -100,7 +100,7 @@ def nothing() -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[WorkerGroup]:
+def group(own_ranks: None, tmp_path: Path) -> Iterator[WorkerGroup]:
     group = WorkerGroup("cpu", tmp_path / "logs")
     yield group
     group.stop()
@@ -123,7 +123,7 @@ def predict(group: WorkerGroup, source: ModelSource, lora: bool = True) -> torch
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, ModelSource]]:
+def wide(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, ModelSource]]:
     """A group, and a model for it."""
     root = tmp_path_factory.mktemp("wide")
     source = ModelSource(WIDE.model_class, WIDE.config, (str(WIDE.save(root) / FILE),), "bf16")

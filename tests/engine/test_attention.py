@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from tests.support.cases.attention_cases import MASKS, PATCHES, plans, qkv
+from tests.support.ranks.pool import RankPool
 
 CASES = [(world, name) for world in (2, 4) for name in plans(world)]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, torch.Tensor]]]:
+def results(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, torch.Tensor]]]:
     """Every rank's results, by world size."""
     root = tmp_path_factory.mktemp("attention")
     results = {}
     for world in sorted({world for world, _ in CASES}):
         out = root / f"world{world}"
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        run = subprocess.run(
-            [sys.executable, *launch, "-m", "tests.support.ranks.attention_ranks", str(out)],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr[-4000:]
+        ranks.run(world, "attention_ranks", str(out))
         results[world] = [load_file(f"{out}.{rank}") for rank in range(world)]
     return results
 

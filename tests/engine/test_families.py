@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from parallel_backend.models import spec_for
 from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
 PLANS = [
@@ -75,15 +73,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def predictions(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def predictions(
+    folders: dict[str, Path], ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
     """All cases: rank 0's prediction by case name."""
-    return run_cases(WANTED, folders, tmp_path_factory.mktemp("predictions"))
+    return run_cases(WANTED, folders, ranks, tmp_path_factory.mktemp("predictions"))
 
 
 def run_cases(
-    wanted: list[tuple[str, dict[str, int], str, str]], folders: dict[str, Path], root: Path
+    wanted: list[tuple[str, dict[str, int], str, str]], folders: dict[str, Path], ranks: RankPool, root: Path
 ) -> dict[str, torch.Tensor]:
-    """Cases of family, plan, shape and dtype, one torchrun a world size: rank 0's prediction by case name."""
+    """Cases of family, plan, shape and dtype, all of a world size at once: rank 0's prediction by case name."""
     results: dict[str, torch.Tensor] = {}
     for world in sorted({world_size(plan) for _, plan, *_ in wanted}):
         cases = [
@@ -100,22 +100,7 @@ def run_cases(
         ]
         (root / "cases.json").write_text(json.dumps(cases))
         out = root / f"world{world}.safetensors"
-        launch = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={world}",
-            "-m",
-            "tests.support.ranks.model_ranks",
-        ]
-        run = subprocess.run(
-            [sys.executable, *launch, str(root / "cases.json"), str(out)],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert run.returncode == 0, run.stderr[-4000:]
+        ranks.run(world, "model_ranks", str(root / "cases.json"), str(out))
         results.update(load_file(out))
     return results
 

@@ -102,7 +102,9 @@ def nothing() -> None:
     pass
 
 
-def test_a_parked_group_leaves_the_gpu_to_others_until_it_is_used(wide: ModelSource, tmp_path: Path) -> None:
+def test_a_parked_group_leaves_the_gpu_to_others_until_it_is_used(
+    own_ranks: None, wide: ModelSource, tmp_path: Path
+) -> None:
     group, plan = WorkerGroup("cuda", tmp_path / "logs"), ParallelPlan()
 
     def predict() -> torch.Tensor:

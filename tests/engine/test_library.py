@@ -27,6 +27,7 @@ from parallel_backend.weights.loading import build_transformer, load_weights
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.library_cases import CALLS, SEED, dit, dit_family, family_shape, save_dit
+from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
 ONE_LEVEL = 1  # of 255: what rounding to pixels can make of a smaller difference
@@ -81,12 +82,12 @@ def torchrun(world: int, arguments: list[str], cwd: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def out(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what the ranks saved of all cases and refusals."""
     root = tmp_path_factory.mktemp("library")
     for world in (2, 4):
         (root / "cases.json").write_text(json.dumps([c for c in CASES if math.prod(c["plan"].values()) == world]))
-        torchrun(world, ["-m", "tests.support.ranks.library_ranks", str(root), str(root / "cases.json")], REPOSITORY)
+        ranks.run(world, "library_ranks", str(root), str(root / "cases.json"))
     return root
 
 
@@ -153,7 +154,7 @@ def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(got - expected).max() <= ONE_LEVEL
 
 
-def test_the_readmes_parallel_pipeline_draws_the_plain_pipelines_image(tmp_path: Path) -> None:
+def test_the_readmes_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: None, tmp_path: Path) -> None:
     script, _ = readme_scripts()
     got = run_script(script, tmp_path)
     generator = torch.Generator().manual_seed(0)
@@ -161,7 +162,7 @@ def test_the_readmes_parallel_pipeline_draws_the_plain_pipelines_image(tmp_path:
     assert_same_picture(got, pixels(pipeline([207], generator=generator, num_inference_steps=20).images[0]))
 
 
-def test_the_readmes_pipefusion_draws_the_oracles_image(tmp_path: Path) -> None:
+def test_the_readmes_pipefusion_draws_the_oracles_image(own_ranks: None, tmp_path: Path) -> None:
     _, script = readme_scripts()
     got = run_script(script, tmp_path)
     pipeline: diffusers.DiTPipeline = dit()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +18,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from demo.host import REPOSITORY
 from parallel_backend.weights.loading import ModelSource, TensorSlice
 from tests.support.cases.families import FAMILIES
+from tests.support.ranks.pool import RankPool
 
 FLUX = FAMILIES["flux-dev"]
 PLANS = {
@@ -60,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Held, list[int]]]:
+def loaded(whole: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Held, list[int]]]:
     """By name of the plan, what each rank holds, and the bytes that each has read."""
     root = tmp_path_factory.mktemp("memory")
     fused, names = fuse(load_file(whole))
@@ -74,15 +72,7 @@ def loaded(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
             if math.prod(plan.values()) == world
         ]
         (root / "cases.json").write_text(json.dumps(cases))
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        run = subprocess.run(
-            [sys.executable, *launch, "-m", "tests.support.ranks.memory_ranks", str(root / "cases.json"), str(root)],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert run.returncode == 0, run.stderr[-4000:]
+        ranks.run(world, "memory_ranks", str(root / "cases.json"), str(root))
     results = {}
     for name, plan in PLANS.items():
         paths = [root / f"{name}.{rank}.safetensors" for rank in range(math.prod(plan.values()))]

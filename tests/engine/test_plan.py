@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import diffusers
@@ -18,6 +16,7 @@ from parallel_backend.groups.mesh_layout import rank_parts
 from parallel_backend.models import model_classes, spec_for
 from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.plan_ranks import BLOCKS, HEADS, PLANS, TOKENS
+from tests.support.ranks.pool import RankPool
 
 WORLD = 8
 
@@ -167,15 +166,10 @@ def test_stages_and_tensor_parallel_share_the_memory_of_weights_ring_and_ulysses
 
 
 @pytest.fixture(scope="module")
-def real_parts(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
+def real_parts(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict]]:
     """What the engine gives each rank under each of PLANS."""
     out = tmp_path_factory.mktemp("parts") / "rank"
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
-    run = subprocess.run(
-        [sys.executable, *launch, "-m", "tests.support.ranks.plan_ranks", str(out)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-4000:]
+    ranks.run(WORLD, "plan_ranks", str(out))
     return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(WORLD)]
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae import ParallelVAE
 from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
+from tests.support.ranks.pool import RankPool
 
 WORLDS = (2, 4)
 ONE_RANK = Axis(None, 1, 0)
@@ -29,20 +26,13 @@ Run = tuple[dict[str, torch.Tensor], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+def runs(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
     """By world size: what rank 0 got, and what each rank measured on the large case."""
     root = tmp_path_factory.mktemp("vae")
-    # Freed tensors go back to the system at once, so that the resident memory is that in use.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     runs = {}
     for world in (1, *WORLDS):
         out = root / f"world{world}"
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        run = subprocess.run(
-            [sys.executable, *launch, "-m", "tests.support.ranks.vae_ranks", str(out)],
-            cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert run.returncode == 0, run.stderr[-12000:]
+        ranks.run(world, "vae_ranks", str(out))
         measured = [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(world)]
         runs[world] = load_file(f"{out}.safetensors"), measured
     return runs

@@ -1,12 +1,31 @@
-"""What the gate runs of a long list of cases, and what is left to `--slow`."""
+"""The tiers of the suite: what a test needs, by its fixtures; what the gate leaves of a list of cases to `--slow`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
+
+# What takes long to start, by the fixture that stands for it: whatever starts it has that fixture among its own.
+NEEDS = {
+    "browser": "a browser",
+    "comfyui": "ComfyUI",
+    "ranks": "ranks",
+    "own_ranks": "ranks",
+}
+# What a command that starts one of them has among its arguments, and which of the needs it is.
+STARTS = {
+    "torch.distributed.run": "ranks",
+    "tests.support.ranks.": "ranks",
+    "worker.": "ranks",
+    "main.py": "ComfyUI",
+}
 
 
 def slow_but(quick: Collection[str], cases: Mapping[str, tuple[Any, ...]]) -> list[ParameterSet]:
@@ -16,3 +35,58 @@ def slow_but(quick: Collection[str], cases: Mapping[str, tuple[Any, ...]]) -> li
         pytest.param(*values, id=name, marks=[] if name in quick else [pytest.mark.slow])
         for name, values in cases.items()
     ]
+
+
+def needs(fixtures: Iterable[str]) -> list[str]:
+    """What a test with these fixtures, theirs included, needs that takes long to start; the costliest first."""
+    held = set(fixtures)
+    return [need for fixture, need in NEEDS.items() if fixture in held]
+
+
+def why_not_fast(item: pytest.Item) -> str:
+    """Why the fast tier leaves a test out; empty if it runs it."""
+    if item.get_closest_marker("slow"):
+        return "are slow"
+    return next((f"need {need}" for need in needs(getattr(item, "fixturenames", ()))), "")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> str:
+    """Leaves what is asked for in `items`, the fast tier first; returns what is to be said of the rest, if it is."""
+    if config.getoption("--fast"):
+        reasons = {item: why_not_fast(item) for item in items}
+        left_out = [item for item in items if reasons[item]]
+        items[:] = [item for item in items if not reasons[item]]
+        config.hook.pytest_deselected(items=left_out)
+        counts = Counter(reasons[item] for item in left_out)
+        listed = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        return f"{len(left_out)} tests deselected ({listed}): run without --fast" if left_out else ""
+    items.sort(key=lambda item: bool(why_not_fast(item)))  # stable: within each half as they were
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+    return ""
+
+
+@contextmanager
+def guarded(fixtures: Collection[str]) -> Iterator[list[str]]:
+    """Meanwhile, a test with these fixtures can't start what they do not show: it would be in the wrong tier.
+
+    Yields the commands refused, for whoever takes the refusal for something else.
+    """
+    known, refused = needs(fixtures), []
+    start = subprocess.Popen.__init__
+
+    def checked(self: subprocess.Popen, args: Any, *rest: Any, **options: Any) -> None:
+        words = [args] if isinstance(args, str | bytes | os.PathLike) else args
+        for word in map(os.fsdecode, words):
+            for sign, need in STARTS.items():
+                if (word.startswith(sign) or word.endswith(f"/{sign}")) and not known:
+                    refused.append(f"This starts {need} ({word}), which none of the test's fixtures shows.")
+                    raise PermissionError(refused[-1])
+        start(self, args, *rest, **options)
+
+    subprocess.Popen.__init__ = checked
+    try:
+        yield refused
+    finally:
+        subprocess.Popen.__init__ = start

@@ -181,7 +181,7 @@ def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
     }
 
 
-def test_wrong_requests_are_refused_and_the_rank_lives(model: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: Path, tmp_path: Path) -> None:
     """On both channels of a real rank: each is answered, and the last good one as the first."""
     chance = random.Random(6)
     valid = requests(model)
@@ -213,7 +213,9 @@ def test_wrong_requests_are_refused_and_the_rank_lives(model: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channel", ["job", "control"])
-def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(channel: str, tmp_path: Path) -> None:
+def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
+    own_ranks: None, channel: str, tmp_path: Path
+) -> None:
     with OneRank(tmp_path) as rank:
         connection = {"job": rank.job, "control": rank.control}[channel]
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -224,7 +226,7 @@ def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(channel: str,
 
 
 @pytest.mark.slow
-def test_a_half_sent_question_holds_up_no_job(model: Path, tmp_path: Path) -> None:
+def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: Path, tmp_path: Path) -> None:
     valid = requests(model)
     with OneRank(tmp_path) as rank:
         rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])

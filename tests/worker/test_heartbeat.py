@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import CALL, DirectGroup, direct_group, wait_until
+from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Heartbeat
 from worker.rank.job_groups import connected_sockets, opened
 
@@ -32,9 +32,8 @@ class GivenUp(Exception):
 
 
 @pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
-    with direct_group(tmp_path_factory.mktemp("heartbeat"), FAMILIES["dit"], ulysses=2) as direct:
-        yield direct
+def direct(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
+    return direct_group(group_of_two, tmp_path_factory.mktemp("heartbeat"), FAMILIES["dit"], ulysses=2)
 
 
 def oldest_beat(direct: DirectGroup) -> float:

@@ -24,6 +24,7 @@ from tests.support.cases.families import FAMILIES
 from tests.support.cases.vae_cases import config
 from tests.support.group.direct_group import DirectGroup, direct_group, go_on
 from worker.errors import OutOfMemory
+from worker.host.client import WorkerGroup
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 
@@ -64,11 +65,8 @@ def assert_survives(direct: DirectGroup, rank: int, run: str, sizes: tuple[int, 
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
-        with direct_group(tmp_path_factory.mktemp("two"), WIDE, ulysses=2) as direct:
-            yield direct
+def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
+    return direct_group(group_of_two, tmp_path_factory.mktemp("two"), WIDE, ulysses=2)
 
 
 @pytest.mark.parametrize("run", ["forward", "sample"])
@@ -101,9 +99,12 @@ def test_a_rank_of_any_plan_can_run_out_of_memory(two: DirectGroup, degrees: dic
 
 
 @pytest.mark.slow
-def test_a_rank_that_has_no_link_to_the_failed_one_learns_of_it_too(tmp_path: Path) -> None:
-    with direct_group(tmp_path, WIDE, pipefusion=2, patches=2, ulysses=2) as direct:
-        assert_survives(direct, 3, "sample")
+def test_a_rank_that_has_no_link_to_the_failed_one_learns_of_it_too(own_ranks: None, tmp_path: Path) -> None:
+    group = WorkerGroup("cpu", tmp_path / "logs")
+    try:
+        assert_survives(direct_group(group, tmp_path, WIDE, pipefusion=2, patches=2, ulysses=2), 3, "sample")
+    finally:
+        group.stop()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

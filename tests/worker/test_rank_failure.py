@@ -62,7 +62,7 @@ def read(path: Path) -> dict:
 @pytest.mark.parametrize("how", ["raise", "kill"])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_a_rank_that_fails_in_a_collective_is_an_error_on_every_rank(
-    plan: dict[str, int], how: str, tmp_path: Path
+    plan: dict[str, int], how: str, own_ranks: None, tmp_path: Path
 ) -> None:
     reports = [tmp_path / f"{rank}.json" for rank in range(world_size(plan))]
     process = launch(plan, how, tmp_path, UNWATCHED)
@@ -80,7 +80,7 @@ def test_a_rank_that_fails_in_a_collective_is_an_error_on_every_rank(
     assert not any(is_alive(seen["pid"]) for seen in (failed, *others))
 
 
-def test_torchrun_ends_the_group_within_the_deadline(tmp_path: Path) -> None:
+def test_torchrun_ends_the_group_within_the_deadline(own_ranks: None, tmp_path: Path) -> None:
     process = launch(PLANS["ulysses"], "kill", tmp_path, watches_every=0.1)
     _, log = process.communicate(timeout=120)
     ended = time.time()

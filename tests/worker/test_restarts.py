@@ -48,7 +48,7 @@ def test_restarts_are_bounded_in_a_window_and_their_pauses_grow() -> None:
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Iterator[WorkerGroup]:
+def group(own_ranks: None, tmp_path: Path) -> Iterator[WorkerGroup]:
     group = WorkerGroup("cpu", tmp_path / "logs", Settings(silence_seconds=3.0))
     yield group
     group.stop()

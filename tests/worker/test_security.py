@@ -275,7 +275,7 @@ def attacked(address: str, out: Path) -> Iterator[None]:
 
 
 def test_a_group_under_attack_starts_and_works_as_ever(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its address is attacked while it starts and while it samples; the latents are the same as without."""
     peace = sampled(model, tmp_path / "peace")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -17,11 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from demo.host import REPOSITORY, ComfyHost
+from demo.host import ComfyHost
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
 from tests.support.host.graphs import Job, latents, status
+from tests.support.ranks.pool import RankPool
 from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
@@ -94,12 +93,23 @@ def test_on_a_gpu_spans_are_of_its_time_and_not_of_the_host_that_runs_ahead() ->
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
-    """Two ranks with a tiny model under Ulysses."""
-    folder = tmp_path_factory.mktemp("timeline")
-    FAMILIES[FAMILY].save(folder / "model")
-    group = WorkerGroup("cpu", folder / "logs")
-    load(group, folder / "model", {"ulysses": 2}, 2)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model."""
+    return FAMILIES[FAMILY].save(tmp_path_factory.mktemp("timeline"))
+
+
+@pytest.fixture(scope="module")
+def group(group_of_two: WorkerGroup, model: Path) -> WorkerGroup:
+    """Two ranks with the model under Ulysses."""
+    load(group_of_two, model, {"ulysses": 2}, 2)
+    return group_of_two
+
+
+@pytest.fixture
+def alone(own_ranks: None, model: Path, tmp_path: Path) -> Iterator[WorkerGroup]:
+    """One rank with the model."""
+    group = WorkerGroup("cpu", tmp_path)
+    load(group, model, {"ulysses": 1}, 1)
     yield group
     group.stop()
 
@@ -227,22 +237,20 @@ def test_each_rank_has_a_log_in_which_its_lines_name_it(group: WorkerGroup) -> N
         assert f"rank {rank} INFO loaded" in (group.folder / f"rank-{rank}.log").read_text()
 
 
-def test_one_rank_waits_for_nobody(group: WorkerGroup) -> None:
-    """The last of the module: the group has one rank after it."""
-    load(group, group.folder.parent / "model", {"ulysses": 1}, 1)
+def test_one_rank_waits_for_nobody(alone: WorkerGroup) -> None:
     latents, timestep, conditions = FAMILIES[FAMILY].inputs(2, 16, 16)
-    sample(group)
-    group.forward(latents, timestep, conditions, lambda: None)
-    events = rows(group)[0]
+    sample(alone)
+    alone.forward(latents, timestep, conditions, lambda: None)
+    events = rows(alone)[0]
     assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "forward")[0]) == 1
     assert not [event for event in events if event["cat"] == COMMUNICATION]
-    assert group.status()["last_run"]["communication"] == 0
+    assert alone.status()["last_run"]["communication"] == 0
 
 
-def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *torchrun, "-m", "tests.support.ranks.timeline_ranks", str(tmp_path)]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=120)
+def test_a_slow_rank_is_computation_to_itself_and_communication_to_the_other_under_every_plan(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    ranks.run(2, "timeline_ranks", str(tmp_path))
     fast, slow = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for plan in PLANS:
         (waited, computed), (slow_waited, slow_computed) = split(fast[plan]), split(slow[plan])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from tests.support.cases import oracle
 from tests.support.cases.pipefusion_cases import STEPS, case_inputs, family_of, scheduler_of
+from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
 HYBRIDS = [{}, {"ulysses": 2}, {"ring": 2}, {"cfg": 2}]
@@ -79,30 +77,24 @@ ALL_SYNC += [case(family, "flow", 1, STEPS, pipefusion=2) for family in ("z-imag
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def results(
+    request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
     """The cases of the tests selected: the latents by case name."""
     own = [item for item in request.session.items if item.path == request.path]
     selected = [item.callspec.params["case"] for item in own if "case" in item.fixturenames]
-    return run_cases(selected, tmp_path_factory.mktemp("pipefusion"))
+    return run_cases(selected, ranks, tmp_path_factory.mktemp("pipefusion"))
 
 
-def run_cases(selected: list[dict], root: Path) -> dict[str, torch.Tensor]:
-    """Cases, one torchrun a world size: the latents by case name."""
+def run_cases(selected: list[dict], ranks: RankPool, root: Path) -> dict[str, torch.Tensor]:
+    """Cases, all of a world size at once: the latents by case name."""
     folders = {name: family_of(name).save(root / name) for name in {case["family"] for case in selected}}
     results: dict[str, torch.Tensor] = {}
     for world in sorted({case["world"] for case in selected}):
         cases = [{**case, "folder": str(folders[case["family"]])} for case in selected if case["world"] == world]
         (root / "cases.json").write_text(json.dumps(cases))
         out = root / f"world{world}"
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        run = subprocess.run(
-            [sys.executable, *launch, "-m", "tests.support.ranks.pipefusion_ranks", str(root / "cases.json"), str(out)],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert run.returncode == 0, run.stderr[-6000:]
+        ranks.run(world, "pipefusion_ranks", str(root / "cases.json"), str(out))
         for rank in range(world):
             results.update(load_file(f"{out}.{rank}"))
     return results

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,18 +47,13 @@ class DirectGroup:
         return self.group.status()["pids"]
 
 
-@contextmanager
-def direct_group(folder: Path, family: Family, **degrees: int) -> Iterator[DirectGroup]:
-    """A group that has the family's tiny model under this plan."""
-    weights = family.save(folder / "model") / "diffusion_pytorch_model.safetensors"
-    group = WorkerGroup("cpu", folder / "logs")
-    try:
-        source = ModelSource(family.model_class, family.config, (str(weights),))
-        direct = DirectGroup(group, family, source, ParallelPlan(**degrees))
-        direct.load()
-        yield direct
-    finally:
-        group.stop()
+def direct_group(group: WorkerGroup, folder: Path, family: Family, **degrees: int) -> DirectGroup:
+    """The group with the family's tiny model, which is saved in the folder, under this plan."""
+    weights = family.save(folder) / "diffusion_pytorch_model.safetensors"
+    source = ModelSource(family.model_class, family.config, (str(weights),))
+    direct = DirectGroup(group, family, source, ParallelPlan(**degrees))
+    direct.load()
+    return direct
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:

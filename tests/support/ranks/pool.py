@@ -1,0 +1,80 @@
+"""Runs a program of this folder on ranks, as `torchrun -m PROGRAM ARGUMENTS` does, without a rank's start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+
+from demo.host import REPOSITORY
+
+PROGRAMS = "tests.support.ranks"
+JOB_SECONDS = 600
+END_SECONDS = 60
+LOG_CHARACTERS = 4000
+# Freed tensors go back to the system at once, so that a rank's resident memory is that in use.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+class RankPool:
+    """Started by its first job. Each job has fresh ranks, so that one that fails spoils none after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs = 0
+        self.process: subprocess.Popen | None = None
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None:
+            self.process.stdin.close()
+            self.process.wait(END_SECONDS)
+
+    def run(self, ranks: int, program: str, *arguments: str) -> None:
+        """Runs `main` of a program on all ranks. Raises AssertionError with what they said if one of them fails."""
+        if self.process is None:
+            command = [sys.executable, "-m", f"{PROGRAMS}.forks"]
+            self.process = subprocess.Popen(
+                command, cwd=REPOSITORY, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True, start_new_session=True,
+            )  # fmt: skip
+        self.jobs += 1
+        folder = self.folder / f"{self.jobs}-{program}-{ranks}"
+        folder.mkdir()
+        # The ranks meet at a store of their starter's, as torchrun's do.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+        }
+        job = {
+            "program": f"{PROGRAMS}.{program}",
+            "ranks": ranks,
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": environment,
+            "seconds": JOB_SECONDS,
+        }
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, "what forks the ranks has ended; its error is in pytest's own output"
+        codes = json.loads(answer)
+        assert not any(code != 0 for code in codes), f"{program} on {ranks} ranks ended with {codes}\n{said(folder)}"
+
+
+def said(folder: Path) -> str:
+    """The last of what each rank has printed."""
+    logs = sorted(folder.glob("rank-*.log"))
+    return "\n".join(f"--- {log.stem}\n{log.read_text(errors='replace')[-LOG_CHARACTERS:]}" for log in logs)
