@@ -26,7 +26,8 @@ from parallel_backend.weights.folder import transformer_source
 from parallel_backend.weights.loading import build_transformer, load_weights
 from tests.support.cases import oracle
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import CALLS, SEED, dit, dit_family, family_shape, save_dit
+from tests.support.cases.library_cases import CALLS, SEED, dit, dit_family, save_dit, shape_name
+from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
@@ -100,10 +101,6 @@ def plain(call: str, batch: int, seeded: bool) -> torch.Tensor:
     return CALLS[call].run(pipeline, batch, generator)
 
 
-def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got - expected).norm() / expected.norm())
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out: Path) -> None:
     got = load_file(out / f"world{math.prod(case['plan'].values())}.safetensors")[case["name"]]
@@ -114,9 +111,7 @@ def test_a_parallel_pipeline_returns_the_plain_pipelines_images(case: dict, out:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_as_its_pipeline_calls_it_shares_out_its_batch(name: str, out: Path) -> None:
-    family = FAMILIES[name]
-    with torch.inference_mode():
-        expected = family.reference(family.build(), *family.inputs(*family_shape(name)))
+    expected = plain_diffusers(name, shape_name(name))
     assert relative_error(load_file(out / "world2.safetensors")[name], expected) <= TOLERANCE
 
 

@@ -43,6 +43,21 @@ def needs(fixtures: Iterable[str]) -> list[str]:
     return [need for fixture, need in NEEDS.items() if fixture in held]
 
 
+def is_left_to_slow(item: pytest.Item) -> bool:
+    """Whether this session leaves the test out, as it is marked slow."""
+    return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
+
+
+def running(request: pytest.FixtureRequest, *names: str) -> list[tuple[Any, ...]]:
+    """Of each test of the file that this session runs and that is given parameters of these names, their values."""
+    found = []
+    for item in request.session.items:
+        given = getattr(item, "callspec", None)
+        if item.path == request.path and given and set(names) <= set(given.params) and not is_left_to_slow(item):
+            found.append(tuple(given.params[name] for name in names))
+    return found
+
+
 def why_not_fast(item: pytest.Item) -> str:
     """Why the fast tier leaves a test out; empty if it runs it."""
     if item.get_closest_marker("slow"):
@@ -62,7 +77,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> str:
         return f"{len(left_out)} tests deselected ({listed}): run without --fast" if left_out else ""
     items.sort(key=lambda item: bool(why_not_fast(item)))  # stable: within each half as they were
     for item in items:
-        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+        if is_left_to_slow(item):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
     return ""
 

@@ -24,9 +24,9 @@ def family_with(name: str, **config: Any) -> Family:
     return replace(family, config={**family.config, **config})
 
 
-def family_shape(name: str) -> tuple[int, ...]:
+def shape_name(name: str) -> str:
     """A batch of three, or what plain diffusers can put together of DiT: two that are square."""
-    return FAMILIES[name].shapes[SQUARE if name == "dit" else UNEVEN]
+    return SQUARE if name == "dit" else UNEVEN
 
 
 def dit_family() -> Family:

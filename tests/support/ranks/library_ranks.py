@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parallel_backend import ParallelPlan, load_transformer, parallelize, start_distributed
 from parallel_backend.errors import RequestError
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.library_cases import CALLS, SEED, dit, family_shape, family_with, flux, sd3
+from tests.support.cases.library_cases import CALLS, SEED, dit, family_with, flux, sd3, shape_name
 from tests.support.ranks.leaving import leave
 
 
@@ -48,7 +48,8 @@ def forward(family_name: str) -> torch.Tensor:
     pipeline = SimpleNamespace(transformer=family.build())
     parallelize(pipeline, ParallelPlan(dp=dist.get_world_size()))
     with torch.inference_mode():
-        return family.reference(pipeline.transformer, *family.inputs(*family_shape(family_name))).contiguous()
+        inputs = family.inputs(*family.shapes[shape_name(family_name)])
+        return family.reference(pipeline.transformer, *inputs).contiguous()
 
 
 def parallel(build: Callable, **plan: int) -> diffusers.DiffusionPipeline:
