@@ -2,7 +2,10 @@
 """Set up this repository on a bare machine and run its demo or its tests.
 
     python3 dev.py demo [--comfyui PATH]
-    python3 dev.py test [--comfyui PATH] [--slow] [pytest arguments...]
+    python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
+
+`test` is the gate. --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a
+minute; --slow adds the long tests. tests/README.md says more.
 
 The first run makes `.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks
 one into `.host`. Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside

@@ -20,6 +20,7 @@ from tests.support.group.direct_group import direct_group, go_on
 from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, ranks
 from worker.errors import Explanation, RequestRefused, WorkerGroupError
+from worker.host.client import WorkerGroup
 from worker.settings import SettingsError
 
 CARD, TITLE = "paralleldit-error", "header strong"
@@ -81,20 +82,22 @@ def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
     assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.js").read_text()
 
 
-def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(tmp_path: Path) -> None:
-    with direct_group(tmp_path, FAMILIES["dit"], cfg=2) as direct:
-        before = direct.pids()
-        source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
-        with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:
-            direct.group.load(source.to_json(), direct.plan.to_json(), 2, go_on)
-        said = caught.value.explanation
-        assert "report it" in said.advice
-        assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
-        with pytest.raises(RequestRefused) as refused:
-            direct.forward(8, 8)
-        no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
-        assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
-        assert direct.pids() == before
+def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(
+    group_of_two: WorkerGroup, tmp_path: Path
+) -> None:
+    direct = direct_group(group_of_two, tmp_path, FAMILIES["dit"], cfg=2)
+    before = direct.pids()
+    source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
+    with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:
+        direct.group.load(source.to_json(), direct.plan.to_json(), 2, go_on)
+    said = caught.value.explanation
+    assert "report it" in said.advice
+    assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
+    with pytest.raises(RequestRefused) as refused:
+        direct.forward(8, 8)
+    no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
+    assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
+    assert direct.pids() == before
 
 
 def card_of(page: Page) -> Locator:

@@ -8,7 +8,7 @@ from tests.benchmarks.pipefusion_demo import LEAST_RIGHT, MODEL, Request, plan
 
 
 @pytest.mark.slow
-def test_pipefusion_with_one_sync_step_draws_what_was_asked() -> None:
+def test_pipefusion_with_one_sync_step_draws_what_was_asked(own_ranks: None) -> None:
     request = Request.of(MODEL)
     misses = request.misses(request.parallel({"pipefusion": plan(sync_steps=1)})["pipefusion"])
     assert len(misses) <= (1 - LEAST_RIGHT) * len(request.names), misses
