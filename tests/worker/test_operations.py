@@ -76,7 +76,7 @@ def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: 
     assert outcome.said.cause.startswith(f"Rank 0 ran out of memory while it was {doing}")
 
 
-def test_a_rank_knows_a_new_operation_by_its_row_alone(tmp_path: Path) -> None:
+def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path: Path) -> None:
     """A real rank: it checks the request, tells of a lack of memory, counts in its status, and drops the model."""
     FAMILIES["pixart-alpha"].save(tmp_path / "transformer")
     load = LOAD.header(source=transformer_source(tmp_path).to_json(), plan=ParallelPlan().to_json())

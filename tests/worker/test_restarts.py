@@ -121,7 +121,7 @@ def test_a_group_that_keeps_dying_is_left_down_and_says_why(
     assert load().isfinite().all()
 
 
-def test_ranks_that_cannot_be_started_are_an_error_at_once_and_leave_nothing(tmp_path: Path) -> None:
+def test_ranks_that_cannot_be_started_are_an_error_at_once_and_leave_nothing(own_ranks: None, tmp_path: Path) -> None:
     group = WorkerGroup("cpu", tmp_path / "logs", Settings(python=str(tmp_path / "no-python")))
     with pytest.raises(WorkerGroupError, match="cannot be started.*no-python"):
         group.load({}, PLAN, 2, unchecked)
