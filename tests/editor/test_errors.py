@@ -16,7 +16,7 @@ from parallel_backend.errors import DETAILS, ModelFileError, PlanError, RequestE
 from tests.support.cases.families import FAMILIES
 from tests.support.editor.editor import Editor
 from tests.support.editor.examples import open_demo
-from tests.support.group.direct_group import direct_group, go_on
+from tests.support.group.direct_group import direct_on, go_on
 from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, ranks
 from worker.errors import Explanation, RequestRefused, WorkerGroupError
@@ -85,7 +85,7 @@ def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
 def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(
     group_of_two: WorkerGroup, tmp_path: Path
 ) -> None:
-    direct = direct_group(group_of_two, tmp_path, FAMILIES["dit"], cfg=2)
+    direct = direct_on(group_of_two, tmp_path, FAMILIES["dit"], cfg=2)
     before = direct.pids()
     source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
     with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:

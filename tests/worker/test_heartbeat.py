@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import CALL, DirectGroup, direct_group, wait_until
+from tests.support.group.direct_group import CALL, DirectGroup, direct_on, wait_until
 from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Heartbeat
 from worker.rank.job_groups import connected_sockets, opened
@@ -33,7 +33,7 @@ class GivenUp(Exception):
 
 @pytest.fixture(scope="module")
 def direct(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
-    return direct_group(group_of_two, tmp_path_factory.mktemp("heartbeat"), FAMILIES["dit"], ulysses=2)
+    return direct_on(group_of_two, tmp_path_factory.mktemp("heartbeat"), FAMILIES["dit"], ulysses=2)
 
 
 def oldest_beat(direct: DirectGroup) -> float:
@@ -78,6 +78,7 @@ def test_a_stopped_rank_falls_silent_and_no_other(direct: DirectGroup) -> None:
 
 
 def test_the_memory_told_of_is_what_the_system_counts(direct: DirectGroup) -> None:
+    time.sleep(3 * INTERVAL)  # so that it is of after the load
     told = direct.group.status()["memory"]
     for pid, memory in zip(direct.pids(), told, strict=True):
         fields = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.vae_cases import config
-from tests.support.group.direct_group import DirectGroup, direct_group, go_on
+from tests.support.group.direct_group import DirectGroup, direct_group, direct_on, go_on
 from worker.errors import OutOfMemory
 from worker.host.client import WorkerGroup
 
@@ -66,7 +66,7 @@ def assert_survives(direct: DirectGroup, rank: int, run: str, sizes: tuple[int, 
 
 @pytest.fixture(scope="module")
 def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
-    return direct_group(group_of_two, tmp_path_factory.mktemp("two"), WIDE, ulysses=2)
+    return direct_on(group_of_two, tmp_path_factory.mktemp("two"), WIDE, ulysses=2)
 
 
 @pytest.mark.parametrize("run", ["forward", "sample"])
@@ -100,11 +100,8 @@ def test_a_rank_of_any_plan_can_run_out_of_memory(two: DirectGroup, degrees: dic
 
 @pytest.mark.slow
 def test_a_rank_that_has_no_link_to_the_failed_one_learns_of_it_too(own_ranks: None, tmp_path: Path) -> None:
-    group = WorkerGroup("cpu", tmp_path / "logs")
-    try:
-        assert_survives(direct_group(group, tmp_path, WIDE, pipefusion=2, patches=2, ulysses=2), 3, "sample")
-    finally:
-        group.stop()
+    with direct_group(tmp_path, WIDE, pipefusion=2, patches=2, ulysses=2) as direct:
+        assert_survives(direct, 3, "sample")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

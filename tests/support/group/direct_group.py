@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,13 +48,23 @@ class DirectGroup:
         return self.group.status()["pids"]
 
 
-def direct_group(group: WorkerGroup, folder: Path, family: Family, **degrees: int) -> DirectGroup:
+def direct_on(group: WorkerGroup, folder: Path, family: Family, **degrees: int) -> DirectGroup:
     """The group with the family's tiny model, which is saved in the folder, under this plan."""
     weights = family.save(folder) / "diffusion_pytorch_model.safetensors"
     source = ModelSource(family.model_class, family.config, (str(weights),))
     direct = DirectGroup(group, family, source, ParallelPlan(**degrees))
     direct.load()
     return direct
+
+
+@contextmanager
+def direct_group(folder: Path, family: Family, **degrees: int) -> Iterator[DirectGroup]:
+    """A group of its own with the family's tiny model under this plan; ask for `own_ranks`."""
+    group = WorkerGroup("cpu", folder / "logs")
+    try:
+        yield direct_on(group, folder / "model", family, **degrees)
+    finally:
+        group.stop()
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
