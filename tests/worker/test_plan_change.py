@@ -19,7 +19,7 @@ SIZES = (16, 16)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
+def two(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
     with direct_group(tmp_path_factory.mktemp("two"), FAMILIES["flux-dev"], ulysses=2) as direct:
         yield direct
 
