@@ -26,7 +26,7 @@ from tests.support.cases.single_file_cases import FP8, cast
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def found(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """What each rank found, by case name; one torchrun a world size."""
     root = tmp_path_factory.mktemp("removal")
     for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
