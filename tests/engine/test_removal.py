@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.hooks import Hooks
@@ -23,25 +19,17 @@ from tests.support.cases.families import FAMILIES
 from tests.support.cases.pipefusion_cases import family_of
 from tests.support.cases.removal_cases import PIPELINES, REMOVED, REPLANNED, STOPPED, case_name
 from tests.support.cases.single_file_cases import FP8, cast
+from tests.support.ranks.pool import RankPool
 
 
 @pytest.fixture(scope="module")
-def found(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What each rank found, by case name; one torchrun a world size."""
+def found(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What each rank found, by case name; all cases of a world size at once."""
     root = tmp_path_factory.mktemp("removal")
     for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
         family_of(name).save(root / name)
     for world in (2, 4):
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        run = subprocess.run(
-            [*launch, "-m", "tests.support.ranks.removal_ranks", str(root)],
-            cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert run.returncode == 0, run.stderr[-6000:]
+        ranks.run(world, "removal_ranks", str(root))
     return [json.loads(path.read_text()) for path in sorted(root.glob("found.*.json"))]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +10,17 @@ import torch
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import DirectGroup, direct_group, go_on
+from tests.support.group.direct_group import DirectGroup, direct_on, go_on
 from worker.errors import RequestRefused
+from worker.host.client import WorkerGroup
 
 LAYER = "transformer_blocks.0.attn.to_q.weight"
 SIZES = (16, 16)
 
 
 @pytest.fixture(scope="module")
-def two(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
-    with direct_group(tmp_path_factory.mktemp("two"), FAMILIES["flux-dev"], ulysses=2) as direct:
-        yield direct
+def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
+    return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FAMILIES["flux-dev"], ulysses=2)
 
 
 def under(direct: DirectGroup, **degrees: int) -> DirectGroup:

@@ -23,7 +23,7 @@ def main(comfyui: str, *files: str) -> None:
     for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
         sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
         sys.modules[name].__path__ = [str(folder)]
-    single_file = importlib.import_module("pack.nodes.single_file")
+    single_file = importlib.import_module("pack.nodes.model.single_file")
     found = {}
     for file in files:
         try:

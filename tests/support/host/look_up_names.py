@@ -23,7 +23,7 @@ def main(comfyui: str, base: str, names: str) -> None:
         sys.modules[name].__path__ = [str(folder)]
     loader = importlib.import_module("pack.nodes.load_model").LoadDiffusionModelParallel
     vae = importlib.import_module("pack.nodes.parallel_vae")
-    files = importlib.import_module("pack.nodes.model_files")
+    files = importlib.import_module("pack.nodes.model.model_files")
 
     def raised(call: object, *arguments: object) -> str:
         try:
