@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import pytest
@@ -14,16 +17,20 @@ from safetensors.torch import save_file
 from demo.host import ComfyHost
 from tests.support.cases.loop_cases import EXPECTED, by_pipeline, scheduler_in
 from tests.support.host.graphs import Job, latents, ranks, relative_error, status
+from tests.support.tiers import slow_but
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
 TEXTS = ("text.safetensors", "other-text.safetensors")
 ONE_RANK = {"cfg": 1}
+JOB = partial(Job, group=None)
 STOCK = {
-    "demo": Job("shapes-dit", "red heart", width=64, height=64, seed=11),
-    "dit": Job("tiny-dit", "3", seed=12, batch=3),
-    "pixart, texts of unequal length": Job("tiny-pixart-alpha", TEXTS[0], "short-text.safetensors", seed=13),
-    "sd3": Job("tiny-sd3", *TEXTS, seed=14),
-    "flux": Job("tiny-flux", *TEXTS, seed=15, cfg=1.0),
+    "demo": JOB("shapes-dit", "red heart", width=64, height=64, seed=11),
+    "dit": JOB("tiny-dit", "3", seed=12, batch=3),
+    "pixart, texts of unequal length": JOB("tiny-pixart-alpha", TEXTS[0], "short-text.safetensors", seed=13),
+    "sd3": JOB("tiny-sd3", *TEXTS, seed=14),
+    "flux": JOB("tiny-flux", *TEXTS, seed=15, cfg=1.0),
 }
 
 
@@ -31,9 +38,9 @@ def served(host: ComfyHost, job: Job) -> tuple[torch.Tensor, dict[str, int]]:
     """The latents, and how many requests of each kind they took."""
     job = job.under(job.plan or ONE_RANK)
     latents(host, job.prompt())
-    before = status(host)["counts"]
+    before = status(host, job.worker_group)["counts"]
     result = latents(host, replace(job, seed=job.seed + 1).prompt())
-    after = status(host)["counts"]
+    after = status(host, job.worker_group)["counts"]
     return result, {kind: after[kind] - before[kind] for kind in after}
 
 
@@ -79,12 +86,12 @@ def test_a_stock_euler_of_the_last_steps_is_the_same(host: ComfyHost) -> None:
 
 OWN = {
     "demo": replace(STOCK["demo"], scheduler="model's own"),
-    "dit": Job("tiny-dit", "3", seed=12, batch=3, scheduler="model's own"),
-    "pixart": Job("tiny-pixart-alpha", *TEXTS, seed=13, scheduler="model's own"),
+    "dit": JOB("tiny-dit", "3", seed=12, batch=3, scheduler="model's own"),
+    "pixart": JOB("tiny-pixart-alpha", *TEXTS, seed=13, scheduler="model's own"),
     "pixart, texts of unequal length": replace(STOCK["pixart, texts of unequal length"], scheduler="model's own"),
-    "sd3": Job("tiny-sd3", *TEXTS, seed=14, scheduler="model's own"),
-    "flux": Job("tiny-flux", *TEXTS, seed=15, cfg=1.0, scheduler="model's own"),
-    "flux with a negative": Job("tiny-flux", *TEXTS, seed=16, scheduler="model's own"),
+    "sd3": JOB("tiny-sd3", *TEXTS, seed=14, scheduler="model's own"),
+    "flux": JOB("tiny-flux", *TEXTS, seed=15, cfg=1.0, scheduler="model's own"),
+    "flux with a negative": JOB("tiny-flux", *TEXTS, seed=16, scheduler="model's own"),
 }
 OTHERS = {
     "DPM++ 2M Karras": (
@@ -96,21 +103,57 @@ OTHERS = {
     "Heun": (OWN["pixart"], diffusers.HeunDiscreteScheduler, {}),
     "Heun flow": (OWN["sd3"], diffusers.FlowMatchHeunDiscreteScheduler, {}),
 }
-EXACT_PLANS = [
-    {"ulysses": 2},
-    {"ring": 2},
-    {"cfg": 2},
-    {"dp": 2},
-    {"cfg": 2, "ulysses": 2},
-    {"dp": 2, "ring": 2},
-]
-PIPEFUSION_PLANS = [
-    {"pipefusion": 2, "patches": 3},
-    {"pipefusion": 2, "patches": 2, "sync_steps": 2},
-    {"pipefusion": 2, "patches": 3, "cfg": 2},
-    {"pipefusion": 2, "patches": 3, "ulysses": 2},
-    {"pipefusion": 2, "patches": 2, "dp": 2},
-]
+EXACT_PLANS = {
+    "ulysses": {"ulysses": 2},
+    "ring": {"ring": 2},
+    "cfg": {"cfg": 2},
+    "dp": {"dp": 2},
+    "cfg, ulysses": {"cfg": 2, "ulysses": 2},
+    "dp, ring": {"dp": 2, "ring": 2},
+}
+PIPEFUSION_PLANS = {
+    "3 patches": {"pipefusion": 2, "patches": 3},
+    "2 synchronous steps": {"pipefusion": 2, "patches": 2, "sync_steps": 2},
+    "3 patches, cfg": {"pipefusion": 2, "patches": 3, "cfg": 2},
+    "3 patches, ulysses": {"pipefusion": 2, "patches": 3, "ulysses": 2},
+    "2 patches, dp": {"pipefusion": 2, "patches": 2, "dp": 2},
+}
+# Each plan on a model and each model under a plan; the engine's own tests have all of them.
+QUICK_EXACT = (
+    "ulysses | pixart, texts of unequal length",
+    "ulysses | flux",
+    "ring | sd3",
+    "cfg | pixart",
+    "cfg | flux with a negative",
+    "dp | dit",
+    "cfg, ulysses | demo",
+    "dp, ring | dit",
+)
+QUICK_PIPEFUSION = (
+    "3 patches | pixart, texts of unequal length",
+    "3 patches | flux with a negative",
+    "2 synchronous steps | sd3",
+    "2 synchronous steps | demo",
+    "3 patches, cfg | pixart",
+    "3 patches, ulysses | flux",
+    "2 patches, dp | dit",
+)
+# Each scheduler, of which one has a history and one draws noise, on one rank, in ranks that share the tokens or the
+# guidance, and in stages with and without stale steps.
+QUICK_AFTER_ANOTHER = (
+    "DPM++ 2M | one rank",
+    "Euler ancestral | one rank",
+    "DPM++ 2M | ulysses",
+    "Euler ancestral | cfg",
+    "DPM++ 2M | 3 patches",
+    "Euler ancestral | 2 synchronous steps",
+    "Euler ancestral | 3 patches, cfg",
+)
+
+
+def pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each of the first with each of the second."""
+    return {f"{one} | {other}": (first[one], second[other]) for one in first for other in second}
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +185,7 @@ def test_another_scheduler_is_diffusers_with_the_folders_settings(name: str, hos
     assert relative_error(result, wanted) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("plan", EXACT_PLANS, ids=str)
+@pytest.mark.parametrize(("plan", "name"), slow_but(QUICK_EXACT, pairs(EXACT_PLANS, {name: name for name in OWN})))
 def test_every_exact_plan_gives_the_latents_of_one_rank(
     plan: dict, name: str, host: ComfyHost, on_one_rank: dict[str, torch.Tensor]
 ) -> None:
@@ -154,8 +196,9 @@ def test_tensor_parallel_gives_the_latents_of_one_rank(host: ComfyHost, on_one_r
     assert relative_error(latents(host, OWN["flux"].under({"tp": 2}).prompt()), on_one_rank["flux"]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("plan", PIPEFUSION_PLANS, ids=str)
+@pytest.mark.parametrize(
+    ("plan", "name"), slow_but(QUICK_PIPEFUSION, pairs(PIPEFUSION_PLANS, {name: name for name in OWN}))
+)
 def test_pipefusion_in_the_graph_is_its_serial_oracle(plan: dict, name: str, host: ComfyHost, models: Path) -> None:
     job = OWN[name].under(plan)
     wanted = EXPECTED[job.model].sample(job, models, scheduler_in(job, models))
@@ -167,7 +210,7 @@ def again(job: Job) -> Job:
     return replace(job, denoise=0.99999)
 
 
-LONG = Job("tiny-dit", steps=4000, scheduler="Euler", seed=50)
+LONG = JOB("tiny-dit", steps=4000, scheduler="Euler", seed=50)
 SHORT = replace(LONG, steps=4)
 CANCELLABLE = [{"ulysses": 2}, {"pipefusion": 2, "patches": 2}, {"pipefusion": 2, "patches": 3, "cfg": 2}]
 
@@ -183,8 +226,9 @@ def test_every_step_reports_progress_and_a_preview(host: ComfyHost) -> None:
 
 @pytest.mark.parametrize("plan", CANCELLABLE, ids=str)
 def test_cancel_ends_the_loop_on_all_ranks_and_the_next_job_is_as_if_alone(plan: dict, host: ComfyHost) -> None:
-    alone = latents(host, SHORT.under(plan).prompt())
-    before = ranks(host)
+    short, group = SHORT.under(plan), SHORT.under(plan).worker_group
+    alone = latents(host, short.prompt())
+    before = ranks(host, group)
     prompt_id = host.queue(LONG.under(plan).prompt())
     cancelled = []
 
@@ -195,15 +239,20 @@ def test_cancel_ends_the_loop_on_all_ranks_and_the_next_job_is_as_if_alone(plan:
 
     entry = host.wait(prompt_id, on_event=cancel)
     assert cancelled and "execution_interrupted" in [kind for kind, _ in entry["status"]["messages"]]
-    latents(host, replace(SHORT, plan=plan, positive="4").prompt())
+    latents(host, replace(short, positive="4").prompt())
     assert time.monotonic() - cancelled[0] < 10, "the job went on after it was cancelled"
-    assert torch.equal(latents(host, again(SHORT).under(plan).prompt()), alone)
-    assert ranks(host) == before
+    assert torch.equal(latents(host, again(short).prompt()), alone)
+    assert ranks(host, group) == before
 
 
-@pytest.mark.parametrize("plan", [ONE_RANK, *EXACT_PLANS, *PIPEFUSION_PLANS], ids=str)
-@pytest.mark.parametrize("scheduler", ["DPM++ 2M", "Euler ancestral"])
-def test_a_job_after_another_is_bit_for_bit_the_job_alone(plan: dict, scheduler: str, host: ComfyHost) -> None:
+AFTER_ANOTHER = pairs(
+    {scheduler: scheduler for scheduler in ("DPM++ 2M", "Euler ancestral")},
+    {"one rank": ONE_RANK, **EXACT_PLANS, **PIPEFUSION_PLANS},
+)
+
+
+@pytest.mark.parametrize(("scheduler", "plan"), slow_but(QUICK_AFTER_ANOTHER, AFTER_ANOTHER))
+def test_a_job_after_another_is_bit_for_bit_the_job_alone(scheduler: str, plan: dict, host: ComfyHost) -> None:
     job = replace(SHORT, plan=plan, scheduler=scheduler, steps=6, seed=60)
     alone = latents(host, job.prompt())
     # Larger, of another class, a batch: whatever it left behind would be of the wrong shape, or show.

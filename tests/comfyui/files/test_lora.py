@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -30,8 +28,9 @@ from tests.support.host.graphs import (
     refusal,
     relative_error,
     status,
-    worker_processes,
 )
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 STOCK_TOLERANCE = 1e-4
 TEXT = {"positive": "text.safetensors", "negative": "other-text.safetensors"}
@@ -99,7 +98,7 @@ def files(models: Path) -> Path:
 
 def job(name: str, **changes: object) -> Job:
     call = Job(f"{name}, original.safetensors", **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96)
-    return replace(call, **{"plan": {"cfg": 1}, "loop_mode": True, **changes})
+    return replace(call, **{"plan": {"cfg": 1}, "loop_mode": True, "group": None, **changes})
 
 
 Stack = tuple[tuple[str, float], ...]  # LoRA in the order of their nodes, with strengths
@@ -185,11 +184,11 @@ def test_another_strength_and_its_removal_load_no_model(
     right = [stock(name, stack) for stack in stacks]
     call = job(name, loop_mode=loop_mode, plan=plan)
     plain = latents(host, call.prompt())
-    before = status(host)["counts"]
+    before = status(host, call.worker_group)["counts"]
     for stack, expected in zip(stacks, right, strict=True):
         assert relative_error(latents(host, call.prompt(with_lora(name, stack))), expected) <= STOCK_TOLERANCE
     assert torch.equal(latents(host, call.prompt()), plain)
-    counts = status(host)["counts"]
+    counts = status(host, call.worker_group)["counts"]
     assert counts["load"] == before["load"]
     assert counts["adapt"] == before["adapt"] + 3
     work = "sample" if loop_mode else "forward"
@@ -301,13 +300,13 @@ def test_weights_that_cannot_be_read_again_are_an_error_and_loaded_anew(
     right = stock("sd3", stack)
     call = replace(job("sd3"), model=folder.name, plan={"cfg": 2})
     latents(host, call.prompt())
-    before = ranks(host)
+    before = ranks(host, call.worker_group)
     weights.rename(folder / "away")
     with pytest.raises(PromptError, match="cannot be read"):
         latents(host, call.prompt(with_lora("sd3", stack)))
     (folder / "away").rename(weights)
     assert relative_error(latents(host, call.prompt(with_lora("sd3", stack))), right) <= STOCK_TOLERANCE
-    assert ranks(host) == before
+    assert ranks(host, call.worker_group) == before
 
 
 def test_the_log_says_how_many_keys_are_applied(host: ComfyHost, files: Path) -> None:
@@ -360,9 +359,11 @@ def test_a_group_that_died_is_given_the_lora_again(host: ComfyHost, files: Path,
     right = stock("sd3", stack)
     call = job("sd3")
     latents(host, call.prompt(with_lora("sd3", stack)))
-    before = worker_processes(host)
-    os.kill(ranks(host)[0], signal.SIGKILL)
-    psutil.wait_procs(list(before), timeout=30)
+    (pid,) = ranks(host, call.worker_group)
+    rank = psutil.Process(pid)
+    ending = [rank, rank.parent()]  # torchrun's agent
+    rank.kill()
+    psutil.wait_procs(ending, timeout=30)
     sampled = latents(host, replace(call, steps=call.steps).prompt(with_lora("sd3", stack)))
     assert relative_error(sampled, right) <= STOCK_TOLERANCE
 

@@ -122,9 +122,12 @@ class Editor:
         self.page.get_by_test_id("queue-button").click()
 
     def open_panel(self) -> Locator:
-        """Opens the pack's panel, unless the editor has done so: after a reload it may remember which tab was open."""
+        """The pack's panel, as far as it is about the first worker group: other tests may have made more.
+
+        Opened unless the editor has done so: after a reload it may remember which tab was open.
+        """
         button = self.page.get_by_role("button", name="Parallel workers")
-        panel = self.page.get_by_test_id("paralleldit-panel")
+        panel = self.page.get_by_test_id("paralleldit-panel").locator("[data-group='1']")
         insist(lambda: panel.is_visible() or button.click(), lambda ms: panel.wait_for(timeout=ms))
         return panel
 

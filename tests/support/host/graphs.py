@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from demo.host import ComfyHost, PromptError
+from parallel_backend.plan import ParallelPlan
 
 Link = list
 Patch = Callable[["Graph", Link], Link]
@@ -146,6 +147,10 @@ NODE_CLASS_MAPPINGS = {
 }
 '''
 
+# By a plan's ranks, the worker group that serves such plans where a job leaves the choice open. In one group for all,
+# each change of size would be a new group, many seconds later.
+GROUPS_BY_SIZE = {2: 1, 1: 2, 4: 3}
+
 # The host caches a node's result by its inputs; a seed of its own makes a sampler run.
 _seeds = itertools.count(1000)
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -172,7 +177,7 @@ class Job:
     latent: a .latent file in the input folder instead of an empty one.
     plan: degrees by axis; None is auto. seed: None takes one that was never used.
     loop_mode: whether the loader lets the workers run the loop. scheduler: that of a Parallel Sampler in place of the
-    KSampler. mask: the left half of the latent is kept. group: the worker group.
+    KSampler. mask: the left half of the latent is kept. group: the worker group; None is that of GROUPS_BY_SIZE.
     """
 
     model: str
@@ -191,7 +196,14 @@ class Job:
     mask: bool = False
     loop_mode: bool = False
     scheduler: str | None = None
-    group: int = 1
+    group: int | None = 1
+
+    @property
+    def worker_group(self) -> int:
+        """The number of the group that serves it. An automatic plan has two ranks."""
+        if self.group is not None:
+            return self.group
+        return GROUPS_BY_SIZE[2 if self.plan is None else ParallelPlan(**self.plan).world_size]
 
     def under(self, plan: Mapping[str, int]) -> Job:
         return replace(self, plan=plan)
@@ -199,7 +211,7 @@ class Job:
     def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
         """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
         graph = Graph()
-        loader = {"model_name": self.model, "dtype": "fp32", "loop_mode": self.loop_mode, "group": self.group}
+        loader = {"model_name": self.model, "dtype": "fp32", "loop_mode": self.loop_mode, "group": self.worker_group}
         if self.plan is not None:
             loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)
@@ -286,9 +298,9 @@ def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -
     _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=120).close()
 
 
-def ranks(host: ComfyHost) -> list[int]:
+def ranks(host: ComfyHost, group: int = 1) -> list[int]:
     """The process ids of the ranks, rank 0 first. Raises KeyError where no group runs."""
-    return status(host)["pids"]
+    return status(host, group)["pids"]
 
 
 def worker_processes(host: ComfyHost) -> set[psutil.Process]:
@@ -307,9 +319,9 @@ def alive(process: psutil.Process) -> bool:
 def refusal(host: ComfyHost, prompt: dict, good: Job) -> str:
     """The error that the prompt ends with. Fails unless the ranks that were there before then serve `good`."""
     latents(host, good.prompt())
-    before = ranks(host)
+    before = ranks(host, good.worker_group)
     with pytest.raises(PromptError) as caught:
         host.run(prompt)
     assert latents(host, good.prompt()).isfinite().all()
-    assert ranks(host) == before, "the refusal cost the group its ranks"
+    assert ranks(host, good.worker_group) == before, "the refusal cost the group its ranks"
     return caught.value.message
