@@ -45,54 +45,56 @@ def count_questions(page: Page) -> list[str]:
 
 
 @pytest.fixture(params=["canvas", "vue"])
-def renderer(request: pytest.FixtureRequest, editor: Editor) -> Iterator[str]:
+def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[str]:
     """Each of the editor's ways to draw nodes."""
     setting = "(on) => window.app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)"
-    editor.page.evaluate(setting, request.param == "vue")
+    shared_editor.page.evaluate(setting, request.param == "vue")
     yield request.param
-    editor.page.evaluate(setting, False)
+    shared_editor.page.evaluate(setting, False)
 
 
-def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, editor: Editor) -> None:
-    page = editor.page
-    editor.prompt(template("demo"))
+def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.prompt(template("demo"))
     mesh = page.locator(".paralleldit-plan-mesh")
     expect(mesh).to_have_attribute("aria-label", "2 ranks. Rank 0: cond, all tokens. Rank 1: uncond, all tokens")
     expect(page.locator(".paralleldit-plan-content")).to_contain_text("Guidance is split first")
-    editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
+    shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
     expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
-    editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
+    shared_editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
     alert = page.locator(".paralleldit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
-    editor.screenshot(f"plan-invalid-{renderer}")
+    shared_editor.screenshot(f"plan-invalid-{renderer}")
     if renderer == "vue":
         expect(page.locator("[data-paralleldit-plan-error]")).to_have_text("ulysses")
     box, frame = alert.bounding_box(), page.locator(".paralleldit-plan").bounding_box()
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the error is cut off"
-    editor.set_widgets("ParallelDiT_Plan", ulysses=4)
+    shared_editor.set_widgets("ParallelDiT_Plan", ulysses=4)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ulysses=4")
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
 
 
 @pytest.mark.parametrize("name", ["demo", "pipefusion"])
-def test_nothing_of_the_drawing_is_saved_or_queued(name: str, editor: Editor, host: ComfyHost) -> None:
+def test_nothing_of_the_drawing_is_saved_or_queued(name: str, shared_editor: Editor, host: ComfyHost) -> None:
     workflow = template(name)
-    prompt = editor.prompt(workflow)
-    expect(editor.page.locator(".paralleldit-plan-mesh")).to_be_attached()
+    prompt = shared_editor.prompt(workflow)
+    expect(shared_editor.page.locator(".paralleldit-plan-mesh")).to_be_attached()
     assert prompt["1"]["inputs"] == api_prompt(workflow, host.object_info())["1"]["inputs"]
     (saved,) = [
-        node for node in editor.page.evaluate("() => window.app.graph.serialize()")["nodes"] if node["id"] in (1, "1")
+        node
+        for node in shared_editor.page.evaluate("() => window.app.graph.serialize()")["nodes"]
+        if node["id"] in (1, "1")
     ]
     (given,) = [node for node in workflow["nodes"] if node["id"] == 1]
     assert saved["widgets_values"] == given["widgets_values"]
-    assert editor.prompt(workflow) == prompt
+    assert shared_editor.prompt(workflow) == prompt
 
 
-def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None:
-    page = editor.page
-    editor.prompt(template("demo"))
+def test_it_asks_when_something_has_changed_and_not_else(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.prompt(template("demo"))
     expect(page.locator(".paralleldit-plan-mesh")).to_be_attached()
     asked = count_questions(page)
     page.evaluate("() => { const [node] = window.app.graph.nodes; node.pos = [node.pos[0] + 50, node.pos[1]] }")
@@ -103,7 +105,7 @@ def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ring=4")
     assert len(asked) == 1
     with page.expect_request(ROUTE):
-        editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
+        shared_editor.set_widgets("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit")
     page.wait_for_timeout(600)
     assert json.loads(asked[-1])["loaders"][0]["model_name"] == "tiny-dit" and len(asked) == 2
     page.evaluate(
@@ -113,15 +115,15 @@ def test_it_asks_when_something_has_changed_and_not_else(editor: Editor) -> None
     assert json.loads(asked[-1])["loaders"] == []
 
 
-def test_a_changed_degree_is_one_step_to_undo(editor: Editor) -> None:
-    page = editor.page
-    editor.prompt(template("demo"))
+def test_a_changed_degree_is_one_step_to_undo(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.prompt(template("demo"))
     title = page.locator(".paralleldit-plan-title")
     expect(title).to_have_text("2 ranks · cfg=2")
     page.mouse.click(1500, 850)  # upon which the editor looks for what has changed
     steps = page.evaluate(UNDO_STEPS)
     for ring in (3, 4):
-        editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=ring)
+        shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=ring)
         page.mouse.click(1500, 850)
         expect(title).to_have_text(f"{ring} ranks · ring={ring}")
         page.mouse.click(1500, 850)
