@@ -24,9 +24,17 @@ from tests.support.host.graphs import (
     status,
     worker_processes,
 )
+from tests.support.tiers import slow_but
 
 ULYSSES = {"cfg": 1, "ulysses": 2}
 SECONDS_TO_GO = 5
+ENDS = {
+    "SIGTERM, idle": (signal.SIGTERM, False),
+    "SIGTERM, sampling": (signal.SIGTERM, True),
+    "SIGKILL, idle": (signal.SIGKILL, False),
+    "SIGKILL, sampling": (signal.SIGKILL, True),
+}
+QUICK_ENDS = ("SIGTERM, idle", "SIGKILL, sampling")  # each signal, and each state
 
 
 def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> None:
@@ -103,8 +111,7 @@ def test_prompts_of_two_clients_are_served_in_turn(host: ComfyHost) -> None:
     assert torch.equal(saved_latents(host, history(host, other_id)), alone[1])
 
 
-@pytest.mark.parametrize("sampling", [False, True], ids=["idle", "sampling"])
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("signal_number", "sampling"), slow_but(QUICK_ENDS, ENDS))
 def test_no_process_outlives_a_killed_host(own_host: ComfyHost, signal_number: signal.Signals, sampling: bool) -> None:
     latents(own_host, Job("tiny-dit").prompt())
     processes = worker_processes(own_host)

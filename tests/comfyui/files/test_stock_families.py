@@ -19,6 +19,7 @@ from parallel_backend.weights.single_file import locate
 from tests.support.cases.stock_cases import CASES
 from tests.support.host.graphs import Graph, Link, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.tiers import slow_but
 
 TOLERANCE = 1e-4
 RANK = 4
@@ -28,6 +29,8 @@ FOLDERS = (
     *("sd3.5", "flux-kontext", "wan-2.1-t2v", "ltx-0.9", "hunyuanvideo", "qwen-image", "z-image", "lumina-2"),
     *("chroma", "flux-2-dev"),
 )
+# Every file in the first way; in the second, one of each family in the gate.
+WAYS = {"a loop on one rank": ({"cfg": 1}, True), "steps on two ranks": ({"ulysses": 2}, False)}
 Layers = Iterator[tuple[str, torch.Tensor]]  # by the names that a LoRA has for them, their weights
 
 
@@ -86,8 +89,13 @@ def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
     return cache(lambda name: latents(host, prompt(name)))
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("plan", "loop_mode"), [({"cfg": 1}, True), ({"ulysses": 2}, False)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "plan", "loop_mode"),
+    slow_but(
+        [*(f"{name}, a loop on one rank" for name in CASES), *(f"{name}, steps on two ranks" for name in FOLDERS)],
+        {f"{name}, {how}": (name, *WAYS[how]) for how in WAYS for name in CASES},
+    ),
+)
 def test_a_family_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, stock: Callable
 ) -> None:
