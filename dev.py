@@ -7,6 +7,10 @@
 `test` is the gate. --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a
 minute; --slow adds the long tests. tests/README.md says more.
 
+    python3 dev.py test --lowest [pytest arguments...]
+
+--lowest runs the fast tests (--fast) in `.venv-lowest`, on the oldest versions that requirements.txt allows.
+
 The first run makes `.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks
 one into `.host`. Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside
 this folder is changed, apart from pip's own cache.
@@ -35,7 +39,8 @@ except ImportError:  # Windows
     fcntl = None
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
+LOWEST = "--lowest" in sys.argv[1:]
+VENV = ROOT / (".venv-lowest" if LOWEST else ".venv")
 HOST = ROOT / ".host"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
@@ -61,6 +66,8 @@ NOT_FROM_HOST = {
     "comfy-angle",
     "pyopengl",
 }
+# What the fast tests need of the host's requirements.
+FOR_FAST_TESTS = {"aiohttp", "numpy", "pillow", "psutil", "scipy", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
 
 TORCHVISION_SHIM = """\
@@ -196,7 +203,7 @@ class Setup:
         made_for = [str(VENV), self.torch]
         if not PYTHON.exists():
             (STAMPS / "venv").unlink(missing_ok=True)
-        step("making .venv", STAMPS / "venv", made_for, self.make_venv)
+        step(f"making {VENV.name}", STAMPS / "venv", made_for, self.make_venv)
         what = "torch for this GPU" if self.gpu else f"{self.torch} (no GPU found)"
         step(f"installing {what}", STAMPS / "torch", made_for, lambda: self.install("torch", self.torch))
         if self.given is None:
@@ -210,6 +217,8 @@ class Setup:
         """Install what the host, the pack and the tests need around the torch that is there."""
         torch_version = self.installed("torch")
         pin = f"torch=={torch_version}\n"
+        if LOWEST:
+            pin += re.sub(r">=([\w.]+).*", r"==\1", (ROOT / "requirements.txt").read_text())
         constraints = VENV / "dev-constraints.txt"
         if not constraints.is_file() or constraints.read_text() != pin:
             constraints.write_text(pin)
@@ -229,6 +238,8 @@ class Setup:
                 [pin, path.read_text()],
                 lambda name=name, path=path: self.install(name, "-c", constraints, "-r", path),
             )
+        if LOWEST:
+            return
         templates = requirement(self.comfyui, TEMPLATES)
         if templates:
             step(
@@ -374,7 +385,10 @@ def requirement(comfyui: Path, name: str) -> str:
 
 def host_requirements(comfyui: Path) -> str:
     """The host's requirements less those that are installed on their own or not needed headless."""
-    return "".join(f"{line}\n" for name, line in requirements(comfyui) if name not in NOT_FROM_HOST)
+    wanted = (line for name, line in requirements(comfyui) if name not in NOT_FROM_HOST)
+    if LOWEST:
+        wanted = (line for name, line in requirements(comfyui) if name in FOR_FAST_TESTS)
+    return "".join(f"{line}\n" for line in wanted)
 
 
 def unpack(archive: Path, folder: str, target: Path) -> None:
@@ -476,6 +490,7 @@ def main(argv: Sequence[str]) -> int:
     if command == "demo":
         arguments = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
     else:
+        rest = ["--fast" if argument == "--lowest" else argument for argument in rest]
         arguments = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
     return call([PYTHON, *arguments], env=run_env(setup.comfyui))
 

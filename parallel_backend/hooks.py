@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .compat import hooks_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,11 +42,7 @@ class Hooks:
     @contextmanager
     def kept(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
         """Keeps what somebody who hands out no handles puts on these modules while entered: hooks and attributes."""
-        found = [
-            (place, set(place))
-            for module in modules
-            for place in (vars(module), module._forward_pre_hooks, module._forward_hooks)
-        ]
+        found = [(place, set(place)) for module in modules for place in (vars(module), *hooks_of(module))]
         try:
             yield
         finally:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from ..axes import JOINT_AXES
+from ..compat import flattened, forget_meshes
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
 from .timeline import SILENT, Timeline
@@ -60,8 +60,8 @@ class Mesh:
         """Gives up the groups. All ranks call it together, with nothing in flight; the mesh is not usable after it."""
         for group in self.groups():
             dist.destroy_process_group(group)
-        if self.plan.tp > 1:  # DTensor takes equal meshes for the same, and would look for this one's groups
-            _clear_sharding_prop_cache()
+        if self.plan.tp > 1:
+            forget_meshes()
 
 
 def start_distributed(device_type: str | None = None) -> torch.device:
@@ -126,7 +126,7 @@ def _axis(device_mesh: DeviceMesh) -> Axis:
 def _joint(device_mesh: DeviceMesh, name: str, parts: tuple[str, ...]) -> Axis:
     """These axes as one, whose index counts row by row."""
     joint = device_mesh[parts]
-    return world_axis() if joint.size() == dist.get_world_size() else _axis(joint._flatten(name))
+    return world_axis() if joint.size() == dist.get_world_size() else _axis(flattened(joint, name))
 
 
 def _links(device_mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ..compat import check_attention_backend
 from ..errors import PlanError
 from .ring import attention_with_lse
 
@@ -125,12 +126,8 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim
 
 def is_usable(backend: Backend) -> bool:
     """Whether this process can call it: its package is there, in a version that diffusers takes."""
-    from diffusers.models import attention_dispatch
-
     try:
-        attention_dispatch._check_attention_backend_requirements(
-            attention_dispatch.AttentionBackendName(backend.kernel)
-        )
+        check_attention_backend(backend.kernel)
     except (RuntimeError, ValueError):
         return False
     return backend.name != "cudnn" or torch.backends.cudnn.is_available()

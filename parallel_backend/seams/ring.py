@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ..compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
 from ..groups.mesh import Axis
 
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
@@ -94,16 +95,13 @@ def attention_with_lse(
 
     A query that the mask keeps from every key has 0 and minus infinity; kernels disagree about it.
     """
-    aten = torch.ops.aten
     if q_BhRD.device.type == "cpu":
-        flash = aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = flash(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
+        out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif q_BhRD.dtype == torch.float32 or mask is not None:
         bias = None if mask is None else mask.expand(*q_BhRD.shape[:3], k_BhKD.shape[2]).contiguous()
-        out, lse, *_ = aten._scaled_dot_product_efficient_attention(q_BhRD, k_BhKD, v_BhKD, bias, True, scale=scale)
-        lse = lse[..., : q_BhRD.shape[2]]
+        out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
     else:
-        out, lse, *_ = aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+        out, lse = flash_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale)
     if mask is not None:
         blind = mask.isneginf().all(-1).expand(lse.shape)
         out, lse = out.masked_fill(blind.unsqueeze(-1), 0), lse.masked_fill(blind, float("-inf"))

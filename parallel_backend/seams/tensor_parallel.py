@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
+from ..compat import is_underway, tensor_parallel_plan, tensor_parallel_styles
 from ..errors import PlanError
 from ..groups.collectives import gather
 from ..groups.mesh import Axis, Mesh
@@ -32,7 +32,7 @@ def shard_weights(model: torch.nn.Module, mesh: Mesh, hooks: Hooks) -> dict[str,
     leaves the weights shared: see `join_weights`. Raises PlanError.
     """
     plan = local_plan(model)  # refuses a diffusers that is too old to have what is imported next
-    from diffusers.hooks.tensor_parallel import _styles, resolve_tp_shard_specs
+    from diffusers.hooks.tensor_parallel import resolve_tp_shard_specs
 
     axis = mesh["tp"]
     try:
@@ -43,7 +43,7 @@ def shard_weights(model: torch.nn.Module, mesh: Mesh, hooks: Hooks) -> dict[str,
     for name, filler in fillers.items():
         hooks.before(model.get_submodule(name), filler.fill)
     with hooks.kept([model.get_submodule(name) for name in plan]):
-        parallelize_module(model, mesh.device_mesh["tp"], _styles(plan), src_data_rank=None)
+        parallelize_module(model, mesh.device_mesh["tp"], tensor_parallel_styles(plan), src_data_rank=None)
     for name, filler in fillers.items():
         layer = model.get_submodule(name)
         hooks.after(layer, functools.partial(wait_for_sum, mesh.timeline))
@@ -99,7 +99,7 @@ def set_weight(model: torch.nn.Module, name: str, value: torch.Tensor, requires_
 
 def wait_for_sum(timeline: Timeline, _layer: torch.nn.Module, _args: tuple, out_BLD: torch.Tensor) -> torch.Tensor:
     """Waits for the all-reduce behind a layer here, where it can be recorded, and not at the sum's first use."""
-    if not isinstance(out_BLD, AsyncCollectiveTensor):
+    if not is_underway(out_BLD):
         return out_BLD
     with timeline.communication("all_reduce"):
         return out_BLD.trigger_wait()
@@ -125,7 +125,7 @@ class EmptyFiller:
 
 def local_plan(model: torch.nn.Module) -> dict[str, object]:
     """The model's `_tp_plan` for the blocks that are on this stage: module name to style."""
-    given = getattr(model, "_tp_plan", None)
+    given = tensor_parallel_plan(model)
     if given is None:
         raise PlanError(
             f"This version of diffusers has no tensor-parallel plan for {type(model).__name__}.", "Update it."

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ..compat import kept_in_fp32
 from ..errors import ModelFileError, is_out_of_memory
 from .float8 import FLOAT8, install_float8
 
@@ -93,8 +94,8 @@ def build_transformer(source: ModelSource) -> torch.nn.Module:
 
 def loaded_dtype(model: torch.nn.Module, name: str, source: ModelSource) -> torch.dtype:
     """The dtype in which a parameter or buffer is computed with."""
-    keep_fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
-    return torch.float32 if any(part in keep_fp32 for part in name.split(".")) else DTYPES[source.dtype]
+    in_fp32 = kept_in_fp32(model)
+    return torch.float32 if any(part in in_fp32 for part in name.split(".")) else DTYPES[source.dtype]
 
 
 def load_weights(

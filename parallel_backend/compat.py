@@ -1,0 +1,93 @@
+"""Every private name of torch and diffusers that the engine uses, and why: what to look at before a new release.
+
+Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.13 and the
+diffusers of requirements.txt; where a name is older, it says since when. The functions import for themselves: ComfyUI's
+process imports what imports this, and takes neither torch.distributed nor diffusers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
+
+
+def cpu_attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> LogSumExp:
+    """The CPU's kernel; the public `scaled_dot_product_attention` keeps the log-sum-exp to itself. Since torch 2.3."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
+
+
+def efficient_attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, bias: torch.Tensor | None, scale: float | None
+) -> LogSumExp:
+    """CUDA's kernel for fp32 and for masks, likewise; it pads the log-sum-exp to whole tiles. Since torch 2.1."""
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    out_BhRD, lse, *_ = kernel(q_BhRD, k_BhKD, v_BhKD, bias, True, scale=scale)
+    return out_BhRD, lse[..., : q_BhRD.shape[2]]
+
+
+def flash_attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
+) -> LogSumExp:
+    """CUDA's kernel for bf16 and fp16 without a mask, likewise. Since torch 2.1."""
+    out_BhRD, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
+    return out_BhRD, lse
+
+
+def flattened(joint: DeviceMesh, name: str) -> DeviceMesh:
+    """Dims of a mesh as one, with its group: torch has no public call for it. With a name, since torch 2.5."""
+    return joint._flatten(name)
+
+
+def forget_meshes() -> None:
+    """Makes DTensor forget how it computed. It takes equal meshes for the same, and would look for groups that were
+    given up."""
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+
+
+def is_underway(tensor: torch.Tensor) -> bool:
+    """Whether a DTensor's collective has only been started for this tensor; `trigger_wait` ends it. Since torch 2.1."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return isinstance(tensor, AsyncCollectiveTensor)
+
+
+def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The hooks before a module's forward and after it; torch takes one off by its handle alone. Since torch 1.2."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def tensor_parallel_plan(model: torch.nn.Module) -> Mapping[str, Any] | None:
+    """Which linear layers diffusers splits, by name or pattern; None where it says nothing. Since diffusers 0.40."""
+    return getattr(model, "_tp_plan", None)
+
+
+def tensor_parallel_styles(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """torch's styles for such a plan; diffusers' own caller takes whole models, and no stage. Since diffusers 0.40."""
+    from diffusers.hooks.tensor_parallel import _styles
+
+    return _styles(plan)
+
+
+def kept_in_fp32(model: torch.nn.Module) -> Collection[str]:
+    """Parts of names that a model computes in fp32 whatever it is loaded in; `from_pretrained` alone heeds them."""
+    return getattr(model, "_keep_in_fp32_modules", None) or ()
+
+
+def check_attention_backend(kernel: str) -> None:
+    """Raises RuntimeError where diffusers lacks what an attention kernel needs, or ValueError for one that it does not
+    know; the public call changes a global setting. Since diffusers 0.35."""
+    from diffusers.models import attention_dispatch
+
+    attention_dispatch._check_attention_backend_requirements(attention_dispatch.AttentionBackendName(kernel))

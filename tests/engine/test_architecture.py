@@ -1,0 +1,356 @@
+"""The architecture, as tables and as rules that a change may not break. Each rule is broken on purpose below.
+
+The rules read sources and run nothing. Each gives a sentence for every place that breaks it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+
+import pytest
+
+from demo.host import REPOSITORY
+from tests.support.imports import (
+    PRODUCT,
+    Import,
+    Tree,
+    imports_of,
+    is_in,
+    long_functions,
+    modules_of,
+    private_uses,
+    read_tree,
+    web_imports,
+)
+
+# The rooms of a package, the lowest first: a room imports from lower ones and from itself; rooms side by side know
+# nothing of each other. "*" is whatever the table does not name. A new module needs a room.
+LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "parallel_backend": (
+        ("errors", "axes"),
+        ("plan", "compat"),
+        ("hooks",),
+        ("memo",),
+        ("groups",),
+        ("models",),
+        ("weights",),
+        ("seams",),
+        ("transformer", "vae"),
+        ("sampling", "library"),
+        ("__init__",),
+    ),
+    "worker": (
+        ("__init__", "errors"),
+        ("settings",),
+        ("wire",),
+        ("launch",),
+        ("host", "join", "rank"),
+    ),
+    "worker.rank": (("memory", "channels"), ("*",)),
+    "nodes": (
+        ("errors",),
+        ("workers", "plan_words"),
+        ("model",),
+        ("class_label", "parallel_plan"),
+        ("load_model", "parallel_sampler", "parallel_vae"),
+        ("routes",),
+        ("__init__",),
+    ),
+    "nodes.model": (("model_files",), ("families",), ("*",)),
+}
+# What a room may import from other packages of ours.
+BETWEEN: Mapping[str, tuple[str, ...]] = {
+    "": ("nodes",),
+    "nodes": (
+        "parallel_backend",
+        "worker.errors",
+        "worker.settings",
+        "worker.wire",
+        "worker.launch",
+        "worker.host",
+    ),
+    "worker.errors": ("parallel_backend.errors",),
+    "worker.rank": ("parallel_backend",),
+}
+# What a package may import besides the standard library.
+FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
+    "worker": ("torch", "psutil"),
+    "nodes": (
+        "torch",
+        "safetensors",
+        "aiohttp",
+        "tqdm",
+        "comfy",
+        "comfy_api",
+        "comfy_execution",
+        "folder_paths",
+        "latent_preview",
+        "server",
+    ),
+}
+# What ComfyUI's process never imports, from the pack's entry point on; in a function, which only the ranks call, it may
+# stand.
+RANKS_ALONE = ("torch.distributed", "diffusers")
+# The ranks' working root is the pack's folder; everything else runs under the name that ComfyUI gives the pack, and
+# `worker.errors` under either.
+BY_FULL_NAME = "worker.rank"
+BY_EITHER_NAME = "worker.errors"
+
+FOLDER_MODULES = 14
+TEST_FOLDER_MODULES = 16
+REGISTRIES = ("parallel_backend/models", "nodes/model/families")  # one module a model family
+FUNCTION_LINES = 60
+FILE_LINES = 400
+TEST_LINES = 450
+LONG_FILES = {
+    "dev.py": "runs on a bare Python, before there is anything to import",
+    "tests/support/cases/families.py": "a table: one tiny model a family",
+}
+
+Rule = Callable[[Tree], Iterator[str]]
+
+
+def arrows_run_down(tree: Tree) -> Iterator[str]:
+    for module, path in modules_of(tree).items():
+        for package, layers in LAYERS.items():
+            if is_in(module, package) and room(module, package) not in sum(layers, ()):
+                yield f"{path} has no room: add it to LAYERS[{package!r}], which says what it may import"
+    modules = modules_of(tree)
+    for found in imports_of(tree):
+        source, target = found.module, found.target
+        if target not in modules:
+            continue
+        shared = [package for package in LAYERS if is_in(source, package) and is_in(target, package)]
+        for package in shared:
+            here, there = room(source, package), room(target, package)
+            height = {name: level for level, names in enumerate(LAYERS[package]) for name in names}
+            if here != there and height.get(there, 0) >= height.get(here, 0):
+                yield f"{found}: an arrow upward, {there} is not below {here} in {package}"
+        allowed = [name for start in BETWEEN if is_in(source, start) or source == start for name in BETWEEN[start]]
+        if not shared and not any(is_in(target, name) for name in allowed):
+            yield f"{found}: it may import of ours only {allowed or 'its own package'}"
+
+
+def room(module: str, package: str) -> str:
+    """The room of a package that a module is in."""
+    name = module.removeprefix(package).strip(".").partition(".")[0] or "__init__"
+    return name if any(name in names for names in LAYERS[package]) or ("*",) not in LAYERS[package] else "*"
+
+
+def packages_import_what_they_may(tree: Tree) -> Iterator[str]:
+    modules = modules_of(tree)
+    for found in imports_of(tree):
+        top = found.target.partition(".")[0]
+        package = found.module.partition(".")[0]
+        if found.target not in modules and top not in sys.stdlib_module_names:
+            if top not in FROM_ELSEWHERE.get(package, ()):
+                yield f"{found}: {package or 'the pack'} knows nothing of {top}"
+
+
+def names_survive_comfyuis_loading(tree: Tree) -> Iterator[str]:
+    modules = modules_of(tree)
+    for found in imports_of(tree):
+        crosses = found.module.partition(".")[0] != found.target.partition(".")[0]
+        if is_in(found.module, BY_EITHER_NAME):
+            continue
+        if found.target in modules and found.relative == (crosses and is_in(found.module, BY_FULL_NAME)):
+            how = "by its full name" if found.relative else "relatively: ComfyUI loads the pack under a name of its own"
+            yield f"{found}: import it {how}"
+
+
+def comfyuis_process_stays_clear_of_the_ranks(tree: Tree) -> Iterator[str]:
+    modules = modules_of(tree)
+    edges: dict[str, list[Import]] = {module: [] for module in modules}
+    for found in imports_of(tree):
+        if found.when != "typing":
+            edges[found.module].append(found)
+    reached, ahead = {"": "the pack"}, [""]
+    while ahead:
+        module = ahead.pop()
+        for found in edges[module]:
+            if is_in(found.target, "worker.rank"):
+                yield f"{found}, in ComfyUI's process ({reached[module]}): a rank's module"
+            elif found.target in modules:
+                parts = found.target.split(".")
+                for package in (".".join(parts[: index + 1]) for index in range(len(parts))):
+                    if package not in reached:
+                        reached[package] = f"{reached[module]} → {package}"
+                        ahead.append(package)
+            elif found.when == "import" and any(is_in(found.target, name) for name in RANKS_ALONE):
+                yield f"{found}, in ComfyUI's process ({reached[module]}): for the ranks alone"
+
+
+def imports_go_in_no_circle(tree: Tree) -> Iterator[str]:
+    edges: dict[str, list[Import]] = {}
+    for found in [*imports_of(tree), *web_imports(tree)]:
+        if found.when != "typing" and found.module != found.target:
+            edges.setdefault(found.module, []).append(found)
+    done: set[str] = set()
+
+    def walk(module: str, trail: list[str]) -> Iterator[str]:
+        for found in edges.get(module, ()):
+            if found.target in trail:
+                yield f"{found}: a circle, {' → '.join([*trail[trail.index(found.target) :], found.target])}"
+            elif found.target not in done:
+                yield from walk(found.target, [*trail, found.target])
+        done.add(module)
+
+    for module in list(edges):
+        if module not in done:
+            yield from walk(module, [module])
+
+
+def sizes_are_kept(tree: Tree) -> Iterator[str]:
+    folders = Counter(path.rpartition("/")[0] for path in tree if not path.endswith("__init__.py"))
+    for folder, count in folders.items():
+        most = TEST_FOLDER_MODULES if folder.startswith("tests/") else FOLDER_MODULES
+        if count > most and folder not in REGISTRIES:
+            yield f"{folder} has {count} modules, more than {most}: make rooms in it"
+    for path, source in tree.items():
+        lines, limit = source.count("\n"), TEST_LINES if path.startswith("tests/") else FILE_LINES
+        if lines > limit and path not in LONG_FILES:
+            yield f"{path} has {lines} lines, more than {limit}: it holds more than one idea"
+        if path.startswith(PRODUCT) and path.endswith(".py"):
+            for line, name, length in long_functions(source, FUNCTION_LINES):
+                yield f"{path}:{line} {name} has {length} lines, more than {FUNCTION_LINES}"
+
+
+def private_names_are_in_compat(tree: Tree) -> Iterator[str]:
+    for path in modules_of(tree).values():
+        compat = f"{path.split('/')[0]}/compat.py"
+        if path != compat:
+            for line, name in private_uses(tree[path]):
+                yield f"{path}:{line} uses {name}: private names go through {compat}, with a sentence on why"
+
+
+RULES = (
+    arrows_run_down,
+    packages_import_what_they_may,
+    names_survive_comfyuis_loading,
+    comfyuis_process_stays_clear_of_the_ranks,
+    imports_go_in_no_circle,
+    sizes_are_kept,
+    private_names_are_in_compat,
+)
+
+
+@pytest.fixture(scope="module")
+def tree() -> dict[str, str]:
+    return read_tree(REPOSITORY)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_repository_keeps_to(rule: Rule, tree: Tree) -> None:
+    assert list(rule(tree)) == []
+
+
+LATER = "def later():\n    "
+TYPING = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+# A rule, a file, what is added to it, and what the rule's sentence says.
+BROKEN = [
+    (
+        arrows_run_down,
+        "parallel_backend/groups/mesh.py",
+        "from ..seams import ring",
+        "imports parallel_backend.seams.ring",
+    ),
+    (arrows_run_down, "parallel_backend/vae.py", "from .transformer import ParallelTransformer", "upward"),
+    (arrows_run_down, "parallel_backend/library.py", LATER + "from ..worker.settings import Settings", "of ours only"),
+    (arrows_run_down, "parallel_backend/plan.py", "from ..nodes import plan_words", "imports nodes.plan_words"),
+    (arrows_run_down, "worker/host/session.py", "from ..rank.job import Job", "rank is not below host"),
+    (arrows_run_down, "worker/rank/job.py", "from ..host.pace import Pace", "host is not below rank"),
+    (arrows_run_down, "worker/wire/protocol.py", TYPING + "from ..host.client import WorkerGroup", "upward"),
+    (arrows_run_down, "worker/rank/memory/room.py", "from ..state import RankState", "* is not below memory"),
+    (arrows_run_down, "nodes/model/model_files.py", "from .families import family_for", "families is not below"),
+    (arrows_run_down, "nodes/plan_words.py", LATER + "from .routes.status import group_of", "upward"),
+    (arrows_run_down, "nodes/load_model.py", "from ..worker.join import main", "imports worker.join"),
+    (arrows_run_down, "worker/odds.py", "", "no room"),
+    (packages_import_what_they_may, "parallel_backend/plan.py", "import comfy.utils", "imports comfy.utils"),
+    (packages_import_what_they_may, "parallel_backend/vae.py", LATER + "import folder_paths", "imports folder_paths"),
+    (packages_import_what_they_may, "parallel_backend/memo.py", TYPING + "from server import x", "imports server.x"),
+    (packages_import_what_they_may, "worker/host/runs.py", "import comfy.samplers", "imports comfy.samplers"),
+    (packages_import_what_they_may, "nodes/class_label.py", "from tests.support import tiers", "imports tests."),
+    (packages_import_what_they_may, "worker/join.py", "from demo.host import ComfyHost", "imports demo."),
+    (names_survive_comfyuis_loading, "nodes/class_label.py", "from worker.settings import Settings", "relatively"),
+    (names_survive_comfyuis_loading, "parallel_backend/vae.py", "import parallel_backend.plan", "relatively"),
+    (names_survive_comfyuis_loading, "worker/rank/job.py", "from ...parallel_backend.plan import x", "full name"),
+    (comfyuis_process_stays_clear_of_the_ranks, "worker/launch/logs.py", "import torch.distributed", "for the ranks"),
+    (comfyuis_process_stays_clear_of_the_ranks, "parallel_backend/plan.py", "from torch import distributed", "plan"),
+    (comfyuis_process_stays_clear_of_the_ranks, "parallel_backend/models/spec.py", "import diffusers", "models.spec"),
+    (
+        comfyuis_process_stays_clear_of_the_ranks,
+        "nodes/plan_words.py",
+        "from ..parallel_backend import vae",
+        "imports torch.",
+    ),
+    (comfyuis_process_stays_clear_of_the_ranks, "worker/host/runs.py", LATER + "from ..rank import job", "a rank's"),
+    (
+        comfyuis_process_stays_clear_of_the_ranks,
+        "nodes/workers/feed.py",
+        "from importlib import import_module\nimport_module('...worker.rank.state', __package__)",
+        "imports worker.rank.state",
+    ),
+    (imports_go_in_no_circle, "parallel_backend/weights/float8.py", LATER + "from . import loading", "a circle"),
+    (imports_go_in_no_circle, "web/elements.js", "import { t } from './panel/dom.js'", "web/elements.js → "),
+    (sizes_are_kept, "parallel_backend/plan.py", "# more\n" * 400, "lines, more than 400"),
+    (sizes_are_kept, "web/panel.js", "// more\n" * 400, "lines, more than 400"),
+    (sizes_are_kept, "nodes/class_label.py", "def long():\n" + "    x = 1\n" * 60, "long has 61 lines"),
+    (private_names_are_in_compat, "parallel_backend/vae.py", "import torch._dynamo", "uses torch._dynamo"),
+    (private_names_are_in_compat, "nodes/load_model.py", "from comfy.utils import _x", "nodes/compat.py"),
+    (
+        private_names_are_in_compat,
+        "parallel_backend/vae.py",
+        "torch.ops.aten._scaled_dot(1)",
+        "torch.ops.aten._scaled_dot",
+    ),
+    (private_names_are_in_compat, "worker/rank/job.py", "getattr(dist, '_world')", "uses dist._world"),
+    (
+        private_names_are_in_compat,
+        "nodes/class_label.py",
+        "class A:\n    x = lambda self: self._theirs",
+        "self._theirs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "added", "said"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_a_rule_that_is_broken_says_where_and_how(rule: Rule, path: str, added: str, said: str, tree: Tree) -> None:
+    broken = list(rule({**tree, path: f"{tree.get(path, '')}\n{added}\n"}))
+    where = (path, path.removesuffix(".py").replace("/", "."))
+    assert any(said in line and any(name in line for name in where) for line in broken), broken
+
+
+def test_a_folder_with_too_many_modules_is_named(tree: Tree) -> None:
+    more = {f"worker/wire/more{index}.py": "" for index in range(FOLDER_MODULES)}
+    assert any(line.startswith("worker/wire has") for line in sizes_are_kept({**tree, **more}))
+
+
+HARMLESS = [
+    ("worker/launch/logs.py", TYPING + "import torch.distributed"),
+    ("worker/launch/logs.py", LATER + "import torch.distributed"),
+    ("worker/launch/agent.py", "import torch.distributed"),
+    ("nodes/workers/feed.py", "import os\nos._exit(1)"),
+    ("nodes/workers/feed.py", "class A:\n    def _own(self): ...\n    def call(self): return self._own()"),
+    ("parallel_backend/compat.py", "import torch._dynamo"),
+]
+
+
+@pytest.mark.parametrize(("path", "added"), HARMLESS)
+def test_what_is_right_is_let_pass(path: str, added: str, tree: Tree) -> None:
+    changed = {**tree, path: f"{tree[path]}\n{added}\n"}
+    assert [line for rule in RULES for line in rule(changed)] == []
+
+
+def test_a_ranks_module_cannot_be_imported_under_the_name_that_comfyui_gives_the_pack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack = ModuleType("/custom_nodes/ParallelDiT")
+    pack.__path__ = [str(REPOSITORY)]
+    monkeypatch.setitem(sys.modules, pack.__name__, pack)
+    with pytest.raises(ImportError, match="runs in the ranks' processes, .* worker.host"):
+        importlib.import_module(f"{pack.__name__}.worker.rank.state")
