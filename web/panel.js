@@ -32,7 +32,8 @@ class Panel {
 
   /** Asks for the groups; the events that come meanwhile are newer than the answer, or the next ones are. */
   async ask() {
-    const waiting = (this.waiting = [])
+    const waiting = []
+    this.waiting = waiting
     try {
       const response = await api.fetchApi('/paralleldit/groups')
       if (!response.ok) throw new Error(await response.text())

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 
-import { KINDS, explain, fieldsOf, kindOf, report } from '../../web/errors/message.js'
+import { explain, fieldsOf, KINDS, kindOf, report } from '../../web/errors/message.js'
 import { nodeIn, place, rectangle } from '../../web/errors/place.js'
 
 const PACK = 'ComfyUI-ParallelDiT'
@@ -12,7 +12,7 @@ const failed = (type, message = '', last = `${OURS}/nodes/x.py`, node = 'KSample
   exception_type: type,
   exception_message: message,
   node_type: node,
-  traceback: [frame('/srv/ComfyUI/execution.py'), frame(last)],
+  traceback: [frame('/srv/ComfyUI/execution.py'), frame(last)]
 })
 
 test('an error of the pack is known by its class, whatever the path of the pack', () => {
@@ -22,7 +22,7 @@ test('an error of the pack is known by its class, whatever the path of the pack'
     'worker.errors.RequestRefused': 'refused',
     'parallel_backend.errors.PlanError': 'plan',
     'parallel_backend.errors.ModelFileError': 'file',
-    'nodes.errors.Refused': 'refused',
+    'nodes.errors.Refused': 'refused'
   }
   for (const [name, kind] of Object.entries(kinds)) {
     assert.equal(kindOf(failed(`${OURS}.${name}`), PACK), kind)

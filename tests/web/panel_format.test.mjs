@@ -2,7 +2,14 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import {
-  bytes, fileName, percent, planWords, roughSeconds, seconds, secondsLeft, summary
+  bytes,
+  fileName,
+  percent,
+  planWords,
+  roughSeconds,
+  seconds,
+  secondsLeft,
+  summary
 } from '../../web/panel/format.js'
 import { bars } from '../../web/panel/timeline.js'
 
@@ -26,14 +33,28 @@ test('the name of a file, from either kind of path', () => {
 
 test('a run in numbers: the median step, and the share of all time that is communication', () => {
   assert.equal(summary([]), null)
-  const odd = summary([[5, 1], [1, 0.5], [2, 0.5]])
+  const odd = summary([
+    [5, 1],
+    [1, 0.5],
+    [2, 0.5]
+  ])
   near(odd.median, 2)
   near(odd.share, 0.25)
-  near(summary([[1, 0], [3, 0]]).median, 2)
+  near(
+    summary([
+      [1, 0],
+      [3, 0]
+    ]).median,
+    2
+  )
 })
 
 test('what a run still takes, where its number of steps is known', () => {
-  const steps = [[1, 0], [2, 0], [3, 0]]
+  const steps = [
+    [1, 0],
+    [2, 0],
+    [3, 0]
+  ]
   assert.equal(secondsLeft({ steps, made: 3, total: 10 }), 14)
   assert.equal(secondsLeft({ steps, made: 3, total: null }), null)
   assert.equal(secondsLeft({ steps: [], made: 0, total: 10 }), null)
@@ -49,8 +70,18 @@ test('a plan in words, as its Python class says it', () => {
 })
 
 test('bars: heights by time, communication within them', () => {
-  const drawn = bars([[2, 1], [4, 1], [3, 0]], 20).bars
-  assert.deepEqual(drawn.map(({ number }) => number), [1, 2, 3])
+  const drawn = bars(
+    [
+      [2, 1],
+      [4, 1],
+      [3, 0]
+    ],
+    20
+  ).bars
+  assert.deepEqual(
+    drawn.map(({ number }) => number),
+    [1, 2, 3]
+  )
   near(drawn[1].height, 1)
   near(drawn[0].height, 0.5)
   near(drawn[0].below, 0.25)
@@ -59,7 +90,15 @@ test('bars: heights by time, communication within them', () => {
 })
 
 test('bars: one slow step does not make the others small', () => {
-  const [slow, ...others] = bars([[100, 50], [1, 0], [1, 0], [1, 0]], 4).bars
+  const [slow, ...others] = bars(
+    [
+      [100, 50],
+      [1, 0],
+      [1, 0],
+      [1, 0]
+    ],
+    4
+  ).bars
   assert.deepEqual([slow.cut, slow.height, slow.below], [true, 1, 0.5])
   near(others[0].height, 0.5)
 })

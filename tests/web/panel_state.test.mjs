@@ -2,7 +2,18 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import {
-  RUNS, actionsOf, answered, badgeOf, empty, hasLogs, opened, ranksOf, read, stateOf, stepOf, told
+  actionsOf,
+  answered,
+  badgeOf,
+  empty,
+  hasLogs,
+  opened,
+  RUNS,
+  ranksOf,
+  read,
+  stateOf,
+  stepOf,
+  told
 } from '../../web/panel/state.js'
 
 const READY = {
@@ -13,7 +24,10 @@ const READY = {
   step: null,
   device: 'cpu',
   pids: [11, 12],
-  memory: [{ resident: 5, accelerator: 0, total: 9 }, { resident: 6, accelerator: 0, total: 9 }],
+  memory: [
+    { resident: 5, accelerator: 0, total: 9 },
+    { resident: 6, accelerator: 0, total: 9 }
+  ],
   beats: [0.1, 4.2],
   model: 'FluxTransformer2DModel'
 }
@@ -33,7 +47,13 @@ test('a page without groups shows the first one, stopped', () => {
 test('a run that ends as the next one begins is told of with it', () => {
   const before = told(empty(), event({ runs: [run(1, 'running')] }))
   const after = told(before, event({ runs: [run(2, 'running'), run(1)] }))
-  assert.deepEqual(after.groups[0].runs.map(({ id, state }) => [id, state]), [[2, 'running'], [1, 'done']])
+  assert.deepEqual(
+    after.groups[0].runs.map(({ id, state }) => [id, state]),
+    [
+      [2, 'running'],
+      [1, 'done']
+    ]
+  )
 })
 
 test('events follow the answer: status, runs newest first, ten of them', () => {
@@ -47,13 +67,22 @@ test('events follow the answer: status, runs newest first, ten of them', () => {
 test('a run that goes on replaces what was known of it, and an event without a run leaves it', () => {
   const before = page(READY, [run(2, 'running', 1), run(1)])
   const after = told(told(before, event({ runs: [run(2, 'running', 5)] })), event())
-  assert.deepEqual(only(after).runs.map(({ id, made }) => [id, made]), [[2, 5], [1, 3]])
+  assert.deepEqual(
+    only(after).runs.map(({ id, made }) => [id, made]),
+    [
+      [2, 5],
+      [1, 3]
+    ]
+  )
   assert.equal(only(before).runs[0].made, 1)
 })
 
 test('another group comes with its first event, in order of numbers', () => {
   const model = told(told(empty(), event({ group: 3 })), event({ group: 2 }))
-  assert.deepEqual(model.groups.map(({ number }) => number), [2, 3])
+  assert.deepEqual(
+    model.groups.map(({ number }) => number),
+    [2, 3]
+  )
 })
 
 test('between the forwards of one run the group is busy, and the run tells the step', () => {
@@ -82,7 +111,9 @@ test('ranks: memory of what they compute on, and who is silent', () => {
 test('which buttons make sense in which state', () => {
   const possible = (status) => {
     const actions = actionsOf(only(page({ ...READY, ...status })))
-    return Object.keys(actions).filter((name) => actions[name]).join(' ')
+    return Object.keys(actions)
+      .filter((name) => actions[name])
+      .join(' ')
   }
   assert.equal(possible({ state: 'stopped' }), 'start')
   assert.equal(possible({ state: 'starting' }), 'stop')
@@ -95,7 +126,10 @@ test('which buttons make sense in which state', () => {
 })
 
 test('only logs that are open are kept, and a new answer closes them', () => {
-  const log = [{ rank: 0, text: 'a' }, { rank: 1, text: 'b' }]
+  const log = [
+    { rank: 0, text: 'a' },
+    { rank: 1, text: 'b' }
+  ]
   const model = told(read(opened(page(), 1, 1), 1, 1, 'before'), event({ log }))
   assert.deepEqual(only(model).logs[1].lines, ['before', 'b'])
   assert.equal(only(model).logs[0], undefined)

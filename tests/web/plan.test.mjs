@@ -136,10 +136,19 @@ function answerOf(cfg, pipefusion, ulysses) {
 test('ranks fall into branches, stages and cells, and are told in words', () => {
   const answer = answerOf(2, 2, 2)
   const groups = meshGroups(answer)
-  assert.deepEqual(groups.map((group) => group.stages.map((stage) => stage.cells.map((cell) => cell.rank))), [
-    [[0, 1], [2, 3]],
-    [[4, 5], [6, 7]]
-  ])
+  assert.deepEqual(
+    groups.map((group) => group.stages.map((stage) => stage.cells.map((cell) => cell.rank))),
+    [
+      [
+        [0, 1],
+        [2, 3]
+      ],
+      [
+        [4, 5],
+        [6, 7]
+      ]
+    ]
+  )
   assert.deepEqual(groups[1].stages[1].cells[1].heads, [0.5, 1])
   const told = meshWords(groups, answer.world, say)
   assert.match(told, /^8 ranks\. Rank 0: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention\./)

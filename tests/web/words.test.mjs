@@ -23,7 +23,8 @@ const ADVICES = {
   patches: 'Use patches=1, or ring={ring} or ulysses (exact).'
 }
 const CHINESE = { again: '请重试。', divisor: '请用 ring={ring} 或 {degrees}。', patches: '请用ring={ring}。' }
-const tell = (text, ...trees) => retold([...trees.map((advices) => ({ advices })), { advices: ADVICES }], 'advices', text)
+const tell = (text, ...trees) =>
+  retold([...trees.map((advices) => ({ advices })), { advices: ADVICES }], 'advices', text)
 
 test('a text that was made of an English template is told in the first language that has it', () => {
   assert.equal(tell('Queue it again.', CHINESE), '请重试。')

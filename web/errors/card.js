@@ -37,9 +37,9 @@ export function errorCard(kind, said, node, { onDismiss, onShow }) {
       {},
       icon('pi-times-circle'),
       element('strong', {}, title),
-      button('paralleldit-error-close', t('errors.dismiss'), testId('dismiss'), onDismiss, icon('pi-times')),
+      button('paralleldit-error-close', t('errors.dismiss'), testId('dismiss'), onDismiss, icon('pi-times'))
     ),
-    element('p', { class: 'paralleldit-error-cause', ...testId('cause') }, said.cause),
+    element('p', { class: 'paralleldit-error-cause', ...testId('cause') }, said.cause)
   )
   if (said.advice) {
     const label = element('span', { class: 'paralleldit-error-label' }, t('errors.advice'))
@@ -51,12 +51,12 @@ export function errorCard(kind, said, node, { onDismiss, onShow }) {
         'details',
         testId('details'),
         element('summary', {}, t('errors.details')),
-        element('pre', { tabindex: 0 }, said.details),
-      ),
+        element('pre', { tabindex: 0 }, said.details)
+      )
     )
   }
   card.append(
-    element('footer', {}, button('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node), copied),
+    element('footer', {}, button('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node), copied)
   )
   card.querySelector('.paralleldit-error-node').title = t('errors.show')
   card.addEventListener('keydown', (event) => {

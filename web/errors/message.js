@@ -23,7 +23,7 @@ export const KINDS = {
   'parallel_backend.errors.UnknownModelError': 'model',
   'parallel_backend.errors.RequestError': 'refused',
   'nodes.errors.Refused': 'refused',
-  'nodes.errors.NotInstalled': 'refused',
+  'nodes.errors.NotInstalled': 'refused'
 }
 
 /**

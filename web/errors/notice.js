@@ -1,8 +1,8 @@
 // One error: its card, which is in the page and at its node while the workflow that failed is the open one.
 
 import { app } from '../../../scripts/app.js'
-import { errorCard } from './card.js'
 import { advised } from '../text.js'
+import { errorCard } from './card.js'
 import { explain } from './message.js'
 import { nodeIn, place, rectangle } from './place.js'
 

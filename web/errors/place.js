@@ -24,7 +24,7 @@ export function rectangle(node, { scale, offset }, titleHeight) {
     x: (node.pos[0] + offset[0]) * scale,
     y: (node.pos[1] - titleHeight + offset[1]) * scale,
     width: width * scale,
-    height: height * scale,
+    height: height * scale
   }
 }
 
@@ -42,7 +42,7 @@ export function place(node, card, closed, view) {
     [node.y + node.height + 2 * GAP + closed.height <= bottom, { x: node.x, y: node.y + node.height + GAP }],
     [node.x + node.width + 2 * GAP + closed.width <= right, { x: node.x + node.width + GAP, y: node.y }],
     [node.x - 2 * GAP - closed.width >= view.x, { x: node.x - GAP - card.width, y: node.y }],
-    [node.y - 2 * GAP - closed.height >= view.y, { x: node.x, y: node.y - GAP - card.height }],
+    [node.y - 2 * GAP - closed.height >= view.y, { x: node.x, y: node.y - GAP - card.height }]
   ]
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0]
   return within(corner, card, view)

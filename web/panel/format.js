@@ -42,7 +42,7 @@ export function summary(steps) {
 
 /** About how many seconds a run still takes; null where that is not known. */
 export function secondsLeft(run) {
-  const known = run && run.total && summary(run.steps)
+  const known = run?.total && summary(run.steps)
   return known ? Math.max(0, run.total - run.made) * known.median : null
 }
 

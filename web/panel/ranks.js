@@ -2,7 +2,7 @@
 
 import { element } from '../elements.js'
 import { t } from '../text.js'
-import { Children, attribute, fold, shown, text } from './dom.js'
+import { attribute, Children, fold, shown, text } from './dom.js'
 import { bytes } from './format.js'
 import { ranksOf } from './state.js'
 
@@ -14,7 +14,11 @@ export class RankList {
     const folded = fold(t('panel.ranks'), true, this.list)
     this.element = folded.element
     this.aside = folded.aside
-    this.rows = new Children(this.list, ({ rank }) => rank, ({ rank }) => new RankRow(rank))
+    this.rows = new Children(
+      this.list,
+      ({ rank }) => rank,
+      ({ rank }) => new RankRow(rank)
+    )
   }
 
   update(group) {

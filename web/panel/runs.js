@@ -2,7 +2,7 @@
 
 import { element } from '../elements.js'
 import { t } from '../text.js'
-import { Children, attribute, fold, shown, text } from './dom.js'
+import { attribute, Children, fold, shown, text } from './dom.js'
 import { percent, seconds, summary } from './format.js'
 import { Timeline } from './timeline.js'
 
@@ -22,7 +22,11 @@ export class RunList {
     const legend = element('p', { class: 'paralleldit-legend' }, ...keys)
     const folded = fold(t('panel.runs'), true, legend, this.list)
     this.element = folded.element
-    this.rows = new Children(this.list, ({ id }) => id, () => new RunRow())
+    this.rows = new Children(
+      this.list,
+      ({ id }) => id,
+      () => new RunRow()
+    )
   }
 
   update(group) {

@@ -48,7 +48,7 @@ export class Timeline {
     while (this.drawn.length < wanted.length) this.drawn.push(this.addBar(this.drawn.length))
     const gap = slots < DENSE ? GAP : 0
     attribute(this.element, 'shape-rendering', gap ? 'auto' : 'crispEdges')
-    wanted.forEach((bar, at) => this.draw(this.drawn[at], bar, at * SLOT + gap / 2, SLOT - gap))
+    for (const [at, bar] of wanted.entries()) this.draw(this.drawn[at], bar, at * SLOT + gap / 2, SLOT - gap)
   }
 
   addBar(at) {

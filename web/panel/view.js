@@ -2,7 +2,7 @@
 
 import { element } from '../elements.js'
 import { t } from '../text.js'
-import { Children, attribute, shown, text } from './dom.js'
+import { attribute, Children, shown, text } from './dom.js'
 import { GroupView } from './group.js'
 
 export class PanelView {

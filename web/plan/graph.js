@@ -30,7 +30,7 @@ function samplersOf(node, seen, cfg) {
     if (gives.some((type) => CARRIES_MODEL.includes(type))) {
       samplers.push(...samplersOf(target, seen, guidance))
     } else if (gives.some((type) => SAMPLED.includes(type))) {
-      const name = values.sampler_name ?? valueOf(originOf(target, 'sampler'), 'sampler_name')
+      const name = values.sampler_name ?? widgetValue(originOf(target, 'sampler'), 'sampler_name')
       samplers.push({ type: target.type, sampler_name: ofType('string', name), cfg: ofType('number', guidance) })
     }
   }
@@ -59,7 +59,7 @@ function widgetValues(node) {
   for (const widget of node.widgets ?? []) {
     if (widget.serialize === false) continue
     const origin = originOf(node, widget.name)
-    const value = origin ? valueOf(origin, 'value') : widget.value
+    const value = origin ? widgetValue(origin, 'value') : widget.value
     if (value === undefined) open.push(widget.name)
     else values[widget.name] = value
   }
@@ -69,7 +69,7 @@ function widgetValues(node) {
 /** A value that the server takes: other packs' nodes may have another kind by the same name. */
 const ofType = (type, value) => (typeof value === type ? value : null)
 
-function valueOf(node, name) {
+function widgetValue(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
 }
 

@@ -2,7 +2,7 @@
 
 import { element } from '../elements.js'
 import { brief, t } from '../text.js'
-import { captionOf, cellWords, COMPACT_ABOVE, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
+import { COMPACT_ABOVE, captionOf, cellWords, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
 
 const MAX_PATCHES_DRAWN = 16
 
@@ -36,7 +36,13 @@ function* mesh(answer) {
   drawn.setAttribute('role', 'img')
   drawn.setAttribute('aria-label', meshWords(groups, answer.world, t))
   for (const group of groups) {
-    drawn.append(box('paralleldit-plan-group', captionOf(group, t), group.stages.map((part) => stage(part, group))))
+    drawn.append(
+      box(
+        'paralleldit-plan-group',
+        captionOf(group, t),
+        group.stages.map((part) => stage(part, group))
+      )
+    )
   }
   yield drawn
   const [cell] = groups[0].stages[0].cells
