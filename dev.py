@@ -509,7 +509,7 @@ def check(comfyui: Path) -> int:
 def main(argv: Sequence[str]) -> int:
     """Set up, run the command, return its exit code. Raises SetupError."""
     if argv and argv[0] in ("-h", "--help"):
-        say(__doc__.strip())
+        say((__doc__ or "").strip())
         return 0
     command, path, rest = parse(argv)
     check_python()

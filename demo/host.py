@@ -14,9 +14,10 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import aiohttp
 
@@ -104,7 +105,7 @@ class ComfyHost:
         with self.log.open("wb") as output:
             self.process = self._start(command, output)
         try:
-            self._wait_for_boot()
+            self._wait_for_boot(self.process)
             self._events.connect(f"{self.url}/ws")
         except BaseException:
             self.stop()
@@ -223,13 +224,14 @@ class ComfyHost:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent if _libc else None,
+            # The kernel ends ComfyUI when its parent is killed.
+            preexec_fn=partial(_libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM) if _libc else None,
         )
 
-    def _wait_for_boot(self) -> None:
+    def _wait_for_boot(self, process: subprocess.Popen) -> None:
         deadline = time.monotonic() + BOOT_DEADLINE_S
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
+            if process.poll() is not None:
                 raise self._failure("ComfyUI did not start")
             try:
                 self._ask("/system_stats")
@@ -264,7 +266,7 @@ class ComfyHost:
     def _failure(self, what: str) -> HostError:
         """A HostError that says whether the host still lives and how its log ends."""
         try:
-            state = f"it exited with {self.process.wait(2)}"
+            state = f"it exited with {self.process.wait(2)}" if self.process else "it was not started"
         except subprocess.TimeoutExpired:
             state = "it is still running"
         lines = self.log.read_text(errors="replace").splitlines()[-40:]
@@ -328,7 +330,7 @@ class _Events:
                     self._open = True
                     self._changed.notify_all()
                 async for message in websocket:
-                    self._keep(message)
+                    self._keep(message.type, message.data)
         except (aiohttp.ClientError, OSError) as error:
             self._failure = error
         finally:
@@ -336,12 +338,12 @@ class _Events:
                 self._open = False
                 self._changed.notify_all()
 
-    def _keep(self, message: aiohttp.WSMessage) -> None:
-        if message.type == aiohttp.WSMsgType.BINARY:
-            preview = int.from_bytes(message.data[:4], "big") in PREVIEW_TYPES
-            event = {"type": "preview" if preview else "binary", "bytes": len(message.data)}
-        elif message.type == aiohttp.WSMsgType.TEXT:
-            event = json.loads(message.data)
+    def _keep(self, kind: aiohttp.WSMsgType, message: Any) -> None:
+        if kind == aiohttp.WSMsgType.BINARY:
+            preview = int.from_bytes(message[:4], "big") in PREVIEW_TYPES
+            event = {"type": "preview" if preview else "binary", "bytes": len(message)}
+        elif kind == aiohttp.WSMsgType.TEXT:
+            event = json.loads(message)
         else:
             return
         with self._changed:
@@ -349,15 +351,10 @@ class _Events:
             prompt_id = content.get("prompt_id") if isinstance(content, dict) else None
             if event["type"] == "execution_start":
                 self._running = prompt_id
-            queue = self._waiting.get(prompt_id or self._running)
+            queue = self._waiting.get(prompt_id or self._running or "")
             if queue is not None:
                 queue.append(event)
                 self._changed.notify_all()
-
-
-def _end_with_parent() -> None:
-    """Runs in the child before ComfyUI: has the kernel end it when its parent is killed."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:

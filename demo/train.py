@@ -15,6 +15,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -123,7 +124,8 @@ def build_model() -> DiTTransformer2DModel:
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.xavier_uniform_(module.weight)
             torch.nn.init.zeros_(module.bias)
-    for layer in [block.norm1.linear for block in model.transformer_blocks] + [model.proj_out_1, model.proj_out_2]:
+    blocks: Any = model.transformer_blocks  # a module's attribute is a tensor or a module, as torch types it
+    for layer in [block.norm1.linear for block in blocks] + [model.proj_out_1, model.proj_out_2]:
         torch.nn.init.zeros_(layer.weight)
     # eval, because in training mode diffusers drops the label in each block on its own draw; here all drop together.
     return model.eval()
@@ -172,7 +174,7 @@ def train(steps: int, batch: int, save_every: int = 2000) -> DiTTransformer2DMod
 
 def save(model: DiTTransformer2DModel) -> None:
     """Writes the diffusers folder: bf16 weights, the flow-matching scheduler, and the names of the classes."""
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(OUTPUT / "transformer")
+    copy.deepcopy(model).bfloat16().save_pretrained(OUTPUT / "transformer")
     FlowMatchEulerDiscreteScheduler().save_pretrained(OUTPUT / "scheduler")
     index = {
         "_class_name": "DiTPipeline",
@@ -185,7 +187,7 @@ def save(model: DiTTransformer2DModel) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--batch", type=int, default=32)
     arguments = parser.parse_args()

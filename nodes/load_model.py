@@ -137,4 +137,4 @@ def host_dtype(stored: torch.dtype, supported: list[torch.dtype]) -> torch.dtype
     if chosen in FLOAT8:
         device = comfy.model_management.get_torch_device()
         chosen = comfy.model_management.unet_manual_cast(chosen, device, supported)
-    return chosen if chosen in DTYPES.values() else torch.bfloat16
+    return chosen if chosen is not None and chosen in DTYPES.values() else torch.bfloat16

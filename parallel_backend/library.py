@@ -4,7 +4,7 @@ in parts for the loop that PipeFusion needs."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,9 @@ from .plan import ParallelPlan
 from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
 
 ATTRIBUTE = "parallel_transformer"  # of a model that is parallel
 TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low
@@ -75,7 +78,7 @@ def unparallelize(pipeline: Any) -> None:
     transformers[0].mesh.close()  # they share it
 
 
-def transformers_of(pipeline: Any) -> list[torch.nn.Module]:
+def transformers_of(pipeline: Any) -> list[ModelMixin]:
     return [model for name in TRANSFORMERS if (model := getattr(pipeline, name, None)) is not None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,6 +28,9 @@ from .weights.loading import Check, ModelSource, build_transformer, go_on, load_
 from .weights.parking import Parking
 from .weights.single_file import by_parameter, locate
 
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
 BATCH_DIM = 0
 MAX_CONDITIONS = 64  # of which a rank keeps its own rows
 
@@ -41,7 +45,7 @@ class ParallelTransformer:
     its class has no spec.
     """
 
-    def __init__(self, model: torch.nn.Module, mesh: Mesh, remembers: bool = True) -> None:
+    def __init__(self, model: ModelMixin, mesh: Mesh, remembers: bool = True) -> None:
         """remembers: whether work on the conditions alone is done once; only where nobody else writes to them."""
         self.model = model
         self.dtype = model.dtype  # while no weight is in fp8
@@ -138,9 +142,11 @@ class ParallelTransformer:
         Only for a model that was loaded. Runs no collectives. Raises ModelFileError, or what `check` does, and then
         some have been changed.
         """
+        if self.source is None:
+            raise ValueError("Additions need a model that was loaded from files, to read the weights again.")
         self.forget()
         if self.named_by_file:
-            additions = list(by_parameter(additions, self.source.names))
+            additions = list(by_parameter(additions, self.source.names or {}))
         wanted = {addition.parameter for addition in additions}
         names = self.adapted | wanted
         write_weights(self.model, self.source, self.parts, names, additions, tensors, self.float8, check)
@@ -164,7 +170,7 @@ class ParallelTransformer:
         with self.mesh.timeline.step("forward"):
             forward = Forward(self.slot.every_segment())
             local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
-            if any(self.mesh[axis].index for axis in EVERY_AXES):
+            if local is None or any(self.mesh[axis].index for axis in EVERY_AXES):
                 return None  # another rank has the same and sends it
             return collect(local, BATCH_DIM, len(latents), self.mesh["batch"])
 

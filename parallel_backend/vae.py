@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,7 +108,7 @@ class BandConv:
             self.borders = BorderRows(inputs[0], self.bands.axis, both=True)
 
     def finish(self, conv: torch.nn.Conv2d, inputs: tuple[torch.Tensor], output_BChW: torch.Tensor) -> None:
-        if not self.bands.rows:
+        if not self.bands.rows or self.borders is None:
             return
         band_BChW = inputs[0]
         above, below = self.borders.wait()
@@ -118,7 +119,7 @@ class BandConv:
             windows = [(above, band_BChW[:, :, :2]), (band_BChW[:, :, -2:], below)]
         # As one batch: for the launches saved, and since torch's kernel for a single tiny image rounds worse on CPU.
         joined = torch.cat([torch.cat(window, ROWS_DIM) for window in windows])
-        redone = F.conv2d(joined, conv.weight, conv.bias, padding=(0, conv.padding[1]))
+        redone = F.conv2d(joined, conv.weight, conv.bias, padding=(0, int(conv.padding[1])))
         output_BChW[:, :, :1], output_BChW[:, :, -1:] = redone.chunk(2)
 
 
@@ -198,7 +199,7 @@ class BandAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        **options: object,
+        **options: Any,
     ) -> torch.Tensor:
         """`F.scaled_dot_product_attention` of (B, heads, h × W, head dim) each, with the options that it was given."""
         bands = self.bands
@@ -221,11 +222,11 @@ class ParallelVAE:
             raise RequestError(f"{type(vae).__name__} cannot be split over ranks.", "Use an AutoencoderKL.")
         if vae.use_tiling:
             raise RequestError("A tiled VAE differs from a whole one.", "Call disable_tiling() before it is split.")
-        self.vae = vae
+        self.vae: Any = vae  # diffusers annotates other types than it takes and returns
         self.bands = RowBands(axis)
         self.hooks = Hooks()
         self.parking = Parking(vae, vae.device)
-        self.scale = 2 ** (len(vae.config.block_out_channels) - 1)
+        self.scale = 2 ** (len(self.vae.config.block_out_channels) - 1)
         if axis.degree > 1:
             install_bands(vae, self.bands, self.hooks)
 

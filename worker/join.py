@@ -34,7 +34,7 @@ class Terminated(BaseException):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m worker.join", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m worker.join", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("where", metavar="ADDRESS:PORT", help="of the first machine, as its setting `machines` has it")
     where = parser.parse_args().where
     address, _, port = where.rpartition(":")

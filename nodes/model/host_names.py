@@ -50,7 +50,7 @@ def host_names(model: ModelDescription) -> HostNames:
     layout = family and family.layout
     if layout and layout.table and model.prefix is None:
         detected = layout.naming(model.config)
-        pieces = host_pieces(layout.table(detected, detected.get("hidden_size")), shapes)
+        pieces = host_pieces(layout.table(detected, detected.get("hidden_size", 0)), shapes)
         if pieces:
             return HostNames(whole_shapes(pieces, shapes), pieces, detected)
     pieces = {name: [Piece(model.tensors.get(name, name), 0, 0, shape[0])] for name, shape in shapes.items()}

@@ -61,7 +61,7 @@ def name_of(key: PatchKey, prefix: str = PREFIX) -> str:
 
 def cut_of(key: PatchKey) -> tuple[tuple[int, int, int] | None, Callable | None]:
     """The range of a dim that a patch is for, and the function of the difference, as (dim, start, length) and None."""
-    return (None, None) if isinstance(key, str) else (*key[1:], None)[:2]
+    return (None, None) if isinstance(key, str) else (key[1], key[2] if len(key) > 2 else None)
 
 
 def why_refused(key: PatchKey, value: Any) -> str | None:
@@ -107,9 +107,10 @@ def additions(names: HostNames, patches: Patches) -> tuple[list[Header], Tensors
 def factors(value: Any) -> tuple[torch.Tensor, torch.Tensor | None, float]:
     """Up and down, or the whole difference without a down; and alpha over the rank."""
     if not isinstance(value, LoRAAdapter):
-        return difference(value), None, 1.0
+        whole: Any = difference(value)  # there, or `accept` has refused the patch
+        return whole, None, 1.0
     up, down, alpha = value.weights[:3]
-    return up, down, 1.0 if alpha is None else alpha / down.shape[0]
+    return up, down, 1.0 if alpha is None else float(alpha) / down.shape[0]
 
 
 def additions_of(names: HostNames, name: str, patch: tuple, label: str) -> Iterator[Addition]:

@@ -108,7 +108,8 @@ class RemoteDiT(torch.nn.Module):
         Channels beyond those that are sampled are a condition. Sizes that are no multiples of the patch are filled up,
         as ComfyUI's own modules do. Raises Refused for what the worker group cannot honour.
         """
-        refuse_patches(control, transformer_options or {})
+        transformer_options = transformer_options or {}
+        refuse_patches(control, transformer_options)
         channels, patch = self.handover.geometry
         filled = pad_to_patch_size(x, patch) if x.ndim == 2 + len(patch) else x
         latents = filled[:, :channels] if self.handover.sees_images else filled

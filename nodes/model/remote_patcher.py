@@ -76,13 +76,16 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if self.remote:
             comfy.model_management.soft_empty_cache()
             extra_memory = WHOLE
-        return super().partially_load(device_to, extra_memory, force_patch_weights)
+        # ComfyUI has no annotation there, only a default of 0, and passes floats.
+        return super().partially_load(device_to, extra_memory, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
     def partially_unload(
         self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
     ) -> int:
         """Frees nothing, upon which ComfyUI unloads the whole."""
-        return 0 if self.remote else super().partially_unload(device_to, memory_to_free, force_patch_weights)
+        if self.remote:
+            return 0
+        return super().partially_unload(device_to, memory_to_free, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
     def detach(self, unpatch_all: bool = True) -> comfy.model_base.BaseModel:
         """Called with unpatch_all to free memory, and without it where another clone takes over, or this one dies."""
@@ -138,7 +141,7 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
     """A MODEL of a weight-less BaseModel and the RemoteDiT that does its work."""
     model.model_config.set_inference_dtype(diffusion_model.dtype, None)
     model.manual_cast_dtype = None
-    model.diffusion_model = diffusion_model
+    model.diffusion_model = diffusion_model  # pyright: ignore[reportAttributeAccessIssue]  (not always its UNetModel)
     model.model_config.unet_config.update(diffusion_model.names.detected)
     # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
     model.memory_required = lambda *_args, **_kwargs: 0

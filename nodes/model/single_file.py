@@ -16,7 +16,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.weights.loading import SCALES, TensorSlice
-from .families import HostFamily, Table, detected_as, families, family_for
+from .families import Layout, Table, detected_as, families, pixart
 from .model_files import ModelDescription, main_dtype, read_header
 
 Header = dict[str, torch.Tensor]
@@ -50,47 +50,59 @@ def describe_file(path: Path) -> ModelDescription:
         if any(name.startswith(start) for name in weights):
             raise unsupported(path.name, kind)
     if weights.keys() >= PIXART_KEYS:  # ComfyUI would take these for PixArt of the published width
-        return described(
-            family_for("PixArtTransformer2DModel"), {}, {name: name for name in weights}, weights, prefix, common
-        )
+        own_names: Table = {name: name for name in weights}
+        return described("PixArtTransformer2DModel", pixart.LAYOUT, {}, own_names, weights, prefix, common)
     found, has_diffusers_names = detect(weights, metadata)
     if found is None:
         raise unsupported(path.name, "of a kind that ComfyUI does not know")
     family = detected_as(type(found))
-    if family is None:
+    if family is None or family.layout is None:
         raise unsupported(path.name, f"a model that ComfyUI calls {type(found).__name__}")
-    if other := family.layout.other(found.unet_config):
+    layout = family.layout
+    if other := layout.other(found.unet_config):
         raise unsupported(path.name, other)
-    if not has_diffusers_names and not family.layout.table:
-        return left_to_the_ranks(family, found, weights, prefix, common)
-    table = {name: name for name in weights}
-    if not has_diffusers_names:
+    if has_diffusers_names:
+        table: Table = {name: name for name in weights}
+    elif layout.table:
         projection = weights.get("x_embedder.proj.weight")  # PixArt's width is this, and is not detected
-        table = family.layout.table(found.unet_config, None if projection is None else len(projection))
-    return described(family, found.unet_config, table, weights, prefix, common)
+        table = layout.table(found.unet_config, 0 if projection is None else len(projection))
+    else:
+        return left_to_the_ranks(family.model_class, layout, found, weights, prefix, common)
+    return described(family.model_class, layout, found.unet_config, table, weights, prefix, common)
 
 
 def described(
-    family: HostFamily, detected: Mapping[str, Any], table: Table, weights: Header, prefix: str, common: dict[str, Any]
+    model_class: str,
+    layout: Layout,
+    detected: Mapping[str, Any],
+    table: Table,
+    weights: Header,
+    prefix: str,
+    common: dict[str, Any],
 ) -> ModelDescription:
     """A model whose parameters are where a table says."""
     places = {name: place(entry, weights) for name, entry in table.items()}
     shapes = {name: shape_at(found, weights) for name, found in places.items() if found.name in weights}
     names = {name: replace(found, name=prefix + found.name) for name, found in places.items()}
-    config = family.layout.config(detected, shapes)
-    return ModelDescription(family.model_class, config, shapes=shapes, names=names, **common)
+    config = layout.config(detected, shapes)
+    return ModelDescription(model_class, config, shapes=shapes, names=names, **common)
 
 
 def left_to_the_ranks(
-    family: HostFamily, found: comfy.supported_models_base.BASE, weights: Header, prefix: str, common: dict[str, Any]
+    model_class: str,
+    layout: Layout,
+    found: comfy.supported_models_base.BASE,
+    weights: Header,
+    prefix: str,
+    common: dict[str, Any],
 ) -> ModelDescription:
     """A model whose parameters the ranks find by diffusers' converter."""
-    config = family.layout.config(found.unet_config, {name: tensor.shape for name, tensor in weights.items()})
+    config = layout.config(found.unet_config, {name: tensor.shape for name, tensor in weights.items()})
     file_names = {id(tensor): prefix + name for name, tensor in weights.items()}
     own = found.process_unet_state_dict(dict(weights))
     own = {name: tensor for name, tensor in own.items() if id(tensor) in file_names}
     return ModelDescription(
-        family.model_class,
+        model_class,
         config,
         shapes={name: tensor.shape for name, tensor in own.items()},
         prefix=prefix,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ class Axis:
 
     def global_rank(self, index: int) -> int:
         """The global rank of the rank at `index` on this axis."""
-        return dist.get_global_rank(self.group, index)
+        return dist.get_rank() if self.group is None else dist.get_global_rank(self.group, index)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Mesh:
 
     def groups(self) -> set[dist.ProcessGroup]:
         """Those of this rank's axes and links, all of them the mesh's own."""
-        return ({axis.group for axis in self.axes.values()} | {self.link_in, self.link_out}) - {None}
+        found = [*(axis.group for axis in self.axes.values()), self.link_in, self.link_out]
+        return {group for group in found if group is not None}
 
     def close(self) -> None:
         """Gives up the groups. All ranks call it together, with nothing in flight; the mesh is not usable after it."""
@@ -98,7 +100,7 @@ def build_mesh(
     degrees = {axis: degree for axis, degree in plan.degrees().items() if degree > 1} or {"dp": 1}
     names = tuple(degrees)
     if len(names) == 1:
-        device_mesh = DeviceMesh.from_group(dist.new_group(), device.type, mesh_dim_names=names)
+        device_mesh = DeviceMesh.from_group(new_group(), device.type, mesh_dim_names=names)
     else:
         device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=names)
     axes = {name: _axis(device_mesh[name]) if name in degrees else Axis(None, 1, 0) for name in plan.degrees()}
@@ -113,10 +115,16 @@ def build_mesh(
     return Mesh(plan, device, axes, device_mesh, link_in, link_out, timeline)
 
 
+def new_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
+    """A group of these ranks, or of all. All ranks call it together, and those outside of it may not use it."""
+    group: Any = dist.new_group(ranks)
+    return group
+
+
 def world_axis() -> Axis:
     """All ranks as one axis, whatever the plan, with a group of its own. All ranks call it together."""
     world = dist.get_world_size()
-    return Axis(dist.new_group(), world, dist.get_rank()) if world > 1 else Axis(None, 1, 0)
+    return Axis(new_group(), world, dist.get_rank()) if world > 1 else Axis(None, 1, 0)
 
 
 def _axis(device_mesh: DeviceMesh) -> Axis:
@@ -131,12 +139,12 @@ def _joint(device_mesh: DeviceMesh, name: str, parts: tuple[str, ...]) -> Axis:
 
 def _links(device_mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """This rank's link from the stage before and to the next. Every rank makes every pipeline's links."""
-    ranks = device_mesh.mesh.movedim(device_mesh.mesh_dim_names.index("pipefusion"), -1)
+    ranks = device_mesh.mesh.movedim((device_mesh.mesh_dim_names or ()).index("pipefusion"), -1)
     own: dict[str, dist.ProcessGroup] = {}
     for pipeline in ranks.reshape(-1, ranks.shape[-1]).tolist():
         for stage, sender in enumerate(pipeline):
             receiver = pipeline[(stage + 1) % len(pipeline)]
-            group = dist.new_group([sender, receiver])
+            group = new_group([sender, receiver])
             if dist.get_rank() == sender:
                 own["out"] = group
             if dist.get_rank() == receiver:

@@ -102,7 +102,7 @@ class Timeline:
         self.clock = CudaClock() if device.type == "cuda" and capacity else HostClock()
         self.capacity = capacity
         # Allocated whole, so that a rank's memory does not grow with its first jobs.
-        self.kinds: list[tuple[str, str] | None] = [None] * capacity
+        self.kinds = [("", "")] * capacity
         self.begins, self.ends = (array("q", bytes(8 * capacity)) for _ in range(2))
         self.count = 0
         self.pending: deque[tuple[tuple[str, str], Any, Any]] = deque(maxlen=max(1, capacity))

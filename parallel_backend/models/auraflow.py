@@ -1,12 +1,17 @@
 """AuraFlow (https://huggingface.co/fal/AuraFlow-v0.3)."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..hooks import Hooks
 from .spec import Config, ModelSpec, Sizes, Tensors, register
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
 
 START = "position_start"
 
@@ -17,7 +22,7 @@ def inputs(_config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, c
     return {"hidden_states": latents_BCHW, "timestep": sigma_B, **conditions}
 
 
-def place_by_start(model: torch.nn.Module, hooks: Hooks) -> None:
+def place_by_start(model: ModelMixin, hooks: Hooks) -> None:
     """Lets AuraFlow's forward take `position_start`."""
     table = model.pos_embed
     choose = table.pe_selection_index_based_on_dim

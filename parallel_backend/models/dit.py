@@ -31,6 +31,6 @@ register(
         head="proj_out_2",
         check=check,
         shared=("transformer_blocks.0.norm1.emb",),
-        prepare=lambda model, hooks: fill_square(model.proj_out_2, hooks),
+        prepare=lambda model, hooks: fill_square(model.get_submodule("proj_out_2"), hooks),
     )
 )

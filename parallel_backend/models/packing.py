@@ -21,7 +21,8 @@ def pack(latents: torch.Tensor, conditions: Tensors) -> tuple[torch.Tensor, list
     videos = [image if image.ndim == 5 else image.unsqueeze(2) for image in images]
     patches = [video.unflatten(4, (-1, 2)).unflatten(3, (-1, 2)) for video in videos]
     grids = [patch.permute(0, 2, 3, 5, 1, 4, 6).flatten(4) for patch in patches]  # B, F, rows, columns, width
-    return torch.cat([grid.flatten(1, 3) for grid in grids], 1), [tuple(grid.shape[1:4]) for grid in grids]
+    sizes = [(grid.shape[1], grid.shape[2], grid.shape[3]) for grid in grids]
+    return torch.cat([grid.flatten(1, 3) for grid in grids], 1), sizes
 
 
 def unpack(tokens_BSD: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:

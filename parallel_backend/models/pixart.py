@@ -1,11 +1,16 @@
 """PixArt-alpha (https://arxiv.org/abs/2310.00426) and PixArt-Sigma (https://arxiv.org/abs/2403.04692)."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..hooks import Hooks
 from .spec import Config, ModelSpec, Tensors, register
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -21,7 +26,7 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor,
     }
 
 
-def scale_positions(model: torch.nn.Module, hooks: Hooks) -> None:
+def scale_positions(model: ModelMixin, hooks: Hooks) -> None:
     """Gives the model's positions the scale that comes with a request."""
 
     positions = model.pos_embed
@@ -32,8 +37,11 @@ def scale_positions(model: torch.nn.Module, hooks: Hooks) -> None:
 
     def change(_model: torch.nn.Module, _args: tuple, keywords: dict[str, Any]) -> None:
         scale_B2 = keywords["added_cond_kwargs"].pop("position_scale", None)
-        # Without a height, it computes them anew.
-        place(*(trained if scale_B2 is None else (*scale_B2[0].tolist(), None)))
+        if scale_B2 is None:
+            place(*trained)
+        else:
+            base, scale = scale_B2[0].tolist()
+            place(base, scale, None)  # without a height, it computes them anew
 
     hooks.before(model, change, with_kwargs=True)
     hooks.on_removal(lambda: place(*trained))

@@ -1,11 +1,18 @@
 """Qwen-Image and Qwen-Image-Edit (https://arxiv.org/abs/2508.02324)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from ..hooks import Hooks
 from .packing import REFERENCES, pack, pad_text, unpack, without
 from .rotary import Placed, place_by_ids
 from .spec import Config, ModelSpec, SideInput, Tensors, register
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
 
 STREAMS = ("hidden_states", "encoder_hidden_states")
 ROTARY = SideInput("image_rotary_emb", 0, STREAMS, per_stream=True)
@@ -22,23 +29,24 @@ def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, c
     """
     tokens_BSD, grids = pack(latents_BCFHW, conditions)
     shapes = Placed([grids] * len(tokens_BSD), *(conditions[name][0] for name in IDS if name in conditions))
-    if CLEAN in conditions:
-        shapes.clean = bool(conditions[CLEAN][0])
+    shapes.clean = bool(conditions[CLEAN][0]) if CLEAN in conditions else None
     text = pad_text(without(conditions, *REFERENCES, *IDS, CLEAN), TEXT_MASK.name, least=16)
     return {"hidden_states": tokens_BSD, "img_shapes": shapes, "timestep": sigma_B, **text}
 
 
-def prepare(model: torch.nn.Module, hooks: Hooks) -> None:
+def prepare(model: ModelMixin, hooks: Hooks) -> None:
     """Lets a request say where tokens are, and whether its references are free of noise."""
     place_by_ids(model, hooks)
     trained = model.zero_cond_t
 
     def choose(zero_cond_t: bool) -> None:
-        for module in (model, *model.transformer_blocks):
+        modules: list[Any] = [model, *model.transformer_blocks]
+        for module in modules:
             module.zero_cond_t = zero_cond_t
 
     def choose_modulation(_model: torch.nn.Module, _args: tuple, keywords: dict) -> None:
-        choose(getattr(keywords.get("img_shapes"), "clean", trained))
+        clean = getattr(keywords.get("img_shapes"), "clean", None)
+        choose(trained if clean is None else clean)
 
     hooks.before(model, choose_modulation, with_kwargs=True)
     hooks.on_removal(lambda: choose(trained))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from diffusers import ModelMixin
 
     from ..hooks import Hooks
     from .spec import Config
@@ -31,7 +32,8 @@ def evened(box: Box, grid: tuple[int, int]) -> Box:
     Its own last step is at end * (n - 1) / n, wherever the first one is.
     """
     start, stop = box
-    return start, tuple(end + first / max(n - 1, 1) for first, end, n in zip(start, stop, grid, strict=True))
+    bottom, right = (end + first / max(n - 1, 1) for first, end, n in zip(start, stop, grid, strict=True))
+    return start, (bottom, right)
 
 
 def rotary_2d(config: Config, latents_BCHW: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +47,9 @@ def rotary_2d(config: Config, latents_BCHW: torch.Tensor, base: int) -> tuple[to
     box = centred_box((rows, columns), (base, base))
     if config.get("_even_grid"):
         box = evened(box, (rows, columns))
-    return get_2d_rotary_pos_embed(config["attention_head_dim"], box, (rows, columns), device=latents_BCHW.device)
+    head_dim, device = config["attention_head_dim"], latents_BCHW.device
+    cosines_and_sines: Any = get_2d_rotary_pos_embed(head_dim, box, (rows, columns), device=device)
+    return cosines_and_sines
 
 
 def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +65,7 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
     box = centred_box((rows, columns), base)
     if scale := config.get("_rotary_scale"):
         box = (0, 0), (scale * rows, scale * columns)
-    return get_3d_rotary_pos_embed(
+    cosines_and_sines: Any = get_3d_rotary_pos_embed(
         config["attention_head_dim"],
         box,
         (rows, columns),
@@ -70,6 +74,7 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
         max_size=(max(base[0], rows), max(base[1], columns)),
         device=latents_BCFHW.device,
     )
+    return cosines_and_sines
 
 
 class Placed(list):
@@ -77,10 +82,11 @@ class Placed(list):
 
     def __init__(self, shapes: list, image_ids: torch.Tensor | None = None, text_ids: torch.Tensor | None = None):
         super().__init__(shapes)
-        self.ids = None if image_ids is None else (image_ids, text_ids)
+        self.ids = None if image_ids is None or text_ids is None else (image_ids, text_ids)
+        self.clean: bool | None = None  # whether references are free of noise; None: as the config says
 
 
-def place_by_ids(model: torch.nn.Module, hooks: Hooks) -> None:
+def place_by_ids(model: ModelMixin, hooks: Hooks) -> None:
     """Lets Qwen-Image's rotary embedding take the places of tokens from `Placed`, where it has them."""
     import torch
 
@@ -92,8 +98,8 @@ def place_by_ids(model: torch.nn.Module, hooks: Hooks) -> None:
         axes = zip(padded_S3.unbind(1), rope.axes_dim, strict=True)
         return torch.cat([rope.rope_params(ids_S, dim, rope.theta) for ids_S, dim in axes], 1).to(device)
 
-    def forward(shapes: list, device: torch.device = None, max_txt_seq_len: int | None = None) -> tuple:
-        if getattr(shapes, "ids", None) is None:
+    def forward(shapes: list, device: Any = None, max_txt_seq_len: Any = None) -> tuple:
+        if not isinstance(shapes, Placed) or shapes.ids is None:
             return compute(shapes, device=device, max_txt_seq_len=max_txt_seq_len)
         image_ids, text_ids = shapes.ids
         return frequencies(image_ids, len(image_ids), device), frequencies(text_ids, max_txt_seq_len, device)

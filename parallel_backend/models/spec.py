@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..errors import RequestError, UnknownModelError
 from ..hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
+    from diffusers import ModelMixin
 
 Config = Mapping[str, Any]
 Tensors = dict[str, "torch.Tensor"]
@@ -33,6 +34,15 @@ class SideInput:
     ndim: int | None = None
     per_stream: bool = False
     text_mask: bool = False
+
+
+class Limits(TypedDict):
+    """What bounds a plan for a model: the arguments of `ParallelPlan.check_model`."""
+
+    heads: int
+    blocks: int | None
+    tensor_parallel: bool
+    pipefusion: bool
 
 
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
@@ -122,17 +132,21 @@ class ModelSpec:
     # Whether `inputs` takes a timestep for each frame too, (B, F).
     timestep_by_frame: bool = False
     # Puts on the loaded model what the family needs beyond this, by hooks that can be taken off again.
-    prepare: Callable[[torch.nn.Module, Hooks], None] | None = None
+    prepare: Callable[[ModelMixin, Hooks], None] | None = None
 
     def __post_init__(self) -> None:
         if not self.returned:
             object.__setattr__(self, "returned", self.streams)
 
-    def limits(self, config: Config) -> dict[str, int | bool]:
+    def limits(self, config: Config) -> Limits:
         """What bounds a plan for a model of this config: the arguments of `ParallelPlan.check_model`."""
         heads, _, blocks = self.sizes(config)
-        features = {"tensor_parallel": self.tensor_parallel, "pipefusion": self.pipefusion}
-        return {"heads": heads, "blocks": blocks, **features}
+        return {
+            "heads": heads,
+            "blocks": blocks,
+            "tensor_parallel": self.tensor_parallel,
+            "pipefusion": self.pipefusion,
+        }
 
 
 def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, dict[str, torch.Tensor]], None]:

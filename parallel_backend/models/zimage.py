@@ -33,6 +33,6 @@ register(
         timestep_scale=1e-3,
         head="all_final_layer.2-1",
         inputs=inputs,
-        output=lambda config, samples, latents: -torch.stack(samples).squeeze(2),
+        output=lambda config, samples, latents: -torch.stack(list(samples)).squeeze(2),
     )
 )

@@ -17,7 +17,7 @@ from ..errors import RequestError
 from ..groups.collectives import gather, shard_sizes
 from ..seams.attention import StaleCache
 from ..seams.forward import Forward
-from ..seams.stages import Message
+from ..seams.stages import Message, StageLink
 from ..transformer import Conditions, ParallelTransformer
 from .schedulers import check_patchwise
 from .stepper import Stepper
@@ -190,7 +190,7 @@ class _Run:
     def advance(self, step: int, segments: list[int], stepper: Stepper) -> None:
         """The segments' latents from this step to the next, on the last stage; its part of the model on others."""
         if self.link and self.is_first and step:
-            self.receive_latents(step - 1, segments)
+            self.receive_latents(self.link, step - 1, segments)
         prediction = self.predict(step, segments)
         if prediction is None:
             return
@@ -213,7 +213,7 @@ class _Run:
             values = self.inputs[region]
             self.link.send_latents(values if denoised is None else torch.cat([values, denoised]))
 
-    def receive_latents(self, step: int, segments: list[int]) -> None:
+    def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
         """On the first stage, what the last one made of these segments in a step; after a whole step, of all."""
         if step < self.whole_steps:
             if segments[0]:
@@ -227,13 +227,13 @@ class _Run:
             values = self.inputs if whole else self.inputs[..., self.regions[message.segments[0]]]
             return values.new_empty(len(values) * (2 if self.watch.previews else 1), *values.shape[1:])
 
-        arrived = self.link.receive_latents(Message(step, segments), allocate)
+        arrived = link.receive_latents(Message(step, segments), allocate)
         self.inputs[region] = arrived[: len(like)]
         self.note(step, segments, arrived[len(like) :] if self.watch.previews else None)
 
     def note(self, step: int, segments: list[int], denoised: torch.Tensor | None) -> None:
         """Tells the watch of a step once its last segment is there."""
-        if denoised is not None:
+        if denoised is not None and self.denoised is not None:
             region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
             self.denoised[region] = denoised
         if segments[-1] == self.patches[-1]:
@@ -244,17 +244,17 @@ class _Run:
         if self.link and self.is_first and step:
             self.link.expect_nothing_after(step - 1)
             for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
-                self.receive_latents(step - 1, segments)
+                self.receive_latents(self.link, step - 1, segments)
         if self.link:
             self.link.finish()
         raise LoopStopped
 
     def finish(self) -> torch.Tensor | None:
         """The result, where it belongs."""
-        if self.to_first and self.is_first:
+        if self.link and self.to_first and self.is_first:
             last = self.steps - 1
             for segments in [self.patches] if last < self.whole_steps else [[patch] for patch in self.patches]:
-                self.receive_latents(last, segments)
+                self.receive_latents(self.link, last, segments)
         elif self.link and self.is_first:
             self.watch.stepped(self.steps - 1, self.stepper.timesteps[-1], None)
         if self.link:

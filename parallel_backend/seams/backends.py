@@ -60,7 +60,7 @@ class Backend:
             self._notice(mask)
             return attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
         out_BRhD, lse = self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale, return_lse=True)
-        lse_BhR = lse.permute(self.lse_dims)
+        lse_BhR = lse.permute(self.lse_dims or (0, 1, 2))
         if lse_BhR.shape != q_BhRD.shape[:3]:
             raise RuntimeError(f"{self.kernel} returned a log-sum-exp of shape {tuple(lse.shape)}.")
         return out_BRhD.transpose(1, 2), lse_BhR

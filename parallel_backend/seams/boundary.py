@@ -17,7 +17,7 @@ from ..hooks import Hooks
 from ..models.spec import ModelSpec
 from .joined import JoinedStreams
 from .layout import TOKEN_DIM, TokenLayout
-from .stages import StageLink, StandIn
+from .stages import StageLink, StandIn, block_list
 
 
 def install_token_boundary(
@@ -32,7 +32,7 @@ def install_token_boundary(
 
     With a link, `StageExit` leaves the model's forward on every stage but the last.
     """
-    every = [(name, block) for name in spec.blocks for block in model.get_submodule(name)]
+    every = [(name, block) for name in spec.blocks for block in block_list(model, name)]
     joins = {block: JoinedStreams(layout, spec.joined[name]) for name, block in every if name in spec.joined}
     image, joined = spec.streams[0], joins.get(blocks[-1])
 
@@ -48,7 +48,7 @@ def install_token_boundary(
 
     def leave(_block: torch.nn.Module, _args: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
         streams = output if isinstance(output, tuple) else (output,)
-        parts = joined.split(output) if joined else dict(zip(spec.returned, streams, strict=True))
+        parts = joined.split(streams[0]) if joined else dict(zip(spec.returned, streams, strict=True))
         if link and not link.is_last:
             link.send(parts)
         if not spec.head:

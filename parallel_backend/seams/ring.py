@@ -82,7 +82,7 @@ def merge(
     out: torch.Tensor | None, lse: torch.Tensor | None, block_out: torch.Tensor, block_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two partial softmax results over disjoint keys, as one. out: BhRD, lse: BhR, both fp32."""
-    if out is None:
+    if out is None or lse is None:
         return block_out, block_lse
     weight = torch.sigmoid(block_lse - lse).nan_to_num(0).unsqueeze(-1)  # not a number where neither saw a key
     return out + weight * (block_out - out), torch.logaddexp(lse, block_lse)

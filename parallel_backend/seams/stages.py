@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ class StandIn(torch.nn.Module):
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
         arguments = self.signature.bind(*args, **kwargs).arguments
         streams = tuple(arguments[name] for name in self.returned)
-        return streams if len(streams) > 1 else streams[0]
+        return streams[0] if len(streams) == 1 else streams
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,17 @@ def skip_sources(count: int) -> dict[int, int]:
     return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
 
 
+def block_list(model: torch.nn.Module, name: str) -> torch.nn.ModuleList:
+    """One of the model's block lists, by its name in the spec."""
+    return cast("torch.nn.ModuleList", model.get_submodule(name))
+
+
 def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
     Stages differ by one block at most.
     """
-    places = [(blocks, index) for blocks in spec.blocks for index in range(len(model.get_submodule(blocks)))]
+    places = [(blocks, index) for blocks in spec.blocks for index in range(len(block_list(model, blocks)))]
     sizes = shard_sizes(len(places), axis.degree)
     first = sum(sizes[: axis.index])
     local = places[first : first + sizes[axis.index]]
@@ -98,7 +103,7 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks
     for name, index in places:
         if (name, index) in local:
             continue
-        blocks = model.get_submodule(name)
+        blocks = block_list(model, name)
         prefix = f"{name}.{index}."
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
         returned = spec.streams[:1] if name in spec.joined else spec.returned
@@ -111,14 +116,14 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks
     def outstanding(boundary: int) -> tuple[int, ...]:
         return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
 
-    blocks = [model.get_submodule(name)[index] for name, index in local]
+    blocks = [block_list(model, name)[index] for name, index in local]
     return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources, tuple(missing))
 
 
 class Inbox:
     """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used."""
 
-    def __init__(self, source: int, group: dist.ProcessGroup, timeline: Timeline) -> None:
+    def __init__(self, source: int, group: dist.ProcessGroup | None, timeline: Timeline) -> None:
         self.source = source
         self.group = group
         self.timeline = timeline
@@ -131,6 +136,8 @@ class Inbox:
         not known yet."""
         if self.posted is None:
             self._post(allocate)
+        if self.posted is None:
+            raise RuntimeError(f"{message} is wanted before its size is known.")
         announced, work, tensor = self.posted
         if announced != message:
             raise RuntimeError(f"{message} is wanted where {announced} was announced.")
@@ -235,4 +242,6 @@ class StageLink:
         self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]
         tensor = tensor.contiguous()
         with self.timeline.communication("stage send"):
-            self.in_flight.append((dist.isend(tensor, self.next, group=self.outgoing), tensor))
+            work = dist.isend(tensor, self.next, group=self.outgoing)
+        if work is not None:  # none only where a rank is outside of the group
+            self.in_flight.append((work, tensor))

@@ -22,7 +22,7 @@ from ..groups.timeline import Timeline
 from ..hooks import Hooks
 from ..weights.loading import LocalPart, local_part, placed_like
 from .layout import TOKEN_DIM
-from .stages import StandIn
+from .stages import StandIn, block_list
 
 
 def shard_weights(model: torch.nn.Module, mesh: Mesh, hooks: Hooks) -> dict[str, LocalPart]:
@@ -51,7 +51,7 @@ def shard_weights(model: torch.nn.Module, mesh: Mesh, hooks: Hooks) -> dict[str,
     return {
         name: LocalPart(shard.dim, local_ranges(shard.block_sizes, axis.index, axis.degree))
         for name, shard in shards.items()
-        if shard.dim is not None
+        if shard.dim is not None and shard.block_sizes is not None
     }
 
 
@@ -136,7 +136,7 @@ def local_plan(model: torch.nn.Module) -> dict[str, object]:
         if not wildcard:
             plan[pattern] = style
             continue
-        for index, block in enumerate(model.get_submodule(blocks)):
+        for index, block in enumerate(block_list(model, blocks)):
             if not isinstance(block, StandIn):
                 plan[f"{blocks}.{index}.{inside}"] = style
     return plan

@@ -6,6 +6,7 @@ Only those of the blocks, which are nearly all of a model: what lies around them
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ def linear_weights(model: torch.nn.Module, blocks: Iterable[str]) -> set[str]:
 def install_float8(model: torch.nn.Module, scales: Mapping[str, float]) -> None:
     """Lets the layers with these weights, in fp8, compute in the dtype of their input. scales: the weights' factors."""
     for name, scale in scales.items():
-        layer = model.get_submodule(name.removesuffix(".weight"))
+        layer: Any = model.get_submodule(name.removesuffix(".weight"))
         linear = Float8Linear(layer, scale)
         if isinstance(layer.forward, Memo):
             layer.forward.compute = linear

@@ -34,7 +34,7 @@ def transformer_source(folder: str | Path, dtype: str = "fp32") -> ModelSource:
 def shard_names(index: Path) -> list[str]:
     """The files that an index names. Raises ModelFileError for an index of another kind, or that leads away."""
     weight_map = read_json(index).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
+    names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     for name in names:
         if not isinstance(name, str) or not SHARD.fullmatch(name):
             raise ModelFileError(
@@ -47,7 +47,7 @@ def shard_names(index: Path) -> list[str]:
 def model_class(config: dict[str, Any]) -> str:
     """The diffusers class that a config is of."""
     name = config.get("_class_name", "")
-    return CLASS_BY_NORM.get(config.get("norm_type"), name) if name == OLD_CLASS else name
+    return CLASS_BY_NORM.get(config.get("norm_type", ""), name) if name == OLD_CLASS else name
 
 
 def read_json(path: Path) -> dict[str, Any]:

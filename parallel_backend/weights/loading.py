@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -12,6 +12,9 @@ from safetensors import SafetensorError, safe_open
 from ..compat import kept_in_fp32
 from ..errors import ModelFileError, is_out_of_memory
 from .float8 import FLOAT8, install_float8
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALES = (".scale_weight", ".weight_scale")  # of fp8 weights, beside them: the name of old, and ComfyUI's
@@ -72,7 +75,7 @@ class ModelSource:
         return cls(**{**fields, "files": tuple(fields["files"]), "names": names})
 
 
-def build_transformer(source: ModelSource) -> torch.nn.Module:
+def build_transformer(source: ModelSource) -> ModelMixin:
     """The model without its weights: parameters are on the meta device, in the dtype to be loaded; buffers are real.
 
     Raises ModelFileError.

@@ -99,7 +99,7 @@ def places(source: ModelSource, shapes: Shapes) -> dict[str, TensorSlice]:
 
 def original_name(name: str, source: ModelSource) -> str:
     """A tensor's name as the converter knows it."""
-    name = name.removeprefix(source.prefix)
+    name = name.removeprefix(source.prefix or "")
     for part, original in RENAMED.get(source.model_class, {}).items():
         name = name.replace(part, original)
     return name

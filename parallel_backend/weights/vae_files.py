@@ -176,7 +176,7 @@ def load_vae(path: str, dtype: str, check: Check = go_on) -> AutoencoderKL:
     """
     described = describe_vae(path)
     source = ModelSource("AutoencoderKL", described.config, described.files, dtype)
-    vae = build_transformer(source)
+    vae: Any = build_transformer(source)
     tensors, wanted = read_weights(described, check), vae.state_dict()
     for name in {**wanted, **tensors}:
         fits, found = ("none" if name not in held else str(tuple(held[name].shape)) for held in (wanted, tensors))

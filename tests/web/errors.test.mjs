@@ -50,7 +50,7 @@ test('what nobody has foreseen is told with its class, and the traceback as deta
   assert.equal(kindOf(event, PACK), 'unforeseen')
   const { cause, advice, details } = explain(event, 'unforeseen')
   assert.deepEqual([cause, advice], ['TorchError: no', ''])
-  assert.match(details, /execution\.py[^]*torch\.py/)
+  assert.match(details, /execution\.py[\s\S]*torch\.py/)
   assert.equal(kindOf(failed('KeyError'), PACK), 'unforeseen')
 })
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 import torch
 
 from ..wire.tensors import Tensors
 
 MAX_SENT = 64
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class SentConditions:
@@ -21,9 +24,9 @@ class SentConditions:
         self.sent: Tensors = {}
         self.count = 0
 
-    def exchange(self, conditions: Mapping[Hashable, torch.Tensor]) -> tuple[dict[Hashable, str], Tensors, list[str]]:
+    def exchange(self, conditions: Mapping[Name, torch.Tensor]) -> tuple[dict[Name, str], Tensors, list[str]]:
         """For a request's conditions by name: the key of each, the tensors to send by key, and the keys to drop."""
-        keys: dict[Hashable, str] = {}
+        keys: dict[Name, str] = {}
         new: Tensors = {}
         for name, tensor in conditions.items():
             key = next((key for key, sent in self.sent.items() if same(sent, tensor)), None)

@@ -159,7 +159,8 @@ class Session:
             send_frame(self.job_channel, {**header, "id": self.last_id}, tensors)
             reply, results = self._next_reply(check, kind)
             while "event" in reply:
-                on_step(reply, results.get("denoised"))
+                if on_step:
+                    on_step(reply, results.get("denoised"))
                 reply, results = self._next_reply(check, kind)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error

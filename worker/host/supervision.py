@@ -94,7 +94,7 @@ class Supervisor:
         left = self.restarts.seconds_left()
         if left:
             self._enter("failed")
-            last = self.last_death.because(
+            last = (self.last_death or Explanation("")).because(
                 f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
                 f"{left:.0f} s. The last time: "
             )

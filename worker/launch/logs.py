@@ -9,6 +9,7 @@ import os
 import sys
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from .torchrun import LOG_MEGABYTES, LOGS
 
@@ -86,7 +87,9 @@ class Unfailing(io.RawIOBase):
 
 
 def as_text(descriptor: int) -> io.TextIOWrapper:
-    return io.TextIOWrapper(Unfailing(descriptor), encoding="utf-8", errors="backslashreplace", write_through=True)
+    # The stub asks for a `name`, which is not written to a text stream and a raw one need not have.
+    stream: Any = Unfailing(descriptor)
+    return io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def tail(path: Path, lines: int) -> str:

@@ -35,7 +35,7 @@ class WorkerProcess:
         self.report.file.unlink(missing_ok=True)
         self.command = command
         self.environment = dict(environment)
-        self.popen: subprocess.Popen | None = None
+        self.popen: subprocess.Popen[bytes]  # set once `started` is, unless `failure` is
         self.failure: OSError | None = None
         self.exited = threading.Event()
         started = threading.Event()

@@ -7,7 +7,7 @@ import logging
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -84,7 +84,7 @@ class Job:
         result, outcome = self.attempt(action)
         if outcome.kind != DONE:
             raise Ended(outcome)
-        return result
+        return cast("Result", result)
 
     def alone(self, action: Callable[[], Result]) -> Result:
         """Runs what has no collectives, in which nobody waits for this rank: whatever fails there can be refused."""

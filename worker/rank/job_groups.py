@@ -89,8 +89,8 @@ class JobGroups:
             dist.destroy_process_group(world.group)
 
     def _groups(self) -> set[dist.ProcessGroup]:
-        own = {self.world.group} if self.world else set()
-        return (own | (self.mesh.groups() if self.mesh else set())) - {None}
+        own = {self.world.group} if self.world and self.world.group else set()
+        return own | (self.mesh.groups() if self.mesh else set())
 
     def _build(self, build: Callable[[], Built]) -> Built:
         before = connected_sockets()

@@ -140,14 +140,15 @@ class Operations:
             watch.close()
             raise Cancelled from stopped
         watch.close()
-        return {"latents": latents.cpu()} if dist.get_rank() == 0 else None
+        return None if latents is None or dist.get_rank() else {"latents": latents.cpu()}
 
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes images by the VAE in a file, which stays loaded until another is asked for."""
         state, wanted = self.state, (job.header["path"], job.header["dtype"])
         if state.vae is None or state.vae[0] != wanted:
             state.vae = None
-            model = job.together(lambda: job.alone(lambda: load_vae(*wanted, job.check).to(state.device)))
+            # diffusers wraps `to` in a way that makes its first argument the model, for who reads annotations.
+            model = job.together(lambda: job.alone(lambda: load_vae(*wanted, job.check).to(state.device)))  # pyright: ignore[reportArgumentType]
             state.vae = (wanted, ParallelVAE(model, job.groups.whole()))
         _, vae = state.vae
         self.unpark(job, vae.parking)

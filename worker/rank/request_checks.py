@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
@@ -16,7 +16,15 @@ from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 
-Part = TypeVar("Part")
+
+class Described(Protocol):
+    """A part of a request, which a JSON object describes."""
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any], /) -> Any: ...
+
+
+Part = TypeVar("Part", bound=Described)
 
 DESCRIBED = {"source": ModelSource, "plan": ParallelPlan}  # by field, what of the engine's it has to make
 MAX_STEPS = 10_000

@@ -62,7 +62,12 @@ def run() -> None:
     relay = FrameRelay()
     heartbeat.start()  # by now every rank has made its own
     channel = connect("job") if rank == 0 else None
-    executor = Executor(device, relay.group, groups, heartbeat, timeline, functools.partial(send_frame, channel))
+
+    def emit(event: Header, tensors: Tensors) -> None:
+        if channel:
+            send_frame(channel, event, tensors)
+
+    executor = Executor(device, relay.group, groups, heartbeat, timeline, emit)
     if channel:
         ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
     serve(channel, executor, relay)

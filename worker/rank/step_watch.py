@@ -28,7 +28,7 @@ class JobWatch(Watch):
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         timeline: Timeline,
         steps: int,
         previews: bool,
@@ -62,7 +62,8 @@ class JobWatch(Watch):
             work.wait()
         self.go = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it has been sent
         others = range(1, dist.get_world_size())
-        self.pending = [dist.isend(self.go, rank, group=self.group) for rank in others]
+        sent = [dist.isend(self.go, rank, group=self.group) for rank in others]
+        self.pending = [work for work in sent if work is not None]
         return self.answer
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:

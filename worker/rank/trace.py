@@ -80,7 +80,7 @@ def rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:
     events, inside = [], []
     for span in spans:
         length = span.end - span.begin
-        event = {"name": span.name, "cat": span.category, "ph": "X"}
+        event: dict[str, Any] = {"name": span.name, "cat": span.category, "ph": "X"}
         event["ts"], event["dur"] = (span.begin + offset) / NANOSECONDS_PER_UNIT, length / NANOSECONDS_PER_UNIT
         if span.category == COMMUNICATION:
             inside.append(span)

@@ -71,7 +71,7 @@ class Endpoint:
             for key, _ in self.selector.select(left):
                 if key.fileobj is self.listener:
                     self._take_connection()
-                elif key.fileobj in self.hellos:
+                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self.hellos:
                     self._hear(key.fileobj)
             for connection in [each for each, hello in self.hellos.items() if hello.until < time.monotonic()]:
                 self._drop(connection)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import Explained
 from .json_object import parse_object
-from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, from_buffer, to_buffers
+from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
 MAGIC = b"PDiT"
 VERSION = 1
@@ -108,8 +108,8 @@ def decode(frame: Buffer) -> tuple[Header, Tensors]:
 def receive_frame(
     connection: socket.socket,
     max_length: int = MAX_HEADER + MAX_PAYLOAD,
-    allocate: Callable[[int], Buffer] = bytearray,
-) -> Buffer:
+    allocate: Callable[[int], WritableBuffer] = bytearray,
+) -> WritableBuffer:
     """Reads one frame, blocking, into memory from `allocate`.
 
     Raises ConnectionClosed when the other side has gone and ProtocolError for a frame that must not be read.

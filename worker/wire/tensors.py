@@ -16,7 +16,8 @@ import torch
 from ..errors import Explained
 from .json_object import parse_object
 
-Buffer = bytes | bytearray | memoryview
+WritableBuffer = bytearray | memoryview
+Buffer = bytes | WritableBuffer
 Tensors = dict[str, torch.Tensor]
 
 LENGTH = struct.Struct("<Q")
@@ -49,7 +50,7 @@ def to_buffers(tensors: Tensors) -> list[Buffer]:
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        pieces.append(memoryview(flat.view(torch.uint8).numpy()))
+        pieces.append(flat.view(torch.uint8).numpy().data)
     text = json.dumps(header).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return [LENGTH.pack(len(text)) + text, *pieces]

@@ -20,13 +20,13 @@ PATCH = 2
 
 def build_auraflow(model: ModelDescription) -> comfy.model_base.AuraFlow:
     config = weightless(cond_seq_dim=model.config["joint_attention_dim"])
-    made = comfy.supported_models.AuraFlow(config).get_model({})
+    made: Any = comfy.supported_models.AuraFlow(config).get_model({})
     made.table_side = math.isqrt(model.config["pos_embed_max_size"])
     return made
 
 
 def auraflow_conditions(
-    model: comfy.model_base.AuraFlow, latents: torch.Tensor, context: torch.Tensor | None, _extra: dict[str, Any]
+    model: Any, latents: torch.Tensor, context: torch.Tensor | None, _extra: dict[str, Any]
 ) -> Tensors:
     """T5's embeddings, and where ComfyUI cuts its positions from the table: in the middle, rounded otherwise than in
     diffusers."""

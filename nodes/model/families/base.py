@@ -26,8 +26,8 @@ class Layout:
     title: what people call the models. detected_as: ComfyUI's classes for them; what derives from those is another.
     config: what ComfyUI detected, and shapes, to the diffusers config. The shapes are the parameters' by diffusers'
     names, or without a table the tensors' by their names in the file.
-    table: what ComfyUI detected, and the width, to diffusers' names in the original ones, where ComfyUI has such a
-    table or nobody has; else diffusers' own converter is asked.
+    table: what ComfyUI detected, and the width (0: unknown), to diffusers' names in the original ones, where ComfyUI
+    has such a table or nobody has; else diffusers' own converter is asked.
     naming: the diffusers config to that part of what ComfyUI detects which its tables of names ask for.
     other: what ComfyUI detected to the words for a variant that diffusers' class or our spec of it does not cover.
     """

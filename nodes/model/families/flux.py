@@ -40,9 +40,7 @@ def build_flux(model: ModelDescription) -> comfy.model_base.Flux:
     return made
 
 
-def flux_conditions(
-    model: comfy.model_base.Flux, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
-) -> Tensors:
+def flux_conditions(model: Any, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]) -> Tensors:
     """T5 embeddings, CLIP's pooled ones (zeros where there are none, as in ComfyUI), the guidance scale, and images."""
     text = text_of(context, "Flux", "its text encoders")
     pooled, guidance = extra.pop("y", None), extra.pop("guidance", None)

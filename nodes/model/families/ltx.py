@@ -37,7 +37,7 @@ REFUSED = {
 
 def build_ltx(model: ModelDescription) -> comfy.model_base.LTXV:
     """A file's metadata say how its latents' frames lie in the video; of a folder, its pipeline's class does."""
-    made = comfy.supported_models.LTXV(weightless()).get_model({})
+    made: Any = comfy.supported_models.LTXV(weightless()).get_model({})
     by_pipeline = model.pipeline.get("_class_name") == FIRST_FRAME_ALONE
     made.first_frame_alone = model.detected.get("causal_temporal_positioning", by_pipeline)
     made.vae_scales = tuple(model.detected.get("vae_scale_factors", VAE_SCALES))
@@ -45,9 +45,7 @@ def build_ltx(model: ModelDescription) -> comfy.model_base.LTXV:
     return made
 
 
-def ltx_conditions(
-    model: comfy.model_base.LTXV, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
-) -> Tensors:
+def ltx_conditions(model: Any, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]) -> Tensors:
     """T5's embeddings with their mask, frames a second, and where in the video each token begins."""
     if asked := dict.fromkeys(words for name, words in REFUSED.items() if extra.get(name) is not None):
         raise Refused(

@@ -24,14 +24,14 @@ def build_pixart(folder: ModelDescription) -> comfy.model_base.PixArt:
     sized = folder.config.get("use_additional_conditions")
     is_alpha = "Alpha" in pipeline or (not pipeline and (sized if sized is not None else True))
     config_class = comfy.supported_models.PixArtAlpha if is_alpha else comfy.supported_models.PixArtSigma
-    made = config_class(weightless(in_channels=folder.config["in_channels"])).get_model({})
+    made: Any = config_class(weightless(in_channels=folder.config["in_channels"])).get_model({})
     made.is_file = folder.names is not None
     made.interpolation = folder.config.get("interpolation_scale")
     return made
 
 
 def pixart_conditions(
-    model: comfy.model_base.PixArt, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+    model: Any, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
 ) -> Tensors:
     """T5 embeddings, the size that ComfyUI's conditioning names, and for a file the positions that ComfyUI gives it."""
     conditions = {

@@ -22,18 +22,19 @@ LEAST_MASK = -1e4  # a score that leaves a token out
 def build_qwenimage(model: ModelDescription) -> comfy.model_base.QwenImage:
     """Edit 2511 is trained on references without noise, which its config says, and in a file an empty tensor."""
     config = weightless(image_model="qwen_image", in_channels=model.config["in_channels"])
-    made = comfy.supported_models.QwenImage(config).get_model({})
+    made: Any = comfy.supported_models.QwenImage(config).get_model({})
     made.default_method = TIMESTEP_ZERO if model.config.get("zero_cond_t") else "index"
     return made
 
 
 def qwenimage_conditions(
-    model: comfy.model_base.QwenImage, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
+    model: Any, latents: torch.Tensor, context: torch.Tensor | None, extra: dict[str, Any]
 ) -> Tensors:
     """Qwen2.5-VL's embeddings, their mask, images to edit, and where ComfyUI has all tokens: it centres odd sizes
     otherwise than diffusers does, and begins the text behind the latents, whatever the size of the references."""
     text = text_of(context, "Qwen-Image", "its Qwen2.5-VL encoder")
-    references, method = extra.pop("ref_latents", []), extra.pop("ref_latents_method", model.default_method)
+    references = extra.pop("ref_latents", [])
+    method: str = extra.pop("ref_latents_method", model.default_method)
     first = max((size + 1) // 2 // 2 for size in latents.shape[-2:])
     text_ids = torch.arange(first, first + text.shape[1])[:, None].expand(len(text), -1, 3)
     placing = {TIMESTEP_ZERO: "index", "uxo": "offset"}.get(method, method)

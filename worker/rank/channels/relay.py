@@ -9,12 +9,13 @@ import mmap
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...wire.protocol import ConnectionClosed, encode, receive_frame
-from ...wire.tensors import Buffer
+from ...wire.tensors import Buffer, WritableBuffer
 
 FOREVER = timedelta(days=3650)
 
@@ -27,7 +28,8 @@ class FrameRelay:
     """
 
     def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=FOREVER)
+        group: Any = dist.new_group(backend="gloo", timeout=FOREVER)  # an `int`, as torch has it, is a non-member's
+        self.group: dist.ProcessGroup = group
         self.slots = self._share_memory()
         self.count = 0
 
@@ -38,7 +40,7 @@ class FrameRelay:
         "stop".
         """
         self.count += 1
-        frame = None
+        frame: WritableBuffer = bytearray()
         if channel:
             try:
                 frame = receive_frame(channel, allocate=self._allocate)
@@ -49,7 +51,7 @@ class FrameRelay:
         if dist.get_world_size() == 1:
             return frame
         # Also tells rank 0 that every rank is done with the last frame, so that the one before it may be overwritten.
-        length = torch.tensor([len(frame) if channel else 0])
+        length = torch.tensor([len(frame)])
         dist.all_reduce(length, dist.ReduceOp.MAX, group=self.group)
         if channel is None:
             frame = self._allocate(int(length))
@@ -57,7 +59,7 @@ class FrameRelay:
             dist.broadcast(torch.frombuffer(frame, dtype=torch.uint8), 0, group=self.group)
         return frame
 
-    def _allocate(self, length: int) -> Buffer:
+    def _allocate(self, length: int) -> WritableBuffer:
         return self.slots[self.count % len(self.slots)].view(length) if self.slots else bytearray(length)
 
     def _share_memory(self) -> list[SharedMemory] | None:

@@ -17,5 +17,5 @@ def release_memory(device: torch.device) -> None:
         if hasattr(torch.accelerator.memory, "empty_host_cache"):  # older releases of torch keep pinned memory
             torch.accelerator.memory.empty_host_cache()
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "malloc_trim"):  # glibc's
+    if libc and hasattr(libc, "malloc_trim"):  # glibc's
         libc.malloc_trim(0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
 from parallel_backend.errors import PlanError
 from parallel_backend.models import spec_for
+from parallel_backend.models.spec import Limits
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource, local_part
@@ -46,7 +48,7 @@ class Shortage:
     weights: int = 0
     tokens: int = 0
     plan: ParallelPlan | None = None
-    limits: Mapping[str, int | bool] | None = None
+    limits: Limits | None = None
 
     @property
     def needed(self) -> int:
@@ -71,7 +73,7 @@ def advice(short: Shortage) -> list[str]:
     """What would fit, as sentences. The estimates take what a rank needs to go with its share of it."""
     found = []
     plan = fitting_plan(short)
-    if plan:
+    if plan and short.plan:
         name, ranks = f"{plan} with patches=1" if plan.pipefusion > 1 else str(plan), plan.world_size
         if ranks == short.plan.world_size:
             found.append(f"The plan {name} should fit, by an estimate.")
@@ -93,7 +95,8 @@ def advice(short: Shortage) -> list[str]:
 
 def fitting_plan(short: Shortage) -> ParallelPlan | None:
     """The plan that leaves the most room, of those for the fewest ranks that leave any; None where none does."""
-    if not short.plan:
+    own = short.plan
+    if not own:
         return None
     # What is left beside what is neither weights nor the request's.
     loads = short.operation.brings_model
@@ -101,19 +104,18 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
-        weights = short.weights * short.plan.weight_ways / plan.weight_ways
-        return weights + working * short.plan.token_ways / plan.token_ways
+        weights = short.weights * own.weight_ways / plan.weight_ways
+        return weights + working * own.token_ways / plan.token_ways
 
     for times in MORE_RANKS:
-        plans = [plan for plan in alternatives(short, times) if estimate(plan) < room]
+        plans = [plan for plan in alternatives(short, own, times) if estimate(plan) < room]
         if plans:
             return min(plans, key=estimate)
     return None
 
 
-def alternatives(short: Shortage, times: int) -> Iterator[ParallelPlan]:
+def alternatives(short: Shortage, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
     """Other plans for so many times the ranks that the model allows, with the batch split as it is."""
-    plan = short.plan
     axes = (*WEIGHT_AXES, *TOKEN_AXES)
     ranks = plan.ways(axes) * times
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
@@ -124,7 +126,8 @@ def alternatives(short: Shortage, times: int) -> Iterator[ParallelPlan]:
         # Whole images in the stages, which every model can do.
         other = replace(plan, **dict(zip(axes, (*degrees, rest), strict=True)), patches=1)
         try:
-            other.check_model(**short.limits)
+            if short.limits:
+                other.check_model(**short.limits)
             if short.operation == FORWARD:
                 other.check_one_forward()
         except PlanError:
@@ -148,7 +151,7 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
 
 def plan_of(
     operation: Operation, header: Header, latents: torch.Size | None, transformer: ParallelTransformer | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
     if operation.brings_model:
         source, plan = ModelSource.from_json(header["source"]), ParallelPlan.from_json(header["plan"])
