@@ -77,7 +77,7 @@ def tensor_parallel_styles(plan: Mapping[str, Any]) -> dict[str, Any]:
     """torch's styles for such a plan; diffusers' own caller takes whole models, and no stage. Since diffusers 0.40."""
     from diffusers.hooks.tensor_parallel import _styles
 
-    return _styles(plan)
+    return _styles(dict(plan))
 
 
 def kept_in_fp32(model: torch.nn.Module) -> Collection[str]:

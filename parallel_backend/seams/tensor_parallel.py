@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +98,7 @@ def set_weight(model: torch.nn.Module, name: str, value: torch.Tensor, requires_
     setattr(model.get_submodule(owner), own_name, torch.nn.Parameter(value.detach(), requires_grad))
 
 
-def wait_for_sum(timeline: Timeline, _layer: torch.nn.Module, _args: tuple, out_BLD: torch.Tensor) -> torch.Tensor:
+def wait_for_sum(timeline: Timeline, _layer: torch.nn.Module, _args: tuple, out_BLD: Any) -> torch.Tensor:
     """Waits for the all-reduce behind a layer here, where it can be recorded, and not at the sum's first use."""
     if not is_underway(out_BLD):
         return out_BLD
