@@ -24,7 +24,7 @@ from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.group.first_machine import FAMILY
 from tests.support.group.network import FIRST, SECOND, Network, why_impossible
 from tests.support.tiers import slow_but
-from worker.launch.rendezvous import Rendezvous, RendezvousError
+from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
 from worker.settings import Settings, SettingsError
 
@@ -287,6 +287,10 @@ def meeting() -> Iterator[Rendezvous]:
     meeting.listener.close()
 
 
+def hello(version: int, host: str) -> bytes:
+    return json.dumps({"version": version, "host": host}).encode() + b"\n"
+
+
 def say_from(address: str, text: bytes) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", PORT), 5, source_address=(address, 0))
     connection.sendall(text)
@@ -301,18 +305,18 @@ def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeti
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("127.0.0.3", b'{"version": 1, "host": "stranger"}\n'),
+        ("127.0.0.3", hello(VERSION, "stranger")),
         ("127.0.0.2", b"GET / HTTP/1.1\r\n\r\n"),
         ("127.0.0.2", b"[1]\n"),
         ("127.0.0.2", b"x" * (1 << 20)),
-        ("127.0.0.2", b'{"version": 999, "host": "newer"}\n'),
+        ("127.0.0.2", hello(VERSION + 1, "newer")),
     ],
     ids=["of an address not named", "no JSON", "no object", "without end", "another version"],
 )
 def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
     address: str, text: bytes, meeting: Rendezvous
 ) -> None:
-    with say_from(address, text), say_from("127.0.0.2", b'{"version": 1, "host": "second"}\n') as known:
+    with say_from(address, text), say_from("127.0.0.2", hello(VERSION, "second")) as known:
         meeting.gather({"ranks": 1}, SILENCE, seconds=10)
         start = json.loads(known.makefile("rb").readline())
     assert start == {"ranks": 1, "machine": 1, "machines": 2, "silence": SILENCE}
