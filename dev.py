@@ -70,7 +70,7 @@ NOT_FROM_HOST = {
     "pyopengl",
 }
 # What the fast tests need of the host's requirements.
-FOR_FAST_TESTS = {"aiohttp", "numpy", "pillow", "psutil", "scipy", "torchsde", "transformers"}
+FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
 
 BIOME = "@biomejs/biome@2.6.8"  # from npm; what checks Python comes with tests/requirements.txt
