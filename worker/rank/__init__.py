@@ -3,6 +3,6 @@ processes alone; ComfyUI's never imports it."""
 
 if __name__ != "worker.rank":  # ComfyUI loads the pack under a name made of its path
     raise ImportError(
-        f"{__name__} is for the ranks' processes alone, whose working root is the pack's folder; what ComfyUI's process "
-        "has to do with them is in worker.host."
+        f"{__name__} runs in the ranks' processes, whose working root is the pack's folder, and in no other; "
+        "worker.host is how ComfyUI's process asks for something."
     )
