@@ -494,7 +494,7 @@ def check(comfyui: Path) -> int:
     """Run the linters, the formatters and the type checker, whatever each finds; returns 0 where all is well."""
     # An editor reads pyproject.toml; only here is it known which ComfyUI the nodes' imports are of.
     config = HOST / "pyright.json"
-    config.write_text(json.dumps({"extends": str(ROOT / "pyproject.toml"), "extraPaths": [str(comfyui)]}))
+    config.write_text(json.dumps({"extends": str(ROOT / "pyproject.toml"), "extraPaths": [str(ROOT), str(comfyui)]}))
     biome = NODE / "node_modules" / "@biomejs" / "biome" / "bin" / "biome"
     commands = (
         ["-m", "ruff", "check", "."],
