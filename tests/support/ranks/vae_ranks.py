@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from parallel_backend.groups.collectives import collect, shard
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.hooks import Hooks
 from parallel_backend.vae import BandNorm, ParallelVAE, RowBands
 from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input
 from tests.support.ranks.leaving import leave
@@ -85,7 +86,7 @@ def small_cases(axis: Axis) -> dict[str, torch.Tensor]:
                 results[f"{name} {kind}"] = image.contiguous()
     bands, rows = RowBands(axis), norm_input()
     norm = torch.nn.GroupNorm(4, rows.shape[1])
-    BandNorm(norm, bands)
+    BandNorm(norm, bands, Hooks())
     with bands.of(rows.shape[2]), torch.inference_mode():
         normed = collect(norm(shard(rows, 2, axis)), 2, rows.shape[2], axis)
     if normed is not None:
