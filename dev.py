@@ -69,6 +69,7 @@ NOT_FROM_HOST = {
     "comfy-angle",
     "pyopengl",
 }
+FAST_PROCESSES = 2  # that share out the fast tests by files; the others have the machine to themselves
 # What the fast tests need of the host's requirements.
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
@@ -523,12 +524,14 @@ def main(argv: Sequence[str]) -> int:
     say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
     if command == "check":
         return check(setup.comfyui)
-    if command == "demo":
-        arguments = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
-    else:
-        rest = ["--fast" if argument == "--lowest" else argument for argument in rest]
-        arguments = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
-    return call([PYTHON, *arguments], env=run_env(setup.comfyui))
+    if command == "test":
+        at_once = [f"--numprocesses={FAST_PROCESSES}", "--dist=loadfile"] if "--fast" in rest else []
+        one_thread = {"OMP_NUM_THREADS": "1"} if at_once else {}
+        rest = [*at_once, *("--fast" if argument == "--lowest" else argument for argument in rest)]
+        command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
+        return call([PYTHON, *command_line], env={**run_env(setup.comfyui), **one_thread})
+    demo = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
+    return call([PYTHON, *demo], env=run_env(setup.comfyui))
 
 
 def terminated(signum: int, frame: object) -> None:

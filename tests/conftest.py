@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[DESELECTED] = tiers.select(config, items)
+    if hasattr(config, "workeroutput"):  # one of several processes, each of which has selected alike
+        config.workeroutput["deselected"] = config.stash[DESELECTED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over, from one of several processes, what is to be said at the end."""
+    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", "")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -144,7 +144,7 @@ def test_an_unknown_transformer_class_points_to_the_manual() -> None:
         (ParallelPlan(pipefusion=2, patches=1), ParallelPlan.check_one_forward, ("pipefusion",)),
         (ParallelPlan(cfg=2, ring=2), lambda plan: plan.check_devices(2), ("cfg", "ring")),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
 def test_an_error_says_which_values_of_the_plan_it_is_about(plan: ParallelPlan, check, fields: tuple) -> None:
     with pytest.raises(PlanError) as caught:

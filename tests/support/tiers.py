@@ -18,6 +18,7 @@ NEEDS = {
     "comfyui": "ComfyUI",
     "ranks": "ranks",
     "own_ranks": "ranks",
+    "drawn": "the demo model's pictures",
 }
 # What a command that starts one of them has among its arguments, and which of the needs it is.
 STARTS = {
