@@ -69,7 +69,8 @@ NOT_FROM_HOST = {
     "comfy-angle",
     "pyopengl",
 }
-FAST_PROCESSES = 2  # that share out the fast tests by files; the others have the machine to themselves
+# So many processes share out the tests by files. The fast ones compute; of the others, most wait for ranks or a page.
+FAST_PROCESSES, PROCESSES = 2, 3
 # What the fast tests need of the host's requirements.
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
@@ -525,11 +526,11 @@ def main(argv: Sequence[str]) -> int:
     if command == "check":
         return check(setup.comfyui)
     if command == "test":
-        at_once = [f"--numprocesses={FAST_PROCESSES}", "--dist=loadfile"] if "--fast" in rest else []
-        one_thread = {"OMP_NUM_THREADS": "1"} if at_once else {}
+        fast = LOWEST or "--fast" in rest
+        at_once = [f"--numprocesses={FAST_PROCESSES if fast else PROCESSES}", "--dist=loadfile"]
         rest = [*at_once, *("--fast" if argument == "--lowest" else argument for argument in rest)]
         command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
-        return call([PYTHON, *command_line], env={**run_env(setup.comfyui), **one_thread})
+        return call([PYTHON, *command_line], env={**run_env(setup.comfyui), "OMP_NUM_THREADS": "1"})
     demo = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
     return call([PYTHON, *demo], env=run_env(setup.comfyui))
 

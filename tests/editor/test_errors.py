@@ -32,6 +32,14 @@ NODE_BOTTOM = """(id) => {
     return [(node.pos[0] + ds.offset[0]) * ds.scale, (node.pos[1] + node.size[1] + ds.offset[1]) * ds.scale]
 }"""
 PAN = "([x, y]) => { window.app.canvas.ds.offset[0] += x; window.app.canvas.ds.offset[1] += y }"
+# Moves the view so that a node's card would lie in the lower right corner.
+TO_THE_CORNER = """() => {
+    const { ds, graph, canvas } = window.app.canvas
+    const [node] = graph.findNodesByType('KSampler')
+    ds.offset[0] = canvas.clientWidth / ds.scale - node.pos[0] - node.size[0] - 20
+    ds.offset[1] = canvas.clientHeight / ds.scale - node.pos[1] - 60
+    window.app.canvas.setDirty(true, true)
+}"""
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 FAILING = "workflows/failing.json"
 # As the menu does, but for its questions.
@@ -202,7 +210,9 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
     expect(log).to_be_hidden()
     card.get_by_text("Details").click()
     expect(log).to_be_visible()
-    card.get_by_test_id(f"{CARD}-copy").click()
+    page.evaluate(TO_THE_CORNER)
+    page.evaluate(FRAME)
+    card.get_by_test_id(f"{CARD}-copy").click()  # which the canvas's own buttons do not cover
     expect(card.get_by_test_id(f"{CARD}-copy")).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")
     for words in ("The worker group failed (KSampler)", "SIGKILL", "rank-1.log"):

@@ -73,9 +73,14 @@ export class Notice {
 
 const size = (element) => ({ width: element.offsetWidth, height: element.offsetHeight })
 
-/** The part of the canvas that no panel covers, in its pixels; what lies along its upper edge comes and goes. */
+/**
+ * The part of the canvas that neither a panel nor its own buttons cover, in its pixels; what lies along its upper edge
+ * comes and goes.
+ */
 function view() {
   const canvas = app.canvas.canvas.getBoundingClientRect()
   const free = document.querySelector('.graph-canvas-panel')?.getBoundingClientRect() ?? canvas
-  return { x: free.x - canvas.x, y: 0, width: free.width, height: free.bottom - canvas.y }
+  const buttons = document.querySelector('[data-testid="zoom-controls-button"]')?.parentElement.getBoundingClientRect()
+  const bottom = buttons?.height ? Math.min(free.bottom, buttons.y) : free.bottom
+  return { x: free.x - canvas.x, y: 0, width: free.width, height: bottom - canvas.y }
 }

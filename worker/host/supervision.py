@@ -233,3 +233,6 @@ class Supervisor:
                     self.revive(known, check)
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
+        finally:
+            with self.lock:  # whoever was in a request of it has had its end
+                session.close()
