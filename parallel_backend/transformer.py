@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,7 +72,7 @@ class ParallelTransformer:
         model, spec, hooks, plan = self.model, self.spec, self.hooks, mesh.plan
         self.mesh = mesh
         self.slot = ForwardSlot(plan.patch_count)
-        layout = TokenLayout(spec, mesh["sequence"], self.slot)
+        layout = TokenLayout(spec.streams[0], mesh["sequence"], self.slot)
         attention = ParallelAttention(mesh, layout, backend)
         self.stage = keep_stage(model, spec, mesh["pipefusion"], hooks)
         self.link = StageLink(spec, mesh, self.stage, self.slot) if plan.pipefusion > 1 else None
@@ -81,7 +82,8 @@ class ParallelTransformer:
             for block in self.stage.blocks:
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
-                        install_attention(block.get_submodule(name), attention, streams, hooks)
+                        module = block.get_submodule(name)
+                        install_attention(module, [partial(attention, module, streams)], hooks)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams

@@ -194,8 +194,6 @@ class BandAttention:
 
     def __call__(
         self,
-        _owner: object,
-        _streams: tuple[str, ...],
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -291,7 +289,7 @@ def install_bands(vae: AutoencoderKL, bands: RowBands, hooks: Hooks) -> None:
     attention = BandAttention(bands)
     for name, module in vae.named_modules():
         if isinstance(module, Attention):
-            install_attention(module, attention, ("image",), hooks)
+            install_attention(module, [attention], hooks)
         elif isinstance(module, torch.nn.GroupNorm):
             BandNorm(module, bands, hooks)
         elif isinstance(module, torch.nn.Conv2d) and module.kernel_size != (1, 1):

@@ -6,8 +6,7 @@ key-value cache, D head dim.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -20,6 +19,8 @@ from ..hooks import Hooks
 from .backends import Backend
 from .layout import TokenLayout
 from .ring import ring_attention
+
+Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
 
 
 class StaleCache:
@@ -69,25 +70,29 @@ class ParallelAttention:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        seen: tuple[str, ...] = (),
     ) -> torch.Tensor:
         """`F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of theirs.
 
-        owner: the attention module, for the cache.
+        owner: the attention module, for the cache. seen: the streams attended to, if they are others.
         """
-        if dropout_p or is_causal or enable_gqa:
+        if dropout_p or is_causal:
             raise RequestError(
-                "Self-attention with dropout, a causal mask or grouped heads is not supported on shared tokens.",
+                "Self-attention with dropout or a causal mask is not supported on shared tokens.",
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
+        seen = seen or streams
+        if enable_gqa:
+            groups = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
         ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
-        by_rank = layout.lengths_by_rank(streams)
-        lengths = [by_rank[rank] for rank in ranks]
+        lengths, seen_lengths = (self.group_lengths(names, ranks) for names in (streams, seen))
         every_segment = layout.slot.every_segment()
         columns = layout.running if cache is None else every_segment
-        mask = None if attn_mask is None else self.local_mask(attn_mask, streams, ranks, columns, query.shape[1])
-        places = [] if cache is None else layout.cache_places(streams, ranks)
-        by_rank = layout.lengths_by_rank(streams, running=columns)
+        mask = None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns, query.shape[1])
+        places = [] if cache is None else layout.cache_places(seen, ranks)
+        by_rank = layout.lengths_by_rank(seen, running=columns)
         by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
 
         def attend(part: int, q_BhRD: torch.Tensor, k_BhCD: torch.Tensor, v_BhCD: torch.Tensor) -> torch.Tensor:
@@ -106,27 +111,52 @@ class ParallelAttention:
         # Two halves of the batch: one is attended to while the other travels.
         parts = min(2, len(query))
         halves = zip(*(tensor.chunk(parts) for tensor in (query, key, value)), strict=True)
-        arriving = [self.scatter_heads(lengths, *half) for half in halves]
+        arriving = [self.scatter_all(lengths, seen_lengths, *half) for half in halves]
         leaving = [self.gather_heads(lengths, attend(part, *arrived())) for part, arrived in enumerate(arriving)]
         return torch.cat([arrived() for arrived in leaving])
 
+    def scatter_all(
+        self,
+        lengths: list[int],
+        seen_lengths: list[int],
+        q_BHLD: torch.Tensor,
+        k_BHLD: torch.Tensor,
+        v_BHLD: torch.Tensor,
+    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        """`scatter_heads` of queries, keys and values; keys may be of other tokens, and travel by themselves then."""
+        if lengths == seen_lengths:
+            return self.scatter_heads(lengths, q_BHLD, k_BHLD, v_BHLD)
+        queries, seen = self.scatter_heads(lengths, q_BHLD), self.scatter_heads(seen_lengths, k_BHLD, v_BHLD)
+        return lambda: (*queries(), *seen())
+
+    def group_lengths(self, streams: tuple[str, ...], ranks: range) -> list[int]:
+        """Tokens of these streams that each of these ranks of the sequence axis holds, of the running segments."""
+        by_rank = self.layout.lengths_by_rank(streams)
+        return [by_rank[rank] for rank in ranks]
+
     def local_mask(
-        self, mask: torch.Tensor, streams: tuple[str, ...], ranks: range, columns: list[int], heads: int
+        self,
+        mask: torch.Tensor,
+        streams: tuple[str, ...],
+        seen: tuple[str, ...],
+        ranks: range,
+        columns: list[int],
+        heads: int,
     ) -> torch.Tensor:
-        """A mask over the whole streams joined (…, 1 or H, 1 or S, S), cut to this rank's heads and queries.
+        """A mask over the whole streams joined (…, 1 or H, 1 or S, K), cut to this rank's heads and queries.
 
         Its columns are the keys of every rank, of the segments in `columns`, in rank order. Raises RequestError for a
         mask over anything else.
         """
         layout = self.layout
-        tokens = sum(sum(layout.segments[stream]) for stream in streams)
-        if mask.shape[-1] != tokens or mask.shape[-2] not in (1, tokens):
+        tokens, keys = (sum(sum(layout.segments[stream]) for stream in names) for names in (streams, seen))
+        if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
             raise RequestError(
-                f"A self-attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",
+                f"An attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",
                 "Use ulysses=1, ring=1 and pipefusion=1.",
             )
         every_rank = range(layout.axis.degree)
-        mask = mask.index_select(-1, layout.token_order(streams, every_rank, columns).to(mask.device))
+        mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns).to(mask.device))
         if mask.shape[-2] != 1:
             mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running).to(mask.device))
         if mask.ndim > 2 and mask.shape[-3] == heads and heads > 1:
@@ -174,28 +204,28 @@ class ParallelAttention:
 
 
 class AttentionSeam(TorchFunctionMode):
-    """While entered, hands every `F.scaled_dot_product_attention` call of the running module to `attend`."""
+    """While entered, hands the `F.scaled_dot_product_attention` calls of the running module to `attends`, each to its
+    own in turn, and those that follow to the last."""
 
-    def __init__(self, attend: functools.partial) -> None:
+    def __init__(self, attends: Sequence[Attend]) -> None:
         super().__init__()
-        self.attend = attend
+        self.attends = attends
         self.calls = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
+        attend = self.attends[min(self.calls, len(self.attends) - 1)]
         self.calls += 1
-        return self.attend(*args, **(kwargs or {}))
+        return attend(*args, **(kwargs or {}))
 
 
-def install_attention(
-    module: torch.nn.Module, attention: Callable[..., torch.Tensor], streams: tuple[str, ...], hooks: Hooks
-) -> None:
-    """Runs the module's attention arithmetic through `attention`; its projections and norms stay its own.
+def install_attention(module: torch.nn.Module, attends: Sequence[Attend], hooks: Hooks) -> None:
+    """Runs the module's attention arithmetic by `attends`, see AttentionSeam; its projections and norms stay its own.
 
     A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
     """
-    seam = AttentionSeam(functools.partial(attention, module, streams))
+    seam = AttentionSeam(attends)
 
     def enter(*_: object) -> None:
         seam.calls = 0

@@ -61,7 +61,7 @@ def install_token_boundary(
     _change_arguments(blocks[0], enter, hooks)
     for before, after in pairwise(blocks):
         if after in joins and before not in joins:
-            _fill_between(before, after, joins[after], hooks)
+            _fill_between(before, after, joins[after], spec.returned, hooks)
     if link and spec.skips:
         _install_skips(spec.skips, link, hooks)
     if spec.side_inputs:
@@ -71,9 +71,10 @@ def install_token_boundary(
         hooks.after(model.get_submodule(spec.head), lambda _head, _args, tokens: layout.restore(tokens))
 
 
-def _fill_between(before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams, hooks: Hooks) -> None:
+def _fill_between(
+    before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams, returned: tuple[str, ...], hooks: Hooks
+) -> None:
     """Streams leave the last block that takes them apart filled up, for the model to join, and go on as they were."""
-    returned = joined.layout.spec.returned
 
     def fill(_block: torch.nn.Module, _args: tuple, output: tuple) -> tuple:
         return tuple(joined.fill(dict(zip(returned, output, strict=True))).values())

@@ -23,7 +23,7 @@ class JoinedStreams:
     def __init__(self, layout: TokenLayout, order: tuple[str, ...]) -> None:
         self.layout = layout
         self.order = order
-        self.argument = layout.spec.streams[0]
+        self.argument = layout.image
 
     def join(self, parts: Parts) -> torch.Tensor:
         return torch.cat([parts[stream] for stream in self.order], TOKEN_DIM)

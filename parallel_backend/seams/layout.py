@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ..groups.collectives import gather, shard, shard_sizes
 from ..groups.mesh import Axis
-from ..models.spec import ModelSpec, SideInput
+from ..models.spec import SideInput
 from .forward import Forward, ForwardSlot
 
 TOKEN_DIM = 1
@@ -24,12 +24,11 @@ TOKEN_DIM = 1
 class TokenLayout:
     """Lengths of the streams' segments in the forward that runs, and this rank's share of them.
 
-    axis: the sequence axis. slot: where the forward is; of its segments, the first stream of the spec, the image, has
-    tokens in all.
+    image: the stream that has tokens in all segments. axis: the sequence axis. slot: where the forward is.
     """
 
-    def __init__(self, spec: ModelSpec, axis: Axis, slot: ForwardSlot) -> None:
-        self.spec = spec
+    def __init__(self, image: str, axis: Axis, slot: ForwardSlot) -> None:
+        self.image = image
         self.axis = axis
         self.slot = slot
         self.patches = slot.patches
@@ -49,16 +48,16 @@ class TokenLayout:
 
     def begin(self, lengths: dict[str, int]) -> None:
         """The forward that runs has reached the blocks, with streams of these full lengths."""
-        image, rest, forward = self.spec.streams[0], [0] * (self.patches - 1), self.forward
+        rest, forward = [0] * (self.patches - 1), self.forward
         forward.segments = {
-            stream: shard_sizes(length, self.patches) if stream == image else [length, *rest]
+            stream: shard_sizes(length, self.patches) if stream == self.image else [length, *rest]
             for stream, length in lengths.items()
         }
         forward.sides = {}
 
     def bounds(self, segment: int) -> tuple[int, int]:
         """Where a segment of the image lies among its tokens."""
-        lengths = self.segments[self.spec.streams[0]]
+        lengths = self.segments[self.image]
         return sum(lengths[:segment]), sum(lengths[: segment + 1])
 
     def local_length(self, stream: str, rank: int, running: list[int] | None = None) -> int:
@@ -87,8 +86,7 @@ class TokenLayout:
         A text mask is for all keys: it stays whole, and gets its ones for the image tokens that are not here.
         """
         if side.text_mask:
-            image = self.spec.streams[0]
-            absent = sum(self.segments[image]) - self.local_length(image, self.axis.index)
+            absent = sum(self.segments[self.image]) - self.local_length(self.image, self.axis.index)
             return F.pad(value, (0, 0) * (value.ndim - 1 - side.dim) + (0, absent), value=1)
         if side.per_stream:
             items = zip(value, side.streams, strict=True)
@@ -101,8 +99,7 @@ class TokenLayout:
 
     def restore(self, local_BLD: torch.Tensor) -> torch.Tensor:
         """The whole image stream from every rank's share: `take`'s inverse. Segments that do not run are zeros."""
-        image = self.spec.streams[0]
-        lengths = self.segments[image]
+        lengths = self.segments[self.image]
         running = [lengths[index] for index in self.running]
         if len(running) == 1:
             whole = gather(local_BLD, TOKEN_DIM, running[0], self.axis)

@@ -39,7 +39,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("models",),
         ("weights",),
         ("seams",),
-        ("transformer", "vae"),
+        ("transformer", "module", "vae"),
         ("sampling", "library"),
         ("__init__",),
     ),
@@ -103,7 +103,8 @@ BY_EITHER_NAME = "worker.errors"
 
 FOLDER_MODULES = 14
 TEST_FOLDER_MODULES = 16
-REGISTRIES = ("parallel_backend/models", "nodes/model/families")  # one module a model family
+# One module a model family.
+REGISTRIES = ("parallel_backend/models", "parallel_backend/models/comfyui", "nodes/model/families")
 FUNCTION_LINES = 60
 FILE_LINES = 400
 TEST_LINES = 450

@@ -35,7 +35,7 @@ def main(out_path: str) -> None:
         for patches in (1, PATCHES):
             mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
             slot = ForwardSlot(patches)
-            layout = TokenLayout(spec_for("FluxTransformer2DModel"), mesh["sequence"], slot)
+            layout = TokenLayout(spec_for("FluxTransformer2DModel").streams[0], mesh["sequence"], slot)
             attention = ParallelAttention(mesh, layout, NATIVE)
             rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
             for mask_name, mask in MASKS.items():

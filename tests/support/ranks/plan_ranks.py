@@ -58,7 +58,7 @@ def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
     stage = keep_stage(toy(), SPEC, mesh["pipefusion"], Hooks())
-    layout = TokenLayout(SPEC, mesh["sequence"], ForwardSlot(plan.patch_count))
+    layout = TokenLayout(SPEC.streams[0], mesh["sequence"], ForwardSlot(plan.patch_count))
     layout.begin({"x": TOKENS})
     tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()
     ((first, end),) = local_ranges([HEADS], mesh["tp"].index, plan.tp)

@@ -1,0 +1,93 @@
+"""What the engine must know of one of ComfyUI's own model classes, as data: nothing of ComfyUI is imported here.
+
+Streams of tokens have names of our own, "img" and "txt" say. Where tokens of several lie one after the other, their
+names are joined by "+", in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+# Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
+Streams = str | tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """Blocks of a model that run one after the other, and what their arguments mean.
+
+    An argument of a block is named in one of the fields below, or it may not be there: what nobody has seen to it that
+    it is cut right is refused.
+    """
+
+    # Where the blocks are: a list of modules in the model, or a single one.
+    path: str
+    # Arguments of tokens, and their streams. A number names one of `*args` by its place.
+    tokens: Mapping[str, Streams]
+    # What a block returns, likewise.
+    returns: Streams
+    # The block's submodules whose attention runs over shared tokens, "" for the block itself, and the streams that they
+    # attend from and to: "v|a" where queries are of v and keys of a. A tuple has the streams of one call after the
+    # other.
+    attention: Mapping[str, str | tuple[str, ...]]
+    # Per-token arguments, or tuples of them: the dim in which tokens run, and their streams. A size of 1 there is for
+    # all tokens.
+    sides: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    # Arguments that may have an entry for each frame of a stream, in dim 1, or for each token: the stream, and the
+    # number of dims that they have then.
+    frames: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    # Arguments that are ranges of tokens, as a list of (start, stop, …).
+    ranges: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that are the place of a token.
+    places: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that every rank takes as they are.
+    whole: tuple[str, ...] = ()
+    # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
+    dim: int = 1
+    grid: int = 1
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """A model class of ComfyUI, seen from outside."""
+
+    # Its module and name, as "comfy.ldm.flux.model.Flux".
+    model_class: str
+    # Its blocks, in the order in which they run.
+    blocks: tuple[BlockList, ...]
+    # Where the model has the number of its attention's heads, and the width of all of them: paths of attributes.
+    heads: str
+    width: str
+    # Where tokens come together again: a module of the model, and which of its arguments have them, with their streams.
+    # Without it, they do so after the last block.
+    gathered_by: tuple[str, Mapping[str, str]] | None = None
+    # Why the rows of a batch cannot be computed apart, if they cannot.
+    coupled: str = ""
+    # Arguments of the model whose first dim is not the batch, however long it is.
+    not_batched: tuple[str, ...] = ()
+
+
+def names(streams: str) -> tuple[str, ...]:
+    """The streams that lie one after the other."""
+    return tuple(streams.split("+"))
+
+
+_SPECS: dict[str, HostSpec] = {}
+
+
+def register(spec: HostSpec, *also: str) -> HostSpec:
+    """Adds a class to the registry, and others of the same module or another that are run alike."""
+    for name in (spec.model_class, *also):
+        _SPECS[name] = spec
+    return spec
+
+
+def host_classes() -> Iterable[str]:
+    """ComfyUI's classes that have a spec."""
+    return sorted(_SPECS)
+
+
+def host_spec(model_class: type) -> HostSpec | None:
+    """The spec of one of ComfyUI's classes, if there is one; a class derived from one that has is another."""
+    return _SPECS.get(f"{model_class.__module__}.{model_class.__qualname__}")

@@ -1,0 +1,227 @@
+"""Seam 1 of a model that is called from outside with whatever it takes: its blocks see this rank's tokens, and what
+lies between blocks sees filled streams (see `streams.py`).
+
+The tokens of all ranks come together behind the last block, or before the module that reads them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+from ..hooks import Hooks
+from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
+from .attention import Attend, ParallelAttention, install_attention
+from .streams import StreamLayout
+
+ALWAYS_WHOLE = "transformer_options"  # of every block of ComfyUI's: a dict of what nodes ask for
+
+
+def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
+    """The blocks of a list, or the single one that is there."""
+    found = model.get_submodule(path)
+    return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
+
+
+class Arguments:
+    """The arguments of one call by name, however they are passed; those of `*args` are named by their place."""
+
+    def __init__(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.bound = signature.bind(*args, **kwargs)
+        kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+        self.rest = kinds.get(inspect.Parameter.VAR_POSITIONAL)
+        self.extra = kinds.get(inspect.Parameter.VAR_KEYWORD)
+        self.defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
+        own = dict(self.bound.arguments)
+        rest, extra = own.pop(self.rest, ()), own.pop(self.extra, {})
+        self.values: dict[str, Any] = {**own, **{str(place): value for place, value in enumerate(rest)}, **extra}
+        self.count = len(rest)
+
+    def is_given(self, name: str) -> bool:
+        """Whether it says something that its default does not."""
+        value = self.values.get(name)
+        return value is not None and value is not self.defaults.get(name)
+
+    def passed(self) -> tuple[tuple, dict[str, Any]]:
+        """What to call with."""
+        values = dict(self.values)
+        if self.rest:
+            self.bound.arguments[self.rest] = tuple(values.pop(str(place)) for place in range(self.count))
+        for name in self.bound.arguments.keys() & values.keys():
+            self.bound.arguments[name] = values.pop(name)
+        if self.extra:
+            self.bound.arguments[self.extra] = values
+        return self.bound.args, self.bound.kwargs
+
+
+class FilledBlock:
+    """The hooks on one block."""
+
+    def __init__(self, block: torch.nn.Module, spec: BlockList, layout: StreamLayout, is_last: bool) -> None:
+        """is_last: whether the tokens of all ranks come together behind it."""
+        self.spec = spec
+        self.layout = layout
+        self.is_last = is_last
+        self.signature = inspect.signature(block.forward)
+        self.known = {
+            ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places
+        }  # fmt: skip
+        self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
+
+    def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Cuts what the block is given to this rank's tokens. Raises RequestError for what nobody knows how to cut."""
+        spec, layout = self.spec, self.layout
+        given = Arguments(self.signature, args, kwargs)
+        unknown = [name for name in given.values if name not in self.known and given.is_given(name)]
+        if unknown:
+            raise RequestError(
+                f"The blocks {spec.path} ({type(block).__name__}) were given {', '.join(unknown)}, which cannot be "
+                "shared over ranks yet.",
+                "Use ulysses=1 and ring=1, or the stock loader.",
+            )
+        cuts = {
+            **{name: partial(self.cut, streams=streams) for name, streams in spec.tokens.items()},
+            **{name: partial(self.cut_side, name=name) for name in spec.sides},
+            **{name: partial(self.cut_frames, name=name) for name in spec.frames},
+            **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in spec.ranges.items()},
+            **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in spec.places.items()},
+        }
+        for name, cut in cuts.items():
+            if given.values.get(name) is not None:
+                given.values[name] = cut(given.values[name])
+        return given.passed()
+
+    def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
+        """Fills up what the block returns, or gathers it."""
+        return each_stream(self.fill, output, self.spec.returns)
+
+    def cut(self, value: Any, streams: Streams) -> Any:
+        return each_stream(self.cut_tokens, value, streams)
+
+    def cut_tokens(self, filled: torch.Tensor, streams: str) -> torch.Tensor:
+        dim, grid = self.spec.dim, self.spec.grid
+        if grid > 1:
+            self.sizes = filled.shape[dim : dim + grid]
+            filled = filled.flatten(dim, dim + grid - 1)
+        local = self.layout.cut(filled, names(streams), dim)
+        return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
+
+    def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
+        dim, grid = self.spec.dim, self.spec.grid
+        if grid > 1:
+            local = local.flatten(dim, dim + grid - 1)
+        filled = self.layout.fill(local, names(streams), dim)
+        if self.is_last:
+            filled = self.layout.gather(filled, names(streams), dim)
+        return filled.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else filled
+
+    def cut_side(self, value: Any, name: str) -> Any:
+        """A per-token argument, or each of several; one that is for all tokens stays as it is."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.cut_side(item, name) for item in value)
+        dim, streams = self.spec.sides[name]
+        if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
+            return value
+        return self.remembered(name, value, lambda: self.layout.cut(value, names(streams), dim))
+
+    def cut_frames(self, value: Any, name: str) -> Any:
+        """An argument with an entry for each frame, of which each token gets its own; one for all stays as it is."""
+        streams, ndim = self.spec.frames[name]
+        if value.ndim != ndim or value.shape[1] == 1:
+            return value
+        tokens = self.layout.total(names(streams))
+
+        def by_token() -> torch.Tensor:
+            repeated = value.repeat_interleave(math.ceil(tokens / value.shape[1]), 1)[:, :tokens]
+            return self.layout.cut(repeated, names(streams), 1)
+
+        return self.remembered(name, value, by_token)
+
+    def remembered(self, name: str, whole: torch.Tensor, cut: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Every block gets the same; it is cut once a forward."""
+        sides, key = self.layout.forward.sides, f"{self.spec.path}.{name}.{id(whole)}"
+        if key not in sides:
+            sides[key] = (whole, cut())  # which keeps the whole, and so its id
+        return sides[key][1]
+
+
+def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any, streams: Streams | None) -> Any:
+    """Changes a tensor of tokens, or each of several."""
+    if value is None or streams is None:
+        return value
+    if isinstance(streams, str):
+        return change(value, streams)
+    return type(value)(each_stream(change, item, own) for item, own in zip(value, streams, strict=True))
+
+
+def install_filled_boundary(
+    model: torch.nn.Module, spec: HostSpec, layout: StreamLayout, attention: ParallelAttention, hooks: Hooks
+) -> None:
+    """Hooks the blocks of a model, and the attention inside of them."""
+    every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
+    for blocks, block in every:
+        is_last = spec.gathered_by is None and block is every[-1][1]
+        filled = FilledBlock(block, blocks, layout, is_last)
+        hooks.before(block, filled.enter, with_kwargs=True)
+        hooks.after(block, filled.leave)
+        for path, streams in blocks.attention.items():
+            module = block.get_submodule(path)
+            calls = (streams,) if isinstance(streams, str) else streams
+            install_attention(module, [attend_by(attention, module, call) for call in calls], hooks)
+    if spec.gathered_by:
+        path, arguments = spec.gathered_by
+        module = model.get_submodule(path)
+        hooks.before(
+            module, partial(gather_arguments, inspect.signature(module.forward), arguments, layout), with_kwargs=True
+        )
+
+
+def attend_by(attention: ParallelAttention, module: torch.nn.Module, call: str) -> Attend:
+    """Attention from streams, and to others where the spec of the call names them."""
+    streams, _, seen = call.partition("|")
+    return partial(attention, module, names(streams), seen=names(seen) if seen else ())
+
+
+def gather_arguments(
+    signature: inspect.Signature,
+    streams: dict[str, str],
+    layout: StreamLayout,
+    _module: torch.nn.Module,
+    args: tuple,
+    kwargs: dict[str, Any],
+) -> tuple[tuple, dict[str, Any]]:
+    given = Arguments(signature, args, kwargs)
+    for name, own in streams.items():
+        given.values[name] = layout.gather(given.values[name], names(own), 1)
+    return given.passed()
+
+
+def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
+    """What a spec relies on and the model does not have, as where ComfyUI has changed."""
+    for blocks in spec.blocks:
+        try:
+            modules = modules_at(model, blocks.path)
+        except AttributeError:
+            yield blocks.path
+            continue
+        for block in modules[:1]:
+            parameters = inspect.signature(block.forward).parameters.values()
+            takes_any = any(parameter.kind in VARIABLE for parameter in parameters)
+            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places}
+            for name in sorted(named - {parameter.name for parameter in parameters}):
+                if not takes_any:
+                    yield f"{blocks.path}: the argument {name}"
+            for path in blocks.attention:
+                try:
+                    block.get_submodule(path)
+                except AttributeError:
+                    yield f"{blocks.path}: {path}"
+
+
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

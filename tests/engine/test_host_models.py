@@ -1,0 +1,58 @@
+"""ComfyUI's own classes under every plan equal one process of ComfyUI's own class, with nothing of ours on it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.references import relative_error
+from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
+
+TOLERANCE = 1e-5
+PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}, {"ring": 2, "ulysses": 2}]
+UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks
+
+
+CASES = [
+    pytest.param(
+        row, plan, marks=[pytest.mark.slow] if math.prod(plan.values()) > 2 and row not in UNDER_EVERY_PLAN else []
+    )
+    for row in ROWS
+    for plan in PLANS
+]
+
+
+@pytest.fixture(scope="module")
+def outputs(
+    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
+    """What rank 0 gets for the tests that run, by row and plan; under the plan {}, what the plain class gives."""
+    root = tmp_path_factory.mktemp("host-models")
+    wanted = running(request, "row", "plan")
+    by_world: dict[int, list[tuple[str, dict[str, int]]]] = {1: [(row, {}) for row in dict(wanted)]}
+    for row, plan in wanted:
+        by_world.setdefault(math.prod(plan.values()), []).append((row, plan))
+    results: dict[str, torch.Tensor] = {}
+    for world, cases in by_world.items():
+        (root / "cases.json").write_text(json.dumps(cases))
+        out = root / f"world{world}.safetensors"
+        ranks.run(world, "host_ranks", str(root / "cases.json"), str(out))
+        results.update(load_file(out))
+    return results
+
+
+@pytest.mark.parametrize(("row", "plan"), CASES, ids=str)
+def test_a_class_of_comfyui_on_ranks_equals_itself(
+    row: str, plan: dict[str, int], outputs: dict[str, torch.Tensor]
+) -> None:
+    alone, shared = outputs[f"{row} | {{}}"], outputs[f"{row} | {json.dumps(plan)}"]
+    assert alone.abs().mean() > 1e-3, "a model that gives nothing shows nothing"
+    assert shared.shape == alone.shape
+    assert relative_error(shared, alone) <= TOLERANCE

@@ -1,0 +1,87 @@
+"""What a row of the equality table of ComfyUI's own classes is: a tiny model with random weights, and a call of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = tuple[tuple, dict[str, Any]]
+BATCH = 2
+TEXT = 13  # tokens, which divide by neither 2 nor 4
+SIGMA = 0.7
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """model_class: as in a spec. config: what its constructor takes. call: what makes random numbers of a shape, to a
+    call of the model.
+    """
+
+    model_class: str
+    config: Mapping[str, Any]
+    call: Callable[[Callable[..., torch.Tensor]], Call]
+
+    def build(self) -> torch.nn.Module:
+        """The model, its weights random but for norms, which are near 1. Only where ComfyUI can be imported."""
+        import comfy.ops
+
+        module, _, name = self.model_class.rpartition(".")
+        made = getattr(importlib.import_module(module), name)(
+            **self.config, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
+        )
+        fill_weights(made)
+        return made.eval().requires_grad_(False)
+
+    def inputs(self) -> Call:
+        generator = torch.Generator().manual_seed(7)
+        return self.call(lambda *shape: torch.randn(*shape, generator=generator))
+
+
+def fill_weights(model: torch.nn.Module) -> None:
+    """Random weights that keep values near 1 from layer to layer."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+            if not weight.is_floating_point() or not weight.numel():
+                continue
+            random = torch.randn(weight.shape, generator=generator)
+            if weight.ndim > 1:
+                weight.copy_(random * 0.7 / weight[0].numel() ** 0.5)
+            elif name.endswith(("weight", "scale")):
+                weight.copy_(1 + 0.1 * random)
+            else:
+                weight.copy_(0.1 * random)
+
+
+def image(channels: int, height: int = 14, width: int = 22) -> Callable[..., Call]:
+    """The latents and the timestep of an image model, and nothing else."""
+    return lambda random: ((random(BATCH, channels, height, width), torch.full((BATCH,), SIGMA)), {})
+
+
+def video(channels: int) -> Callable[..., Call]:
+    return lambda random: ((random(BATCH, channels, 3, 10, 14), torch.full((BATCH,), 1000 * SIGMA)), {})
+
+
+def with_(
+    base: Callable[..., Call], extra: Callable[[Callable[..., torch.Tensor]], dict[str, Any]]
+) -> Callable[..., Call]:
+    """The call with more keyword arguments."""
+
+    def call(random: Callable[..., torch.Tensor]) -> Call:
+        args, kwargs = base(random)
+        return args, {**kwargs, **extra(random)}
+
+    return call
+
+
+def text(width: int, **more: Callable[[Callable[..., torch.Tensor]], Any]) -> Callable[..., dict[str, Any]]:
+    """A text of TEXT tokens, and what else there is."""
+    return lambda random: {"context": random(BATCH, TEXT, width), **{name: made(random) for name, made in more.items()}}
+
+
+def guidance(_random: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return torch.full((BATCH,), 3.5)

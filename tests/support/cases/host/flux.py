@@ -1,0 +1,54 @@
+"""Flux.1 and Flux.2."""
+
+from __future__ import annotations
+
+from tests.support.cases.host.base import BATCH, HostCase, guidance, image, text, with_
+
+FLUX = {
+    "image_model": "flux", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 64,
+    "hidden_size": 64, "mlp_ratio": 4.0, "num_heads": 4, "depth": 2, "depth_single_blocks": 3, "axes_dim": [4, 6, 6],
+    "theta": 10000, "patch_size": 2, "qkv_bias": True, "guidance_embed": True, "txt_ids_dims": [],
+}  # fmt: skip
+FLUX2 = FLUX | {
+    "in_channels": 32, "out_channels": 32, "vec_in_dim": None, "patch_size": 1, "axes_dim": [4, 4, 4, 4],
+    "theta": 2000, "qkv_bias": False, "txt_ids_dims": [3], "global_modulation": True, "mlp_silu_act": True,
+    "ops_bias": False, "default_ref_method": "index", "ref_index_scale": 10.0,
+}  # fmt: skip
+FLUX_TEXT = {"y": lambda random: random(BATCH, 32), "guidance": guidance}
+
+CASES: dict[str, HostCase] = {
+    "flux-dev": HostCase("comfy.ldm.flux.model.Flux", FLUX, with_(image(16), text(64, **FLUX_TEXT))),
+    "flux-kontext": HostCase(
+        "comfy.ldm.flux.model.Flux",
+        FLUX,
+        with_(image(16), text(64, **FLUX_TEXT, ref_latents=lambda random: [random(BATCH, 16, 10, 12)])),
+    ),
+    "flux-controlnet": HostCase(
+        "comfy.ldm.flux.model.Flux",
+        FLUX,
+        with_(
+            image(16),
+            text(
+                64,
+                **FLUX_TEXT,
+                control=lambda random: {
+                    "input": [random(BATCH, 77, 64), None],
+                    "output": [random(BATCH, 77, 64)],
+                },
+            ),
+        ),
+    ),
+    "flux2": HostCase("comfy.ldm.flux.model.Flux", FLUX2, with_(image(32, 7, 11), text(64, guidance=guidance))),
+    "flux2-edit-index-timestep-zero": HostCase(
+        "comfy.ldm.flux.model.Flux",
+        FLUX2,
+        with_(
+            image(32, 7, 11),
+            text(
+                64,
+                ref_latents=lambda random: [random(BATCH, 32, 5, 6)],
+                ref_latents_method=lambda _random: "index_timestep_zero",
+            ),
+        ),
+    ),
+}
