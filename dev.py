@@ -69,8 +69,8 @@ NOT_FROM_HOST = {
     "comfy-angle",
     "pyopengl",
 }
-# So many processes share out the tests by files. The fast ones compute; of the others, most wait for ranks or a page.
-FAST_PROCESSES, PROCESSES = 2, 3
+# So many processes share out the tests by files: while one waits for ranks or a page, another computes.
+PROCESSES = 2
 # What the fast tests need of the host's requirements.
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
@@ -526,8 +526,7 @@ def main(argv: Sequence[str]) -> int:
     if command == "check":
         return check(setup.comfyui)
     if command == "test":
-        fast = LOWEST or "--fast" in rest
-        at_once = [f"--numprocesses={FAST_PROCESSES if fast else PROCESSES}", "--dist=loadfile"]
+        at_once = [f"--numprocesses={PROCESSES}", "--dist=loadfile"]
         rest = [*at_once, *("--fast" if argument == "--lowest" else argument for argument in rest)]
         command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
         return call([PYTHON, *command_line], env={**run_env(setup.comfyui), "OMP_NUM_THREADS": "1"})

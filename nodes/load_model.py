@@ -14,15 +14,17 @@ from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
 from .errors import Refused
 from .model.families import family_for
+from .model.host_file import HostFile, describe_host_file
 from .model.host_names import host_names
 from .model.loop_mode import serve_stock_samplers
 from .model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .model.remote_model import Handover, RemoteDiT, Schedule
-from .model.remote_patcher import remote_model
-from .model.single_file import describe_file
-from .parallel_plan import PlanType, resolve_plan
+from .model.remote_module import RemoteModule
+from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patcher
+from .model.single_file import UnknownFile, describe_file
+from .parallel_plan import PlanType, resolve_host_plan, resolve_plan
 from .plan_words import in_words
-from .workers.group import GROUPS, worker_group
+from .workers.group import GROUPS, device_type, worker_group
 from .workers.installed import check_installed
 
 AUTO = "auto"
@@ -88,7 +90,13 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         if model_name not in models:
             raise Refused(*why_not_listed(model_name))
         path = models[model_name]
-        description = describe_folder(path) if path.is_dir() else describe_file(path)
+        try:
+            description = describe_folder(path) if path.is_dir() else describe_file(path)
+        except UnknownFile:
+            host_file = describe_host_file(path, DTYPES.get(dtype))
+            if host_file is None:
+                raise
+            return io.NodeOutput(host_model(model_name, host_file, plan, group))
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
         if family is None:
@@ -118,6 +126,19 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         if loop_mode:
             serve_stock_samplers(patcher)
         return io.NodeOutput(patcher)
+
+
+def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
+    """The MODEL of a file that ComfyUI's own class runs. Raises PlanError."""
+    plan, remarks = resolve_host_plan(plan, file.module)
+    note = in_words(remarks)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, plan)
+    if note:
+        logging.warning("[ParallelDiT] %s", note)
+    on_cpu = device_type() == "cpu"
+    weight_bytes = 1 if on_cpu else max(1, file.weight_bytes)  # 0 would have ComfyUI count the weights
+    RemoteModule(worker_group(group), file.source(plan, on_cpu), plan, file.module, weight_bytes, note)
+    return remote_patcher(file.model, weight_bytes)
 
 
 def log_float8(model_name: str, dtype: str, description: ModelDescription) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
+from ..parallel_backend.models.comfyui.checks import auto_plan, check_module
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
@@ -97,6 +99,14 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
     if plan is None:
         return ResolvedPlan(ParallelPlan.auto(device_count(), spec.sizes(config).heads, spec.guided(config)))
     plan.check_model(**spec.limits(config))
+    return fit_to_machine(plan)
+
+
+def resolve_host_plan(plan: ParallelPlan | None, module: torch.nn.Module) -> ResolvedPlan:
+    """As `resolve_plan`, for one of ComfyUI's own diffusion models, which may be on the meta device."""
+    if plan is None:
+        return ResolvedPlan(auto_plan(device_count(), module))
+    check_module(plan, module)
     return fit_to_machine(plan)
 
 

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from ..parallel_backend.weights.loading import DTYPES
 from ..parallel_backend.weights.vae_files import describe_vae
 from .errors import Refused
-from .model.remote_model import check_interrupt
+from .model.remote_weights import check_interrupt
 from .workers.group import device_count, worker_group
 from .workers.installed import check_installed
 

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .axes import BATCH_AXES, EVERY_AXES, STAGE_AXES, TOKEN_AXES, WEIGHT_AXES
-from .errors import PlanError
+from .axes import EVERY_AXES
 from .groups.collectives import collect
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import shard_sizes
 from .hooks import Hooks
-from .models.comfyui import HostSpec, host_spec
-from .plan import ParallelPlan
+from .models.comfyui import host_spec
+from .models.comfyui.checks import check_module, sizes_of
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
-from .seams.filled import install_filled_boundary, missing_from
+from .seams.filled import install_filled_boundary
 from .seams.forward import Forward, ForwardSlot
 from .seams.streams import StreamLayout
 
 BATCH_DIM = 0
-
-
-class HostSizes(NamedTuple):
-    """Of a model's attention: the heads, and the dim of each."""
-
-    heads: int
-    head_dim: int
 
 
 class ParallelModule:
@@ -94,49 +85,6 @@ class ParallelModule:
         kwargs = {name: value if name in skipped else rows_of(value, size, axis) for name, value in kwargs.items()}
         with self.slot.enter(Forward(self.slot.every_segment())):
             return self.model(*args, **kwargs)
-
-
-def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
-    """The sizes that bound a plan, read off the model, which may be on the meta device."""
-    heads, width = (functools.reduce(getattr, path.split("."), model) for path in (spec.heads, spec.width))
-    return HostSizes(heads, width // heads)
-
-
-def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
-    """Raises PlanError, naming the degree, if the model's class forbids the plan, or this ComfyUI's class is not the
-    one that its spec is of."""
-    name, spec = type(model).__name__, host_spec(type(model))
-    for axis in (*STAGE_AXES, *WEIGHT_AXES):
-        degree = getattr(plan, axis)
-        if degree > 1:
-            raise PlanError(
-                f"{axis}={degree} is for the models of diffusers folders, and this file runs as ComfyUI's own {name}.",
-                f"Use {axis}=1, and ring={degree} or ulysses={degree} in its place.",
-                axis,
-            )
-    if spec and spec.coupled and plan.ways(BATCH_AXES) > 1:
-        raise PlanError(
-            f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",
-            "Use cfg=1 and dp=1, and ulysses or ring.",
-            *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
-        )
-    shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
-    if not shared:
-        return
-    if spec is None:
-        raise PlanError(
-            f"{shared[0]}={getattr(plan, shared[0])} is not there for {name} yet: how its tokens can be shared is not "
-            "known here.",
-            f"Use {shared[0]}=1, and cfg or dp in its place.",
-            *shared,
-        )
-    if changed := list(missing_from(model, spec)):
-        raise PlanError(
-            f"This ComfyUI's {name} is not the one that is known here: it has no {', '.join(changed)}.",
-            "Use cfg or dp in place of ulysses and ring, or the version of ComfyUI that the README names.",
-            *shared,
-        )
-    plan.check_model(heads=sizes_of(model, spec).heads)
 
 
 def rows_of(value: Any, size: int, axis: Axis) -> Any:

@@ -16,14 +16,13 @@ from ...worker.wire.protocol import Header
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from .host_names import HostNames
+from .remote_weights import Patches
 
 PREFIX = "diffusion_model."
 FORMATS = {"loha": "a LoHa", "lokr": "a LoKr", "oft": "an OFT", "boft": "a BOFT", "glora": "a GLoRA"}
 
 # ComfyUI's own: the name in its module, alone or with (dim, start, length) and a function of the difference.
 PatchKey = str | tuple
-# Its list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
-Patches = Mapping[str, list[tuple]]
 
 
 def accept(names: HostNames, patches: Mapping[PatchKey, Any], strength: float) -> dict[PatchKey, Any]:
@@ -39,11 +38,7 @@ def accept(names: HostNames, patches: Mapping[PatchKey, Any], strength: float) -
             "Remove that node, or use the stock loader.",
         )
     if not own and strength:
-        raise Refused(
-            "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for "
-            "another model.",
-            "Remove that node; if only its text-encoder part is wanted, set strength_model to 0.",
-        )
+        raise none_applied()
     for key, value in own.items():
         list(additions_of(names, name_of(key), (strength, value, 1.0, *cut_of(key)), ""))
     unknown = sum(name_of(key) not in names.shapes for key in patches if name_of(key, "").startswith(PREFIX))
@@ -52,6 +47,14 @@ def accept(names: HostNames, patches: Mapping[PatchKey, Any], strength: float) -
         *(strength, len(own), unknown),
     )
     return own
+
+
+def none_applied() -> Refused:
+    return Refused(
+        "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for another "
+        "model.",
+        "Remove that node; if only its text-encoder part is wanted, set strength_model to 0.",
+    )
 
 
 def name_of(key: PatchKey, prefix: str = PREFIX) -> str:

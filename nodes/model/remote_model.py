@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import comfy.model_base
-import comfy.model_management
-import comfy.model_patcher
 import torch
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.patcher_extension import WrappersMP
@@ -23,11 +20,11 @@ from ...worker.wire.sampler_call import SamplerCall
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from .host_names import HostNames
-from .lora import Patches, additions
+from .lora import additions
+from .remote_weights import Patches, RemoteWeights, check_interrupt
 
 KEY = "ParallelDiT"
 Conditions = Callable[[torch.Tensor, torch.Tensor | None, dict[str, Any]], dict[str, torch.Tensor]]
-check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 
 
 class RecordedForward(NamedTuple):
@@ -62,7 +59,7 @@ class Handover(NamedTuple):
     visible: dict[str, Any]
 
 
-class RemoteDiT(torch.nn.Module):
+class RemoteDiT(RemoteWeights, torch.nn.Module):
     """Stands where ComfyUI has its diffusion model; holds no weights and sends each forward to the worker group."""
 
     def __init__(
@@ -80,18 +77,15 @@ class RemoteDiT(torch.nn.Module):
 
         note: for the group's status, where the plan is not the one that was asked for.
         """
-        super().__init__()
+        torch.nn.Module.__init__(self)
+        RemoteWeights.__init__(
+            self, group, source.to_json(), plan, weight_bytes(group, source, plan, dtype, names), note
+        )
         self.__dict__.update(handover.visible)
         self.handover = handover
-        self.group = group
-        self.source = source.to_json()
-        self.plan = plan
-        self.weight_bytes = weight_bytes(group, source, plan, dtype, names)
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
-        self.note = note
-        self.patched: tuple[str | None, Patches] = (None, {})
         self.recorded: list[RecordedForward] | None = None
 
     def forward(
@@ -138,31 +132,8 @@ class RemoteDiT(torch.nn.Module):
             self.load()
             return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
 
-    def load(self) -> None:
-        """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
-        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)
-        key, patches = self.patched
+    def adapt(self, key: str | None, patches: Patches) -> None:
         self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the worker group holds this model under this plan; parked counts."""
-        return self.group.loaded == (self.source, self.plan.to_json())
-
-    def held_bytes(self) -> int:
-        """What the worker group keeps of ComfyUI's device, if it is for this model."""
-        return self.group.device_bytes() if self.is_held else 0
-
-    def wanted_bytes(self) -> int:
-        """What the worker group will keep of ComfyUI's device for this model; of that, if another is there, which goes
-        then, what will be more than now. At least 1."""
-        kept = self.group.device_bytes()
-        return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
-
-    def free(self) -> None:
-        """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
-        if self.is_held and self.group.settings.on_free != "keep":
-            self.group.park(unload=self.group.settings.on_free == "unload")
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[RecordedForward]]:

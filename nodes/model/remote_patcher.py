@@ -12,15 +12,17 @@ from comfy.patcher_extension import WrappersMP
 from comfy_execution.utils import get_executing_context
 
 from ..errors import Refused
-from .lora import accept
+from .lora import accept, name_of, none_applied
 from .remote_model import KEY, RemoteDiT, no_weights
+from .remote_module import RemoteModule, remote_module
 
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
 
 
 def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
-    if len(options.get("latent_shapes") or ()) > 1:
+    module = executor.class_obj.model_patcher.model.diffusion_model
+    if isinstance(module, RemoteDiT) and len(options.get("latent_shapes") or ()) > 1:
         raise Refused(
             "The parallel model takes no latent of several parts, such as video with audio (a nested latent).",
             "Use the stock loader, or a latent of one part.",
@@ -50,10 +52,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     @property
-    def remote(self) -> RemoteDiT | None:
+    def remote(self) -> RemoteDiT | RemoteModule | None:
         """None where a node has put another module in its place."""
         module = self.model.diffusion_model
-        return module if isinstance(module, RemoteDiT) else None
+        return module if isinstance(module, RemoteDiT) else remote_module(self.model)
 
     def loaded_size(self) -> int:
         return self.remote.held_bytes() if self.remote else super().loaded_size()
@@ -79,6 +81,29 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         # ComfyUI has no annotation there, only a default of 0, and passes floats.
         return super().partially_load(device_to, extra_memory, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
+    def load(
+        self,
+        device_to: torch.device | None = None,
+        lowvram_model_memory: float = 0,
+        force_patch_weights: bool = False,
+        full_load: bool = False,
+    ) -> None:
+        """The ranks read and patch the weights. Of ComfyUI's own class none are here that could be moved."""
+        if not isinstance(self.remote, RemoteModule):
+            super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)  # pyright: ignore[reportArgumentType]
+            return
+        self.model.model_lowvram = False
+        self.model.device = device_to
+        self.model.model_loaded_weight_memory = self.model_size()
+        self.model.current_weight_patches_uuid = self.patches_uuid
+
+    def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
+        if not isinstance(self.remote, RemoteModule):
+            super().unpatch_model(device_to, unpatch_weights)
+            return
+        super().unpatch_model(None, unpatch_weights)
+        self.model.device = device_to
+
     def partially_unload(
         self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
     ) -> int:
@@ -97,12 +122,24 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Keeps what is for this model; see `accept` for what it raises."""
         if strength_model != 1.0:
             raise no_weights("a model merge, or another node that scales weights")
+        if isinstance(self.remote, RemoteModule):
+            return self.add_own_patches(patches, strength_patch)
         own = accept(self.model.diffusion_model.names, patches, strength_patch)
         return super().add_patches(own, strength_patch)
+
+    def add_own_patches(self, patches: dict, strength: float) -> list:
+        """Of ComfyUI's own class, whose weights have the names that the patches are for."""
+        known = self.model.state_dict().keys()
+        own = {key: value for key, value in patches.items() if name_of(key, "") in known}
+        if not own and strength:
+            raise none_applied()
+        return super().add_patches(own, strength)
 
     def pre_run(self) -> None:
         """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
         super().pre_run()
+        if isinstance(self.remote, RemoteModule):
+            self.remote.check_untouched()
         if self.remote:
             key = str(self.patches_uuid) if self.patches else None
             self.remote.patched = (key, dict(self.patches))
@@ -143,13 +180,18 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
     model.manual_cast_dtype = None
     model.diffusion_model = diffusion_model  # pyright: ignore[reportAttributeAccessIssue]  (not always its UNetModel)
     model.model_config.unet_config.update(diffusion_model.names.detected)
+    return remote_patcher(model.eval(), diffusion_model.weight_bytes)
+
+
+def remote_patcher(model: comfy.model_base.BaseModel, weight_bytes: int) -> RemoteModelPatcher:
+    """The MODEL of a BaseModel whose diffusion model is in the worker group."""
     # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
     model.memory_required = lambda *_args, **_kwargs: 0
     patcher = RemoteModelPatcher(
-        model.eval(),
+        model,
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
-        size=diffusion_model.weight_bytes,
+        size=weight_bytes,
     )
     for wrapper in (refuse_nested, note_run):
         patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)

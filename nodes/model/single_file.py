@@ -30,10 +30,15 @@ PIXART_KEYS = {
 OTHERS = {"controlnet_": "a ControlNet"}
 
 
+class UnknownFile(ModelFileError):
+    """A file of which nothing is known here; ComfyUI may know it."""
+
+
 def describe_file(path: Path) -> ModelDescription:
     """The model in a file as a diffusers folder would describe it, and where its parameters lie in the file.
 
-    Raises ModelFileError for a file that is broken, holds another model, or is quantised otherwise than to fp8.
+    Raises ModelFileError for a file that is broken, and UnknownFile for one that holds another model, or is quantised
+    otherwise than to fp8.
     """
     header, metadata = read_header(path)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(header)
@@ -48,7 +53,7 @@ def describe_file(path: Path) -> ModelDescription:
     }
     for start, kind in OTHERS.items():
         if any(name.startswith(start) for name in weights):
-            raise unsupported(path.name, kind)
+            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
     if weights.keys() >= PIXART_KEYS:  # ComfyUI would take these for PixArt of the published width
         own_names: Table = {name: name for name in weights}
         return described("PixArtTransformer2DModel", pixart.LAYOUT, {}, own_names, weights, prefix, common)
@@ -128,9 +133,9 @@ def detect(weights: Header, metadata: Mapping[str, str]) -> tuple[comfy.supporte
         return None, False
 
 
-def unsupported(file: str, kind: str) -> ModelFileError:
+def unsupported(file: str, kind: str) -> UnknownFile:
     titles = sorted(family.layout.title for family in families() if family.layout)
-    return ModelFileError(
+    return UnknownFile(
         f"{file} is {kind}; single files are supported for {', '.join(titles)}.",
         "Use ComfyUI's own loader for this one.",
     )
@@ -146,11 +151,11 @@ def place(entry: str | tuple, weights: Header) -> TensorSlice:
 
 
 def refuse_quantised(file: str, weights: Header) -> None:
-    """Raises ModelFileError for weights that are not floats, and for scales that are not of whole tensors."""
+    """Raises UnknownFile for weights that are not floats, and for scales that are not of whole tensors."""
     integers = any(name.endswith(".weight") and not tensor.is_floating_point() for name, tensor in weights.items())
     scales = any(name.endswith(SCALES) and tensor.numel() != 1 for name, tensor in weights.items())
     if integers or scales:
-        raise ModelFileError(
+        raise UnknownFile(
             f"{file} holds quantised weights, of which only fp8 with one scale a tensor is supported.",
             "Use the model's fp8, fp16 or bf16 file, or ComfyUI's own loader.",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,12 @@ import torch
 
 from ..errors import RequestError
 from ..hooks import Hooks
+from ..models.comfyui.checks import modules_at
 from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
 from .attention import Attend, ParallelAttention, install_attention
 from .streams import StreamLayout
 
 ALWAYS_WHOLE = "transformer_options"  # of every block of ComfyUI's: a dict of what nodes ask for
-
-
-def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
-    """The blocks of a list, or the single one that is there."""
-    found = model.get_submodule(path)
-    return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
 
 
 class Arguments:
@@ -39,7 +34,7 @@ class Arguments:
         self.extra = kinds.get(inspect.Parameter.VAR_KEYWORD)
         self.defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
         own = dict(self.bound.arguments)
-        rest, extra = own.pop(self.rest, ()), own.pop(self.extra, {})
+        rest, extra = own.pop(self.rest or "", ()), own.pop(self.extra or "", {})
         self.values: dict[str, Any] = {**own, **{str(place): value for place, value in enumerate(rest)}, **extra}
         self.count = len(rest)
 
@@ -190,7 +185,7 @@ def attend_by(attention: ParallelAttention, module: torch.nn.Module, call: str) 
 
 def gather_arguments(
     signature: inspect.Signature,
-    streams: dict[str, str],
+    streams: Mapping[str, str],
     layout: StreamLayout,
     _module: torch.nn.Module,
     args: tuple,
@@ -200,28 +195,3 @@ def gather_arguments(
     for name, own in streams.items():
         given.values[name] = layout.gather(given.values[name], names(own), 1)
     return given.passed()
-
-
-def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
-    """What a spec relies on and the model does not have, as where ComfyUI has changed."""
-    for blocks in spec.blocks:
-        try:
-            modules = modules_at(model, blocks.path)
-        except AttributeError:
-            yield blocks.path
-            continue
-        for block in modules[:1]:
-            parameters = inspect.signature(block.forward).parameters.values()
-            takes_any = any(parameter.kind in VARIABLE for parameter in parameters)
-            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places}
-            for name in sorted(named - {parameter.name for parameter in parameters}):
-                if not takes_any:
-                    yield f"{blocks.path}: the argument {name}"
-            for path in blocks.attention:
-                try:
-                    block.get_submodule(path)
-                except AttributeError:
-                    yield f"{blocks.path}: {path}"
-
-
-VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -47,12 +47,13 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("__init__", "errors"),
         ("settings",),
         ("wire",),
+        ("comfyui",),
         ("launch",),
         ("host", "join", "rank"),
     ),
-    "worker.rank": (("memory", "channels"), ("*",)),
+    "worker.rank": (("sources",), ("memory", "channels"), ("*",)),
     "nodes": (
-        ("errors",),
+        ("errors", "compat"),
         ("workers", "plan_words"),
         ("model",),
         ("class_label", "parallel_plan"),
@@ -70,6 +71,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
         "worker.errors",
         "worker.settings",
         "worker.wire",
+        "worker.comfyui",
         "worker.launch",
         "worker.host",
     ),
@@ -80,6 +82,8 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
 FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
+    "worker.comfyui": ("comfy",),
+    "worker.rank.host_model": ("comfy",),
     "nodes": (
         "torch",
         "safetensors",
@@ -149,7 +153,7 @@ def packages_import_what_they_may(tree: Tree) -> Iterator[str]:
         top = found.target.partition(".")[0]
         package = found.module.partition(".")[0]
         if found.target not in modules and top not in sys.stdlib_module_names:
-            if top not in FROM_ELSEWHERE.get(package, ()):
+            if not any(is_in(found.module, start) and top in names for start, names in FROM_ELSEWHERE.items()):
                 yield f"{found}: {package or 'the pack'} knows nothing of {top}"
 
 

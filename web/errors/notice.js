@@ -26,7 +26,7 @@ export class Notice {
     }
     const node = this.node()
     const at = node ? rectangle(node, app.canvas.ds, window.LiteGraph.NODE_TITLE_HEIGHT) : null
-    const { x, y } = place(at, size(this.card), this.closed, view())
+    const { x, y } = place(at, size(this.card), this.closed, view(), taken())
     this.card.style.transform = `translate(${Math.round(x)}px, ${Math.round(y)}px)`
   }
 
@@ -73,14 +73,18 @@ export class Notice {
 
 const size = (element) => ({ width: element.offsetWidth, height: element.offsetHeight })
 
-/**
- * The part of the canvas that neither a panel nor its own buttons cover, in its pixels; what lies along its upper edge
- * comes and goes.
- */
+/** The part of the canvas that no panel covers, in its pixels; what lies along its upper edge comes and goes. */
 function view() {
   const canvas = app.canvas.canvas.getBoundingClientRect()
   const free = document.querySelector('.graph-canvas-panel')?.getBoundingClientRect() ?? canvas
-  const buttons = document.querySelector('[data-testid="zoom-controls-button"]')?.parentElement.getBoundingClientRect()
-  const bottom = buttons?.height ? Math.min(free.bottom, buttons.y) : free.bottom
-  return { x: free.x - canvas.x, y: 0, width: free.width, height: bottom - canvas.y }
+  return { x: free.x - canvas.x, y: 0, width: free.width, height: free.bottom - canvas.y }
+}
+
+/** What the editor has in the canvas's lower right corner, in the canvas's pixels. */
+function taken() {
+  const canvas = app.canvas.canvas.getBoundingClientRect()
+  const shown = ['minimap-interaction-overlay', 'zoom-controls-button']
+    .map((id) => document.querySelector(`[data-testid="${id}"]`)?.parentElement.getBoundingClientRect())
+    .filter((box) => box?.width)
+  return shown.map(({ x, y, width, height }) => ({ x: x - canvas.x, y: y - canvas.y, width, height }))
 }

@@ -32,9 +32,18 @@ export function rectangle(node, { scale, offset }, titleHeight) {
  * The card's upper left corner: beside the node, on the first side with room, and always whole within the view.
  *
  * closed: the size that the sides are tried with, so that unfolding the details does not send the card elsewhere.
- * node: null puts the card into the view's lower left corner.
+ * node: null puts the card into the view's lower left corner. taken: rectangles along the view's right edge that would
+ * cover the card; it goes to the left of them.
  */
-export function place(node, card, closed, view) {
+export function place(node, card, closed, view, taken = []) {
+  const corner = placeIn(node, card, closed, view)
+  const covers = ({ x, y, width, height }) =>
+    x < corner.x + card.width && corner.x < x + width && y < corner.y + card.height && corner.y < y + height
+  const left = Math.min(...taken.filter(covers).map(({ x }) => x))
+  return left < Infinity ? placeIn(node, card, closed, { ...view, width: left - view.x }) : corner
+}
+
+function placeIn(node, card, closed, view) {
   const right = view.x + view.width
   const bottom = view.y + view.height
   if (!node) return within({ x: view.x, y: bottom }, card, view)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,23 @@ import torch
 
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
-from ..wire.operations import ADAPT, FORWARD, LOAD, OPERATIONS, PARK, SAMPLE, TRACE, UNLOAD, VAE
+from ..wire.operations import (
+    ADAPT,
+    CALL,
+    FORWARD,
+    LOAD,
+    OPERATIONS,
+    PARK,
+    SAMPLE,
+    TRACE,
+    UNLOAD,
+    VAE,
+    Operation,
+)
 from ..wire.protocol import Header
 from ..wire.sampler_call import SamplerCall
 from ..wire.tensors import Tensors, UnsendableError
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, pack
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
@@ -89,11 +102,18 @@ class WorkerGroup:
             self._request(LOAD.header(source=source, plan=plan), {}, check)
             known.model, known.additions = (source, plan), None
 
-    def adapt(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
+    def adapt(
+        self,
+        key: str | None,
+        build: Callable[[], tuple[list[Header], Tensors]],
+        check: Check,
+        operation: Operation = ADAPT,
+    ) -> None:
         """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
 
         key: tells them from all others; None where there are none. build: makes what the engine's Additions are made
-        of, as JSON objects, and the tensors that these name.
+        of, as JSON objects, and the tensors that these name; or for the operation PATCH, which is for ComfyUI's own
+        classes, what a Patch is made of.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
@@ -102,7 +122,8 @@ class WorkerGroup:
                 return
             additions, tensors = build()
             known.additions = ""
-            self._request(ADAPT.header(additions=additions), tensors, check)
+            (field,) = operation.fields
+            self._request(operation.header(**{field: additions}), tensors, check)
             known.additions = key
 
     def forward(
@@ -117,6 +138,26 @@ class WorkerGroup:
             header = FORWARD.header(conditions=keys, drop=dropped)
             tensors = {"latents": latents, "timestep": timestep_B, **new}
             return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> list[torch.Tensor]:
+        """One call of a loaded model of ComfyUI's own class: the tensors that it returns.
+
+        args: latents and timestep, which are others each time. Tensors in kwargs that the group has from an earlier
+        call are not sent again. Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        """
+        tensors: Tensors = {}
+        try:
+            packed_args = pack(list(args), "args", tensors)
+            packed_kwargs = {name: pack(value, f"kwargs.{name}", tensors) for name, value in kwargs.items()}
+        except UnsendableError as error:
+            raise RequestRefused(*error.explanation) from error
+        fresh = {path: tensors.pop(path) for path in list(tensors) if path.startswith(NEW_EACH_CALL)}
+        with self.turn(check):
+            keys, new, dropped = self._known.conditions.exchange(tensors)
+            header = CALL.header(args=packed_args, kwargs=packed_kwargs, conditions=keys, drop=dropped)
+            size = tuple(tuple(tensor.shape) for path, tensor in fresh.items() if path.startswith("args."))
+            results = self._request(header, {**fresh, **new}, check, size=size)
+            return [results[f"{PREDICTION}.{place}"] for place in range(len(results))]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, check: Check, on_step: OnStep

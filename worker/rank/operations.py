@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import RequestError, is_out_of_memory
@@ -19,23 +21,30 @@ from parallel_backend.sampling.denoiser import Denoiser, LoopStopped
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae import ParallelVAE
 from parallel_backend.weights.adapters import Addition
-from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.loading import Check
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.vae_files import load_vae
 
-from ..wire.operations import ADAPT, FORWARD, LOAD, OPERATIONS, PARK, SAMPLE, TRACE, UNLOAD, VAE
+from ..comfyui.patches import Patch
+from ..comfyui.source import HostSource
+from ..wire.operations import ADAPT, CALL, FORWARD, LOAD, OPERATIONS, PARK, PATCH, SAMPLE, TRACE, UNLOAD, VAE
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
+from ..wire.tree import DICT, NEW_EACH_CALL, PREDICTION, unpack
 from .agreement import DONE, Ended
+from .host_model import HostModel
 from .job import Cancelled, Job
 from .memory.release import release_memory
+from .request_checks import made
 from .sampling import first_latents, inpainting_of, stepper_of
+from .sources import Source, source_of
 from .state import RankState
 from .step_watch import Emit, JobWatch
 from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
+Model = TypeVar("Model", ParallelTransformer, HostModel)
 
 
 class Operations:
@@ -59,6 +68,8 @@ class Operations:
         return {
             LOAD.name: self.load,
             ADAPT.name: self.adapt,
+            PATCH.name: self.patch,
+            CALL.name: self.call,
             FORWARD.name: self.forward,
             SAMPLE.name: self.sample,
             VAE.name: self.run_vae,
@@ -72,7 +83,7 @@ class Operations:
 
         The weights stay where another plan is asked for that leaves every rank its own; without their additions.
         """
-        source = ModelSource.from_json(job.header["source"])
+        source = source_of(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
         if plan.world_size != dist.get_world_size():
             raise RequestError(
@@ -85,27 +96,51 @@ class Operations:
         mesh, _ = job.groups.mesh_of(plan), job.groups.whole()
         if kept:
             self.replan(job, kept, mesh)
-        transformer = kept or job.alone(lambda: ParallelTransformer.load(source, mesh, job.check))
-        self.state.keep_model(transformer, source, plan)
+        model = kept or job.alone(lambda: read_model(source, mesh, job.check))
+        self.state.keep_model(model, source, plan)
 
-    def replan(self, job: Job, transformer: ParallelTransformer, mesh: Mesh) -> None:
+    def replan(self, job: Job, model: ParallelTransformer | HostModel, mesh: Mesh) -> None:
         """Another plan on the weights that are there, as the files hold them, and nothing of the last requests."""
         self.state.conditions.clear()
-        job.alone(lambda: transformer.replan(mesh))
-        if transformer.adapted:
-            self.unpark(job, transformer.parking)
-            job.alone(lambda: transformer.adapt([], {}, job.check))
+        job.alone(lambda: model.replan(mesh))
+        if not model.adapted:
+            return
+        self.unpark(job, model.parking)
+        if isinstance(model, HostModel):
+            job.alone(lambda: model.patch([], {}))
+        else:
+            job.alone(lambda: model.adapt([], {}, job.check))
 
     def adapt(self, job: Job, tensors: Tensors) -> None:
         """Gives the weights these additions in place of those that they had. If that fails, no model is loaded."""
-        transformer = self.loaded_transformer(job)
+        transformer = self.loaded(job, ParallelTransformer)
         additions = [Addition.from_json(fields) for fields in job.header["additions"]]
         job.alone(lambda: transformer.adapt(additions, tensors, job.check))
         logging.info("the weights have %d additions", len(additions))
 
+    def patch(self, job: Job, tensors: Tensors) -> None:
+        """Gives the weights of ComfyUI's own class these changes in place of those that they had."""
+        model = self.loaded(job, HostModel)
+        patches = [Patch.from_json(fields) for fields in job.header["patches"]]
+        job.alone(lambda: model.patch(patches, tensors))
+
+    def call(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """One call of ComfyUI's own class, with whatever it was called with; tensors not sent before come along."""
+        model = self.loaded(job, HostModel)
+        fresh = {name: tensors.pop(name) for name in list(tensors) if name.startswith(NEW_EACH_CALL)}
+        (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
+        given = {**fresh, **conditions}
+        args = made(lambda values: tuple(unpack(each, given) for each in values), job.header["args"], "arguments")
+        kwargs = made(lambda values: unpack(values, given), {DICT: job.header["kwargs"]}, "arguments")
+        output = model.call(args, kwargs)
+        if output is None:
+            return None
+        parts = [output] if torch.is_tensor(output) else output
+        return {f"{PREDICTION}.{place}": part.cpu() for place, part in enumerate(parts)}
+
     def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
-        transformer = self.loaded_transformer(job)
+        transformer = self.loaded(job, ParallelTransformer)
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         prediction = transformer(latents, timestep_B, conditions)
@@ -113,7 +148,7 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
-        transformer = self.loaded_transformer(job)
+        transformer = self.loaded(job, ParallelTransformer)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         conditions, negative = self.state.take_conditions(job.header, tensors, "conditions", "negative")
         call = SamplerCall.from_json(job.header["call"])
@@ -196,8 +231,16 @@ class Operations:
         trace = gather_trace(self.timeline, job.control_group)
         return None if trace is None else {"trace": trace}
 
-    def loaded_transformer(self, job: Job) -> ParallelTransformer:
-        if self.state.transformer is None:
+    def loaded(self, job: Job, kind: type[Model]) -> Model:
+        """The model that is loaded, on its device. Raises RequestError where there is none of that kind."""
+        model = self.state.transformer
+        if not isinstance(model, kind):
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
-        self.unpark(job, self.state.transformer.parking)
-        return self.state.transformer
+        self.unpark(job, model.parking)
+        return model
+
+
+def read_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:
+    if isinstance(source, HostSource):
+        return HostModel.load(source, mesh)
+    return ParallelTransformer.load(source, mesh, check)

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.adapters import Addition
-from parallel_backend.weights.loading import ModelSource
 
+from ..comfyui.patches import Patch
 from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
+from .sources import source_of
 
+Part = TypeVar("Part")
 
-class Described(Protocol):
-    """A part of a request, which a JSON object describes."""
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any], /) -> Any: ...
-
-
-Part = TypeVar("Part", bound=Described)
-
-DESCRIBED = {"source": ModelSource, "plan": ParallelPlan}  # by field, what of the engine's it has to make
+# By field, what makes of it what it has to be.
+DESCRIBED: Mapping[str, Callable[[Any], Any]] = {"source": source_of, "plan": ParallelPlan.from_json}
+LISTED: Mapping[str, Callable[[Any], Any]] = {"additions": Addition.from_json, "patches": Patch.from_json}
 MAX_STEPS = 10_000
 
 
@@ -47,13 +42,14 @@ def check_request(header: Header, tensors: Tensors) -> None:
 
 def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
     """Raises RequestError for a field of the right type with what none can have. It means the same in all requests."""
-    for field, kind in DESCRIBED.items():
+    for field, make in DESCRIBED.items():
         if field in given:
-            made(kind, given[field])
-    for each in given.get("additions", []):
-        made(Addition, each)
+            made(make, given[field], field)
+    for field, make in LISTED.items():
+        for each in given.get(field, []):
+            made(make, each, field)
     if "call" in given:
-        check_call(made(SamplerCall, given["call"]), tensors)
+        check_call(made(SamplerCall.from_json, given["call"], "call"), tensors)
     if given.get("direction", "decode") not in ("decode", "encode"):
         raise RequestError(f"A VAE decodes or encodes; {given['direction']!r} is neither.")
     for kind in ("conditions", "negative"):
@@ -71,14 +67,14 @@ def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[typ
             raise RequestError(f"The {name} of {whose} cannot be {value!r:.100}.", "Restart ComfyUI.")
 
 
-def made(kind: type[Part], values: Any) -> Part:
-    """The part of a request that a JSON object describes. Raises RequestError where it does not."""
+def made(make: Callable[[Any], Part], values: Any, what: str) -> Part:
+    """The part of a request that JSON describes. Raises RequestError where it does not."""
     try:
-        return kind.from_json(values)
+        return make(values)
     except RequestError:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise RequestError(f"{values!r:.100} describes no {kind.__name__} ({error}).", "Restart ComfyUI.") from error
+        raise RequestError(f"{values!r:.100} describes no {what} ({error}).", "Restart ComfyUI.") from error
 
 
 def check_call(call: SamplerCall, tensors: Tensors) -> None:

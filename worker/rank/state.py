@@ -12,11 +12,12 @@ from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae import ParallelVAE
-from parallel_backend.weights.loading import ModelSource
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
+from .host_model import HostModel
 from .memory.release import release_memory
+from .sources import Source
 
 
 class RankState:
@@ -24,18 +25,18 @@ class RankState:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.transformer: ParallelTransformer | None = None
-        self.source: ModelSource | None = None  # what the transformer was loaded from
+        self.transformer: ParallelTransformer | HostModel | None = None
+        self.source: Source | None = None  # what the transformer was loaded from
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
 
-    def keep_model(self, transformer: ParallelTransformer, source: ModelSource, plan: ParallelPlan) -> None:
+    def keep_model(self, transformer: ParallelTransformer | HostModel, source: Source, plan: ParallelPlan) -> None:
         self.transformer, self.source = transformer, source
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
-    def model_of(self, source: ModelSource, plan: ParallelPlan) -> ParallelTransformer | None:
+    def model_of(self, source: Source, plan: ParallelPlan) -> ParallelTransformer | HostModel | None:
         """The transformer, if its weights are of this source and those that this rank needs under the plan.
 
         All ranks find alike.

@@ -48,6 +48,14 @@ LOAD = Operation(
     "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
 )
 ADAPT = Operation("adapt", "adding to the weights", {"additions": list}, moves_weights=True, drops_model=True)
+PATCH = Operation("patch", "changing the weights", {"patches": list}, moves_weights=True, drops_model=True)
+CALL = Operation(
+    "call",
+    "running the model",
+    {"args": list, "kwargs": dict, "conditions": dict, "drop": list},
+    latents="args.0",
+    is_step=True,
+)
 FORWARD = Operation(
     "forward",
     "running the model",
@@ -72,7 +80,7 @@ UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each for each in (LOAD, ADAPT, FORWARD, SAMPLE, VAE, PARK, UNLOAD, TRACE)
+    each.name: each for each in (LOAD, ADAPT, PATCH, CALL, FORWARD, SAMPLE, VAE, PARK, UNLOAD, TRACE)
 }
 
 

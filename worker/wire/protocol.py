@@ -19,7 +19,7 @@ from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
 MAGIC = b"PDiT"
-VERSION = 2
+VERSION = 3
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30

@@ -415,6 +415,21 @@ CASES = {
         renamed=HUNYUANVIDEO_NAMES,
     ),
 }
+# What the ranks run by ComfyUI's own class.
+HOST_CASES = {
+    "longcat-image": StockCase(
+        "flux.model.Flux",
+        flux(vec_in_dim=None, context_in_dim=3584, guidance_embed=False, txt_ids_dims=[1, 2]),
+        (1, 16, 9, 12),
+        text(7, 3584),
+    ),
+    "wan-2.1-vace": StockCase(
+        "wan.model.VaceWanModel",
+        wan(model_type="vace", in_dim=16, num_layers=4, vace_layers=2, vace_in_dim=96),
+        VIDEO,
+        text(7, 4096, **{"list vace_frames": normal(1, 32, 2, 8, 12), "list vace_mask": normal(1, 64, 2, 8, 12)}),
+    ),
+}
 FULL_WIDTH = flux_case(
     hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=1, context_in_dim=4096, vec_in_dim=768
 )

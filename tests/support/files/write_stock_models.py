@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.support.cases.stock_cases import CASES, FULL_WIDTH
+from tests.support.cases.stock_cases import CASES, FULL_WIDTH, HOST_CASES
 
 
 def main(comfyui: str, folder: str, *names: str) -> None:
@@ -23,7 +23,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
     importlib.import_module("comfy.options").enable_args_parsing()
     operations = importlib.import_module("comfy.ops").disable_weight_init
     for name in names:
-        case = {**CASES, "flux-full-width": FULL_WIDTH}[name]
+        case = {**CASES, **HOST_CASES, "flux-full-width": FULL_WIDTH}[name]
         module, _, class_name = case.module.rpartition(".")
         model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
         model = model_class(**case.config, dtype=torch.float32, device="cpu", operations=operations)

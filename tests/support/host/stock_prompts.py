@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import REPOSITORY
-from tests.support.cases.stock_cases import CASES
+from tests.support.cases.stock_cases import CASES, HOST_CASES
 from tests.support.host.graphs import Graph, Link
 
 Patch = Callable[[Graph, Link], Link]
+ALL = {**CASES, **HOST_CASES}
 
 
 def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
@@ -28,7 +29,7 @@ def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
     for name in names:
         generator = torch.Generator().manual_seed(3)
         for which in ("positive", "negative"):
-            save_file(CASES[name].texts(generator), base / "input" / f"{name} {which}.safetensors")
+            save_file(ALL[name].texts(generator), base / "input" / f"{name} {which}.safetensors")
 
 
 def prompt(
@@ -44,7 +45,7 @@ def prompt(
 
     model: another than the case's file. positive: another text. patch: puts nodes behind the loader.
     """
-    case, graph = CASES[name], Graph()
+    case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
     if plan is None:
         loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")

@@ -23,6 +23,7 @@ from ...errors import Explanation
 from ...wire.operations import FORWARD, Operation
 from ...wire.protocol import Header
 from ...wire.tensors import Tensors
+from ..sources import source_of
 from .room import Room
 
 MORE_RANKS = (1, 2, 4, 8)  # times those that there are
@@ -150,14 +151,16 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
 
 
 def plan_of(
-    operation: Operation, header: Header, latents: torch.Size | None, transformer: ParallelTransformer | None
+    operation: Operation, header: Header, latents: torch.Size | None, transformer: object
 ) -> dict[str, Any]:
     """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
     if operation.brings_model:
-        source, plan = ModelSource.from_json(header["source"]), ParallelPlan.from_json(header["plan"])
+        source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
         weights = sum(map(os.path.getsize, source.files)) // plan.weight_ways
+        if not isinstance(source, ModelSource):
+            return {"weights": weights}  # which no other plan shares out
         return {"weights": weights, "plan": plan, "limits": spec_for(source.model_class).limits(source.config)}
-    if operation.without_model or transformer is None:
+    if operation.without_model or not isinstance(transformer, ParallelTransformer):
         return {}
     spec, config = transformer.spec, transformer.model.config
     tokens = 0

@@ -1,0 +1,64 @@
+"""A model file that ComfyUI's own class runs: what ComfyUI takes it for, without reading its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import comfy.model_base
+import torch
+
+from ...parallel_backend.plan import ParallelPlan
+from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name
+from ...worker.comfyui.source import HostSource
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
+
+    weight_bytes: of the weights in the file.
+    """
+
+    path: Path
+    model: comfy.model_base.BaseModel
+    dtype: torch.dtype | None
+    cast: torch.dtype | None
+    weight_bytes: int
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self.model.diffusion_model
+
+    @property
+    def model_class(self) -> str:
+        return type(self.module).__name__
+
+    def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
+        """What the ranks load. Tokens can be shared where torch computes attention; one rank alone does as ComfyUI."""
+        arguments = [*(["--cpu"] if on_cpu else [])]
+        if plan.world_size > 1:
+            arguments.append("--use-pytorch-cross-attention")
+        return HostSource(
+            comfyui=str(Path(comfy.model_base.__file__).resolve().parents[1]),
+            arguments=tuple(arguments),
+            file=str(self.path),
+            model_class=self.model_class,
+            dtype=dtype_name(self.dtype),
+            cast=dtype_name(self.cast),
+        )
+
+
+def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile | None:
+    """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice."""
+    try:
+        config, weights = detect(path)
+    except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
+        return None
+    if config is None:
+        return None
+    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
+    chosen, cast = choose_dtypes(config, weights, dtype)
+    return HostFile(path, build(config, weights, chosen, cast, META), chosen, cast, weight_bytes)

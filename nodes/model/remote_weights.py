@@ -1,0 +1,63 @@
+"""What stands for a model whose weights are in the worker group: has them loaded and changed, and answers for their
+memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import comfy.model_management
+
+from ...parallel_backend.plan import ParallelPlan
+from ...worker.host.client import WorkerGroup
+from ...worker.wire.protocol import Header
+
+check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
+# ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
+Patches = Mapping[Any, list[tuple]]
+
+
+class RemoteWeights:
+    """source: of the model, as JSON. weight_bytes: what rank 0 will keep of it on its accelerator; 1 where it has none.
+
+    note: for the group's status, where the plan is not the one that was asked for.
+    """
+
+    def __init__(
+        self, group: WorkerGroup, source: Header, plan: ParallelPlan, weight_bytes: int, note: str = ""
+    ) -> None:
+        self.group = group
+        self.source = source
+        self.plan = plan
+        self.weight_bytes = weight_bytes
+        self.note = note
+        self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
+
+    def load(self) -> None:
+        """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
+        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)
+        self.adapt(*self.patched)
+
+    def adapt(self, key: str | None, patches: Patches) -> None:
+        """Makes sure that the worker group's weights have these patches and no others."""
+        raise NotImplementedError
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the worker group holds this model under this plan; parked counts."""
+        return self.group.loaded == (self.source, self.plan.to_json())
+
+    def held_bytes(self) -> int:
+        """What the worker group keeps of ComfyUI's device, if it is for this model."""
+        return self.group.device_bytes() if self.is_held else 0
+
+    def wanted_bytes(self) -> int:
+        """What the worker group will keep of ComfyUI's device for this model; of that, if another is there, which goes
+        then, what will be more than now. At least 1."""
+        kept = self.group.device_bytes()
+        return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
+
+    def free(self) -> None:
+        """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
+        if self.is_held and self.group.settings.on_free != "keep":
+            self.group.park(unload=self.group.settings.on_free == "unload")

@@ -1,0 +1,114 @@
+"""Whether a plan, and what a spec says, fit one of ComfyUI's models; it may be on the meta device.
+
+Read in ComfyUI's process too, which has no torch.distributed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ...axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES, WEIGHT_AXES
+from ...errors import PlanError
+from ...plan import ParallelPlan
+from .spec import HostSpec, host_spec
+
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class HostSizes(NamedTuple):
+    """Of a model's attention: the heads, and the dim of each."""
+
+    heads: int
+    head_dim: int
+
+
+def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
+    """The blocks of a list, or the single one that is there."""
+    found = model.get_submodule(path)
+    return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
+
+
+def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
+    """The sizes that bound a plan, read off the model, which may be on the meta device."""
+    heads, width = (read_size(model, path) for path in (spec.heads, spec.width))
+    return HostSizes(heads, width // heads)
+
+
+def read_size(model: torch.nn.Module, path: str) -> int:
+    value: Any = model
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
+    """Raises PlanError, naming the degree, if the model's class forbids the plan, or this ComfyUI's class is not the
+    one that its spec is of."""
+    name, spec = type(model).__name__, host_spec(type(model))
+    for axis in (*STAGE_AXES, *WEIGHT_AXES):
+        degree = getattr(plan, axis)
+        if degree > 1:
+            raise PlanError(
+                f"{axis}={degree} is for the models of diffusers folders, and this file runs as ComfyUI's own {name}.",
+                f"Use {axis}=1, and ring={degree} or ulysses={degree} in its place.",
+                axis,
+            )
+    if spec and spec.coupled and plan.ways(BATCH_AXES) > 1:
+        raise PlanError(
+            f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",
+            "Use cfg=1 and dp=1, and ulysses or ring.",
+            *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
+        )
+    shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
+    if not shared:
+        return
+    if spec is None:
+        raise PlanError(
+            f"{shared[0]}={getattr(plan, shared[0])} is not there for {name} yet: how its tokens can be shared is not "
+            "known here.",
+            f"Use {shared[0]}=1, and cfg or dp in its place.",
+            *shared,
+        )
+    if changed := list(missing_from(model, spec)):
+        raise PlanError(
+            f"This ComfyUI's {name} is not the one that is known here: it has no {', '.join(changed)}.",
+            "Use cfg or dp in place of ulysses and ring, or the version of ComfyUI that the README names.",
+            *shared,
+        )
+    plan.check_model(heads=sizes_of(model, spec).heads)
+
+
+def auto_plan(devices: int, model: torch.nn.Module) -> ParallelPlan:
+    """The plan for so many devices: tokens are shared where the class's spec says how, and else the batch."""
+    spec = host_spec(type(model))
+    if spec and not list(missing_from(model, spec)):
+        return ParallelPlan.auto(devices, sizes_of(model, spec).heads, guided=False)
+    if devices % 2 or (spec and spec.coupled):
+        return ParallelPlan()
+    return ParallelPlan(cfg=2, dp=devices // 2)
+
+
+def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
+    """What a spec relies on and the model does not have, as where ComfyUI has changed."""
+    for blocks in spec.blocks:
+        try:
+            modules = modules_at(model, blocks.path)
+        except AttributeError:
+            yield blocks.path
+            continue
+        for block in modules[:1]:
+            parameters = inspect.signature(block.forward).parameters.values()
+            takes_any = any(parameter.kind in VARIABLE for parameter in parameters)
+            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places}
+            for name in sorted(named - {parameter.name for parameter in parameters}):
+                if not takes_any:
+                    yield f"{blocks.path}: the argument {name}"
+            for path in blocks.attention:
+                try:
+                    block.get_submodule(path)
+                except AttributeError:
+                    yield f"{blocks.path}: {path}"

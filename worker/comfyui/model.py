@@ -1,0 +1,110 @@
+"""One of ComfyUI's models from its file, by ComfyUI's own detection and classes.
+
+The steps are those of `comfy.sd.load_diffusion_model_state_dict`, which always makes a whole model: ComfyUI's process
+makes one without weights, and the ranks have theirs from the file's pages, which they share.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import torch
+
+from .source import HostSource
+
+if TYPE_CHECKING:
+    import comfy.model_base
+    import comfy.supported_models_base
+
+Weights = dict[str, torch.Tensor]
+
+
+def import_comfyui(source: HostSource) -> None:
+    """In a rank: makes ComfyUI's modules importable, as if it had been started with these arguments."""
+    if "comfy.cli_args" in sys.modules:
+        return
+    sys.path.append(source.comfyui)
+    with patch.object(sys, "argv", [sys.argv[0], *source.arguments]):
+        import comfy.options
+
+        comfy.options.enable_args_parsing()
+        import comfy.cli_args
+        import comfy.sd  # noqa: F401
+
+
+def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights]:
+    """What ComfyUI takes the diffusion model in a file for, None if it knows no such, and its weights by ComfyUI's
+    names. They are views of the file's pages."""
+    import comfy.model_detection
+    import comfy.utils
+
+    weights, metadata = comfy.utils.load_torch_file(str(file), return_metadata=True)
+    weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
+    prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
+    own = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
+    if own:
+        weights, metadata = comfy.utils.convert_old_quants(own, "", metadata=metadata)
+    if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
+        return config, weights
+    if (converted := comfy.model_detection.convert_diffusers_mmdit(weights, "")) is not None:
+        return comfy.model_detection.model_config_from_unet(converted, ""), converted
+    config = comfy.model_detection.model_config_from_diffusers_unet(weights)
+    if config is None:
+        return None, weights
+    names = comfy.utils.unet_to_diffusers(config.unet_config)
+    return config, {own: weights[name] for name, own in names.items() if name in weights}
+
+
+def choose_dtypes(
+    config: comfy.supported_models_base.BASE, weights: Weights, wanted: torch.dtype | None
+) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """What the stock loader has the weights in on ComfyUI's device, None for quantised ones, and what it computes them
+    in, None for the same. wanted: instead of the first."""
+    import comfy.model_management
+    import comfy.utils
+
+    quantised = config.quant_config is not None
+    supported = list(config.supported_inference_dtypes)
+    dtype = wanted or comfy.model_management.unet_dtype(
+        model_params=comfy.utils.calculate_parameters(weights),
+        supported_dtypes=supported,
+        weight_dtype=None if quantised else comfy.utils.weight_dtype(weights),
+    )
+    device = comfy.model_management.get_torch_device()
+    cast = comfy.model_management.unet_manual_cast(
+        None if quantised else dtype, device, config.supported_inference_dtypes
+    )
+    return dtype, cast
+
+
+def build(
+    config: comfy.supported_models_base.BASE,
+    weights: Weights,
+    dtype: torch.dtype | None,
+    cast: torch.dtype | None,
+    device: torch.device | None,
+) -> comfy.model_base.BaseModel:
+    """The model with its parameters on a device, and nothing read into them."""
+    config.set_inference_dtype(dtype, cast)
+    return config.get_model(weights, "", device=device).eval()
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    return getattr(torch, name) if name else None
+
+
+def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> list[str]:
+    """Puts the weights into the model, without copying them; returns the parameters for which there are none.
+
+    ComfyUI's classes know older names of their own, so that names cannot tell.
+    """
+    before = dict(model.diffusion_model.named_parameters())
+    model.load_model_weights(weights, "", assign=True)
+    return [name for name, parameter in model.diffusion_model.named_parameters() if parameter is before.get(name)]

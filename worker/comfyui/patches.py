@@ -1,0 +1,78 @@
+"""What ComfyUI's nodes change of a model's weights, as it goes to the ranks, where ComfyUI's own code applies it.
+
+A patch of ComfyUI's is (strength, what, strength of the weight itself, (dim, start, length) or None, function or None);
+what is an adapter (LoRA, DoRA, LoHa, LoKr, OFT, …), or (kind, tensors) like a difference, or a tuple of one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..wire.tensors import Tensors, UnsendableError
+from ..wire.tree import pack, unpack
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One change. name: of the weight. adapter: its class, empty for a difference; value: its weights, or (kind,
+    tensors), packed. offset: the part of the weight that it is for. swaps: whether the halves of it change places."""
+
+    name: str
+    strength: float
+    strength_model: float
+    adapter: str
+    value: Any
+    offset: tuple[int, int, int] | None = None
+    swaps: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Patch:
+        offset = fields["offset"]
+        return cls(**{**fields, "offset": offset and tuple(offset)})
+
+
+def packed(patches: Mapping[Any, Sequence[tuple]]) -> tuple[list[Patch], Tensors]:
+    """A patcher's list as what goes to the ranks, and the tensors that it names. Raises UnsendableError."""
+    import comfy.utils
+    from comfy.weight_adapter import WeightAdapterBase
+
+    found: list[Patch] = []
+    tensors: Tensors = {}
+    for name, entries in patches.items():
+        for place, (strength, value, strength_model, offset, function) in enumerate(entries):
+            if function not in (None, comfy.utils.swap_scale_shift):
+                raise UnsendableError(f"The change of {name} has a function, which cannot be sent to the ranks.")
+            is_adapter = isinstance(value, WeightAdapterBase)
+            parts = value.weights if isinstance(value, WeightAdapterBase) else value
+            found.append(
+                Patch(
+                    name=name,
+                    strength=float(strength),
+                    strength_model=float(strength_model),
+                    adapter=type(value).__name__ if is_adapter else "",
+                    value=pack(parts, f"{name}.{place}", tensors),
+                    offset=offset and tuple(offset),
+                    swaps=function is not None,
+                )
+            )
+    return found, tensors
+
+
+def applied(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]]:
+    """`packed`'s inverse, in the ranks: the list of ComfyUI's ModelPatcher."""
+    import comfy.utils
+    from comfy.weight_adapter import adapters
+
+    classes: dict[str, Callable[..., Any]] = {each.__name__: each for each in adapters}
+    found: dict[str, list[tuple]] = {}
+    for patch in patches:
+        parts = unpack(patch.value, tensors)
+        value = classes[patch.adapter](set(), parts) if patch.adapter else parts
+        function = comfy.utils.swap_scale_shift if patch.swaps else None
+        found.setdefault(patch.name, []).append((patch.strength, value, patch.strength_model, patch.offset, function))
+    return found

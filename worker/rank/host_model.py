@@ -1,0 +1,100 @@
+"""A model of ComfyUI's own in a rank: loaded from its file, on the mesh, with what nodes add to its weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parallel_backend.errors import ModelFileError
+from parallel_backend.groups.mesh import Mesh
+from parallel_backend.module import ParallelModule
+from parallel_backend.weights.parking import Parking
+
+from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
+from ..comfyui.patches import Patch, applied
+from ..comfyui.source import HostSource
+from ..wire.tensors import Tensors
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class HostModel:
+    """patcher: ComfyUI's own, which changes the weights and puts them back. module: the model on the mesh."""
+
+    patcher: Any
+    module: ParallelModule
+    parking: Parking
+    is_patched: bool = False
+
+    @classmethod
+    def load(cls, source: HostSource, mesh: Mesh) -> HostModel:
+        """Reads the file, whose pages the ranks of a machine share. Runs no collectives.
+
+        Raises ModelFileError, PlanError.
+        """
+        import_comfyui(source)
+        import comfy.model_patcher
+
+        config, weights = detect(source.file)
+        if config is None:
+            raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
+        dtype, cast = dtype_of(source.dtype), dtype_of(source.cast)
+        model = build(config, weights, dtype, cast, None)
+        if missing := load_weights(model, weights):
+            raise ModelFileError(
+                f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
+                "the file is incomplete or of another model."
+            )
+        patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
+        patcher.load(mesh.device, full_load=True)
+        module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
+        return cls(patcher, module, Parking(model.diffusion_model, mesh.device))
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.module.mesh
+
+    @property
+    def adapted(self) -> bool:
+        """Whether the weights are other than the file's."""
+        return self.is_patched
+
+    def park(self) -> None:
+        """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
+        self.parking.take()
+
+    def replan(self, mesh: Mesh) -> None:
+        """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError."""
+        self.module.replan(mesh)
+
+    def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
+        """Gives the weights these changes in place of those that they had; without any, they are as in the file.
+
+        Outside of inference mode, where quantised weights cannot be changed. Runs no collectives.
+        """
+        device = self.mesh.device
+        self.patcher.unpatch_model()
+        self.patcher.patches = applied(patches, tensors)
+        self.patcher.load(device, full_load=True)
+        self.is_patched = bool(patches)
+        logging.info("the weights have changes of %d of them", len(self.patcher.patches))
+
+    def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""
+        return self.module(moved(args, self.mesh.device), moved(kwargs, self.mesh.device))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A value with all of its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {name: moved(item, device) for name, item in value.items()}
+    return value

@@ -1,0 +1,51 @@
+"""Whatever a diffusion model is called with, as JSON and tensors: lists, tuples and dicts of numbers, text and None."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .tensors import Tensors, UnsendableError
+
+# What stands in JSON where the value has a tensor, by name, a tuple, or a dict.
+TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
+# The paths, in a call, of tensors that are others each time; those of the others may have been sent before.
+NEW_EACH_CALL = ("args.", "kwargs.control.")
+PREDICTION = "prediction"  # and a place: the path of what comes back
+PLAIN = (bool, int, float, str, type(None))
+
+
+def pack(value: Any, path: str, tensors: Tensors) -> Any:
+    """The value as JSON. Its tensors go into `tensors`, by their path from this one on. Raises UnsendableError."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        return {TENSOR: path}
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise UnsendableError(f"{path} has keys that are no text, and cannot be sent to the ranks.")
+        return {DICT: {key: pack(item, f"{path}.{key}", tensors) for key, item in value.items()}}
+    if isinstance(value, (list, tuple)):
+        items = [pack(item, f"{path}.{place}", tensors) for place, item in enumerate(value)]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    raise UnsendableError(f"{path} is a {type(value).__name__}, which cannot be sent to the ranks.")
+
+
+def unpack(packed: Any, tensors: Tensors) -> Any:
+    """`pack`'s inverse. Raises ValueError for what it does not make, KeyError for a tensor that is not there."""
+    if isinstance(packed, list):
+        return [unpack(item, tensors) for item in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if len(packed) != 1:
+        raise ValueError(f"{packed!r:.100} is no value of a call")
+    ((kind, value),) = packed.items()
+    if kind == TENSOR:
+        return tensors[value]
+    if kind == TUPLE:
+        return tuple(unpack(item, tensors) for item in value)
+    if kind == DICT:
+        return {key: unpack(item, tensors) for key, item in value.items()}
+    raise ValueError(f"{kind!r:.100} is no kind of value")
