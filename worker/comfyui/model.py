@@ -101,10 +101,21 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> list[str]:
-    """Puts the weights into the model, without copying them; returns the parameters for which there are none.
+    """Puts the weights into the model; returns the parameters for which there are none.
 
-    ComfyUI's classes know older names of their own, so that names cannot tell.
+    They are not copied where the file has them in the model's dtype. ComfyUI's classes know older names of their own,
+    so that names cannot tell what is missing.
     """
-    before = dict(model.diffusion_model.named_parameters())
+    module = model.diffusion_model
+    before = dict(module.named_parameters())
     model.load_model_weights(weights, "", assign=True)
-    return [name for name, parameter in model.diffusion_model.named_parameters() if parameter is before.get(name)]
+    missing = []
+    for name, parameter in list(module.named_parameters()):
+        empty = before.get(name)
+        if parameter is empty:
+            missing.append(name)
+        elif empty is not None and type(parameter.data) is torch.Tensor and parameter.dtype != empty.dtype:
+            owner, _, own = name.rpartition(".")
+            cast = torch.nn.Parameter(parameter.to(empty.dtype), requires_grad=False)
+            setattr(module.get_submodule(owner), own, cast)
+    return missing

@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from demo.host import ComfyHost
+from demo.host import REPOSITORY, ComfyHost, PromptError
+from tests.support.cases.formats import FORMATS
 from tests.support.cases.stock_cases import HOST_CASES
-from tests.support.host.graphs import latents, relative_error
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
 PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}]
+QUANTISED = "longcat-image"
+BY_ALL_TOKENS = ("int8", "int8 convrot")
+RANK = 4
+# By kind of adapter, how one layer's is made of the shape of its weight: names behind the layer's, and tensors.
+ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
+    "LoRA": lambda rows, columns, random: {
+        ".lora_up.weight": random(rows, RANK), ".lora_down.weight": random(RANK, columns)
+    },
+    "DoRA": lambda rows, columns, random: {
+        ".lora_up.weight": random(rows, RANK), ".lora_down.weight": random(RANK, columns),
+        ".dora_scale": 1 + random(rows, 1).abs(),
+    },
+    "LoHa": lambda rows, columns, random: {
+        ".hada_w1_a": random(rows, RANK), ".hada_w1_b": random(RANK, columns),
+        ".hada_w2_a": random(rows, RANK), ".hada_w2_b": random(RANK, columns), ".alpha": torch.tensor(4.0),
+    },
+    "LoKr": lambda rows, columns, random: {
+        ".lokr_w1": random(8, 8), ".lokr_w2": random(rows // 8, columns // 8), ".alpha": torch.tensor(4.0)
+    },
+    "OFT": lambda rows, columns, random: {".oft_blocks": random(rows // 16, 16, 16), ".alpha": torch.tensor(0.5)},
+    "a difference": lambda rows, columns, random: {".diff": 0.3 * random(rows, columns)},
+}  # fmt: skip
+
+
+def ours(name: str, plan: dict[str, int], **options: Any) -> dict:
+    """A prompt by our loader, on the group of that many ranks."""
+    return prompt(name, plan, group=GROUPS_BY_SIZE[math.prod(plan.values())], **options)
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +63,12 @@ def files(comfyui: Path, models: Path) -> Path:
 @pytest.fixture(scope="module")
 def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
     """By case, the latents that ComfyUI's own loader's MODEL samples."""
-    return cache(lambda name: latents(host, prompt(name)))
+    return cache(lambda name, model=None: latents(host, prompt(name, model=model)))
 
 
 @pytest.mark.parametrize("name", HOST_CASES)
 def test_one_rank_gives_the_stock_loaders_bits(name: str, host: ComfyHost, stock: Callable) -> None:
-    assert torch.equal(latents(host, prompt(name, {"cfg": 1})), stock(name))
+    assert torch.equal(latents(host, ours(name, {"cfg": 1})), stock(name))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -41,4 +76,73 @@ def test_one_rank_gives_the_stock_loaders_bits(name: str, host: ComfyHost, stock
 def test_a_file_on_ranks_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], host: ComfyHost, stock: Callable
 ) -> None:
-    assert relative_error(latents(host, prompt(name, plan)), stock(name)) <= TOLERANCE
+    assert relative_error(latents(host, ours(name, plan)), stock(name)) <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def formats(comfyui: Path, files: Path) -> None:
+    """A case in every format."""
+    program = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui)]
+    command = [*program, str(files / f"{QUANTISED}.safetensors"), *FORMATS]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+@pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_quantised_file_draws_what_the_stock_loader_draws(
+    form: str, plan: dict[str, int], host: ComfyHost, stock: Callable, formats: None
+) -> None:
+    """To the bit on one rank. Where activations are quantised by all tokens at hand, a rank's have a scale of their
+    own, and differ by less than they do from what is not quantised."""
+    model = f"{QUANTISED}-{form}.safetensors"
+    right = stock(QUANTISED, model)
+    own_error = relative_error(right, stock(QUANTISED))
+    assert own_error > 1e-4, "it is not quantised"
+    allowed = 0.0 if plan == {"cfg": 1} else own_error if form in BY_ALL_TOKENS else TOLERANCE
+    assert relative_error(latents(host, ours(QUANTISED, plan, model=model, dtype="auto")), right) <= allowed
+
+
+def write_adapter(kind: str, model: Path, folder: Path) -> str:
+    """An adapter of that kind for every matrix of the blocks."""
+    generator, tensors = torch.Generator().manual_seed(4), {}
+
+    def random(*shape: int) -> torch.Tensor:
+        return 0.4 * torch.randn(*shape, generator=generator)
+
+    for key, weight in load_file(model).items():
+        if key.endswith(".weight") and weight.ndim == 2 and "_blocks." in key:
+            layer = "lora_unet_" + key.removesuffix(".weight").replace(".", "_")
+            tensors |= {layer + end: tensor for end, tensor in ADAPTERS[kind](*weight.shape, random).items()}
+    save_file(tensors, folder / f"{kind}.safetensors")
+    return f"{kind}.safetensors"
+
+
+@pytest.mark.parametrize(("kind", "form"), [*((kind, "") for kind in ADAPTERS), ("LoRA", "-fp8"), ("LoKr", "-fp8")])
+def test_an_adapter_changes_the_image_as_with_the_stock_loader_and_goes_again(
+    kind: str, form: str, host: ComfyHost, stock: Callable, files: Path, formats: None
+) -> None:
+    model = f"{QUANTISED}{form}.safetensors"
+    adapter = write_adapter(kind, files / f"{QUANTISED}.safetensors", files.parent / "loras")
+
+    def adapted(graph: Graph, loaded: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
+
+    def drawn(patch: Callable[[Graph, Link], Link] | None) -> torch.Tensor:
+        return latents(host, ours(QUANTISED, {"ulysses": 2}, model=model, dtype="auto", patch=patch))
+
+    right = latents(host, prompt(QUANTISED, model=model, patch=adapted))
+    assert relative_error(right, stock(QUANTISED, model)) > 0.01, "the adapter changes nothing"
+    assert relative_error(drawn(adapted), right) <= TOLERANCE
+    assert relative_error(drawn(None), stock(QUANTISED, model)) <= TOLERANCE
+
+
+def test_an_adapter_for_another_model_is_an_error(host: ComfyHost, files: Path) -> None:
+    tensors = {f"diffusion_model.elsewhere.lora_{end}.weight": torch.ones(4, 4) for end in ("up", "down")}
+    save_file(tensors, files.parent / "loras" / "elsewhere.safetensors")
+
+    def adapted(graph: Graph, loaded: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name="elsewhere.safetensors", strength_model=1.0)
+
+    with pytest.raises(PromptError, match="0 would be applied"):
+        host.run(ours(QUANTISED, {"ulysses": 2}, patch=adapted))

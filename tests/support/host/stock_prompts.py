@@ -38,12 +38,15 @@ def prompt(
     loop_mode: bool = True,
     *,
     model: str | None = None,
+    dtype: str = "fp32",
+    group: int = 1,
     positive: str = "positive",
     patch: Patch | None = None,
 ) -> dict:
     """A KSampler on a case, by our loader under a plan or, without one, by ComfyUI's own.
 
-    model: another than the case's file. positive: another text. patch: puts nodes behind the loader.
+    model: another than the case's file. dtype, group: for our loader. positive: another text. patch: puts nodes
+    behind the loader.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
@@ -51,7 +54,7 @@ def prompt(
         loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
     else:
         chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
-        options = {"dtype": "fp32", "loop_mode": loop_mode, "plan": chosen}
+        options = {"dtype": dtype, "loop_mode": loop_mode, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
     texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")]
     latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, case.latent)))

@@ -150,9 +150,7 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
     return tensors[operation.latents].shape if operation.latents in tensors else None
 
 
-def plan_of(
-    operation: Operation, header: Header, latents: torch.Size | None, transformer: object
-) -> dict[str, Any]:
+def plan_of(operation: Operation, header: Header, latents: torch.Size | None, transformer: object) -> dict[str, Any]:
     """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
     if operation.brings_model:
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])

@@ -1,0 +1,51 @@
+"""`python -m tests.support.files.quantise COMFYUI FILE FORMAT...`:
+writes a model file again in formats of ComfyUI's, as FILE-FORMAT.safetensors beside it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.cases.formats import FORMATS
+
+NO_QUANTISATION = ("mod.", "modulation.")  # parts of names
+
+
+def main(comfyui: str, file: str, *names: str) -> None:
+    sys.path.insert(0, comfyui)
+    sys.argv = [sys.argv[0], "--cpu"]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    weights, path = load_file(file), Path(file)
+    for name in names:
+        save_file(quantised(weights, name), path.with_name(f"{path.stem}-{name}.safetensors"))
+
+
+def quantised(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """The weights, the blocks' matrices in a format."""
+    if name == "plain fp8":
+        return {key: tensor.to(torch.float8_e4m3fn) if tensor.ndim == 2 else tensor for key, tensor in weights.items()}
+    quant_ops = importlib.import_module("comfy.quant_ops")
+    form = FORMATS[name]
+    found: dict[str, torch.Tensor] = {}
+    for key, tensor in weights.items():
+        if tensor.ndim != 2 or "_blocks." not in key or any(part in key for part in NO_QUANTISATION):
+            found[key] = tensor
+            continue
+        layout = quant_ops.QUANT_ALGOS[form["format"]]["comfy_tensor_layout"]
+        options = {name: value for name, value in form.items() if name not in ("format", "made_with")}
+        made = quant_ops.QuantizedTensor.from_float(tensor, layout, **options, **form.get("made_with", {}))
+        found |= {own: part.contiguous() for own, part in made.state_dict(key).items()}
+        said = {name: value for name, value in form.items() if name != "made_with"}
+        found[key.removesuffix("weight") + "comfy_quant"] = torch.tensor(
+            list(json.dumps(said).encode()), dtype=torch.uint8
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
