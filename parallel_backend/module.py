@@ -98,8 +98,10 @@ class ParallelModule:
 
 def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
     """The sizes that bound a plan, read off the model, which may be on the meta device."""
-    heads, width = (functools.reduce(getattr, path.split("."), model) for path in (spec.heads, spec.width))
-    return HostSizes(heads, width // heads)
+    heads, size = (
+        functools.reduce(getattr, path.split("."), model) for path in (spec.heads, spec.width or spec.head_dim)
+    )
+    return HostSizes(heads, size // heads if spec.width else size)
 
 
 def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
@@ -128,6 +130,12 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             f"{shared[0]}={getattr(plan, shared[0])} is not there for {name} yet: how its tokens can be shared is not "
             "known here.",
             f"Use {shared[0]}=1, and cfg or dp in its place.",
+            *shared,
+        )
+    if spec.unshared:
+        raise PlanError(
+            f"The tokens of {name} cannot be shared: {spec.unshared}.",
+            f"Use {shared[0]}=1" + ("." if spec.coupled else ", and cfg or dp in its place."),
             *shared,
         )
     if changed := list(missing_from(model, spec)):

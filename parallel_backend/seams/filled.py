@@ -173,7 +173,8 @@ def install_filled_boundary(
         for path, streams in blocks.attention.items():
             module = block.get_submodule(path)
             calls = (streams,) if isinstance(streams, str) else streams
-            install_attention(module, [attend_by(attention, module, call) for call in calls], hooks)
+            attends = [attend_by(attention, module, call, path in blocks.local_masks, layout) for call in calls]
+            install_attention(module, attends, hooks)
     if spec.gathered_by:
         path, arguments = spec.gathered_by
         module = model.get_submodule(path)
@@ -182,10 +183,29 @@ def install_filled_boundary(
         )
 
 
-def attend_by(attention: ParallelAttention, module: torch.nn.Module, call: str) -> Attend:
+def attend_by(
+    attention: ParallelAttention, module: torch.nn.Module, call: str, masks_are_local: bool, layout: StreamLayout
+) -> Attend:
     """Attention from streams, and to others where the spec of the call names them."""
     streams, _, seen = call.partition("|")
-    return partial(attention, module, names(streams), seen=names(seen) if seen else ())
+    attend = partial(attention, module, names(streams), seen=names(seen) if seen else ())
+    return partial(attend_with_local_mask, attend, layout, names(seen or streams)) if masks_are_local else attend
+
+
+def attend_with_local_mask(
+    attend: Attend,
+    layout: StreamLayout,
+    seen: tuple[str, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    **more: Any,
+) -> torch.Tensor:
+    """Attention whose mask is of this rank's keys; those of the others come with theirs."""
+    if attn_mask is not None:
+        attn_mask = layout.gather(layout.fill(attn_mask, seen, -1), seen, -1)
+    return attend(query, key, value, attn_mask, **more)
 
 
 def gather_arguments(

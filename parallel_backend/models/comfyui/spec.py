@@ -41,6 +41,8 @@ class BlockList:
     ranges: Mapping[str, str] = field(default_factory=dict)
     # Arguments that are the place of a token.
     places: Mapping[str, str] = field(default_factory=dict)
+    # Submodules of `attention` whose mask the block makes itself, of the keys that it has, which are this rank's.
+    local_masks: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
@@ -55,15 +57,19 @@ class HostSpec:
     # Its module and name, as "comfy.ldm.flux.model.Flux".
     model_class: str
     # Its blocks, in the order in which they run.
-    blocks: tuple[BlockList, ...]
-    # Where the model has the number of its attention's heads, and the width of all of them: paths of attributes.
-    heads: str
-    width: str
+    blocks: tuple[BlockList, ...] = ()
+    # Where the model has the number of its attention's heads: a path of attributes.
+    heads: str = ""
+    # Where it has the width of all of them, or else of one.
+    width: str = ""
+    head_dim: str = ""
     # Where tokens come together again: a module of the model, and which of its arguments have them, with their streams.
     # Without it, they do so after the last block.
     gathered_by: tuple[str, Mapping[str, str]] | None = None
     # Why the rows of a batch cannot be computed apart, if they cannot.
     coupled: str = ""
+    # Why its tokens cannot be shared, if they cannot. It needs nothing of the above then.
+    unshared: str = ""
     # Arguments of the model whose first dim is not the batch, however long it is.
     not_batched: tuple[str, ...] = ()
 
@@ -88,6 +94,11 @@ def host_classes() -> Iterable[str]:
     return sorted(_SPECS)
 
 
+def named_spec(model_class: str) -> HostSpec | None:
+    """The spec of a class by its module and name."""
+    return _SPECS.get(model_class)
+
+
 def host_spec(model_class: type) -> HostSpec | None:
     """The spec of one of ComfyUI's classes, if there is one; a class derived from one that has is another."""
-    return _SPECS.get(f"{model_class.__module__}.{model_class.__qualname__}")
+    return named_spec(f"{model_class.__module__}.{model_class.__qualname__}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.cases.host import flux, wan
+from tests.support.cases.host import flux, image, lumina, qwen, video, wan
 from tests.support.cases.host.base import HostCase
 
-CASES: dict[str, HostCase] = {**flux.CASES, **wan.CASES}
+CASES: dict[str, HostCase] = {
+    **flux.CASES, **lumina.CASES, **qwen.CASES, **image.CASES, **video.CASES, **wan.CASES
+}  # fmt: skip

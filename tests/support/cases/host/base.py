@@ -62,8 +62,8 @@ def image(channels: int, height: int = 14, width: int = 22) -> Callable[..., Cal
     return lambda random: ((random(BATCH, channels, height, width), torch.full((BATCH,), SIGMA)), {})
 
 
-def video(channels: int) -> Callable[..., Call]:
-    return lambda random: ((random(BATCH, channels, 3, 10, 14), torch.full((BATCH,), 1000 * SIGMA)), {})
+def video(channels: int, height: int = 10, width: int = 14) -> Callable[..., Call]:
+    return lambda random: ((random(BATCH, channels, 3, height, width), torch.full((BATCH,), 1000 * SIGMA)), {})
 
 
 def with_(
