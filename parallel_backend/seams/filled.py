@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -170,6 +170,8 @@ def install_filled_boundary(
         filled = FilledBlock(block, blocks, layout, is_last)
         hooks.before(block, filled.enter, with_kwargs=True)
         hooks.after(block, filled.leave)
+        for path, streams in blocks.filled.items():
+            fill_submodule(block.get_submodule(path), streams, layout, hooks)
         for path, streams in blocks.attention.items():
             module = block.get_submodule(path)
             calls = (streams,) if isinstance(streams, str) else streams
@@ -177,10 +179,7 @@ def install_filled_boundary(
             install_attention(module, attends, hooks)
     if spec.gathered_by:
         path, arguments = spec.gathered_by
-        module = model.get_submodule(path)
-        hooks.before(
-            module, partial(gather_arguments, inspect.signature(module.forward), arguments, layout), with_kwargs=True
-        )
+        change_arguments(model.get_submodule(path), arguments, partial(layout.gather, dim=1), hooks)
 
 
 def attend_by(
@@ -208,18 +207,29 @@ def attend_with_local_mask(
     return attend(query, key, value, attn_mask, **more)
 
 
-def gather_arguments(
-    signature: inspect.Signature,
-    streams: dict[str, str],
-    layout: StreamLayout,
-    _module: torch.nn.Module,
-    args: tuple,
-    kwargs: dict[str, Any],
-) -> tuple[tuple, dict[str, Any]]:
-    given = Arguments(signature, args, kwargs)
-    for name, own in streams.items():
-        given.values[name] = layout.gather(given.values[name], names(own), 1)
-    return given.passed()
+def fill_submodule(module: torch.nn.Module, streams: Mapping[str, str], layout: StreamLayout, hooks: Hooks) -> None:
+    """Gives a submodule of a block its tokens filled, and the block this rank's of what it returns."""
+    change_arguments(module, streams, partial(layout.fill, dim=1), hooks)
+    returned = names(next(iter(streams.values())))
+    hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
+
+
+def change_arguments(
+    module: torch.nn.Module,
+    streams: Mapping[str, str],
+    change: Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor],
+    hooks: Hooks,
+) -> None:
+    """Changes those of a module's arguments that have tokens before it runs."""
+    signature = inspect.signature(module.forward)
+
+    def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        given = Arguments(signature, args, kwargs)
+        for name, own in streams.items():
+            given.values[name] = change(given.values[name], names(own))
+        return given.passed()
+
+    hooks.before(module, enter, with_kwargs=True)
 
 
 def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
@@ -237,7 +247,7 @@ def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
             for name in sorted(named - {parameter.name for parameter in parameters}):
                 if not takes_any:
                     yield f"{blocks.path}: the argument {name}"
-            for path in blocks.attention:
+            for path in (*blocks.attention, *blocks.filled):
                 try:
                     block.get_submodule(path)
                 except AttributeError:

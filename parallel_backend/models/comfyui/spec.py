@@ -43,6 +43,9 @@ class BlockList:
     places: Mapping[str, str] = field(default_factory=dict)
     # Submodules of `attention` whose mask the block makes itself, of the keys that it has, which are this rank's.
     local_masks: tuple[str, ...] = ()
+    # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
+    # them filled (see `seams/streams.py`). They mix no tokens, and return the first of these streams.
+    filled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
