@@ -116,7 +116,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
                 f"Use {axis}=1, and ring={degree} or ulysses={degree} in its place.",
                 axis,
             )
-    if spec and spec.coupled and plan.ways(BATCH_AXES) > 1:
+    if spec and spec.couples(model) and plan.ways(BATCH_AXES) > 1:
         raise PlanError(
             f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",
             "Use cfg=1 and dp=1, and ulysses or ring.",
@@ -135,7 +135,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     if spec.unshared:
         raise PlanError(
             f"The tokens of {name} cannot be shared: {spec.unshared}.",
-            f"Use {shared[0]}=1" + ("." if spec.coupled else ", and cfg or dp in its place."),
+            f"Use {shared[0]}=1" + ("." if spec.couples(model) else ", and cfg or dp in its place."),
             *shared,
         )
     if changed := list(missing_from(model, spec)):

@@ -17,7 +17,8 @@ import torch
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
-from .attention import Attend, ParallelAttention, install_attention
+from .attention import ParallelAttention, install_attention
+from .masks import attend_by
 from .streams import StreamLayout
 
 ALWAYS_WHOLE = "transformer_options"  # of every block of ComfyUI's: a dict of what nodes ask for
@@ -70,7 +71,7 @@ class FilledBlock:
         self.is_last = is_last
         self.signature = inspect.signature(block.forward)
         self.known = {
-            ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places
+            ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places, *spec.counts
         }  # fmt: skip
         self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
 
@@ -85,6 +86,11 @@ class FilledBlock:
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1, or the stock loader.",
             )
+        for name, make in spec.made.items():
+            if given.values.get(name) is not None:
+                given.values[name] = self.remembered(f"{name} made", given.values[name], make)
+        for name, tokens in spec.counts.items():
+            given.values[tokens] = given.values[tokens].narrow(spec.dim, 0, given.values[name])
         cuts = {
             **{name: partial(self.cut, streams=streams) for name, streams in spec.tokens.items()},
             **{name: partial(self.cut_side, name=name) for name in spec.sides},
@@ -95,6 +101,8 @@ class FilledBlock:
         for name, cut in cuts.items():
             if given.values.get(name) is not None:
                 given.values[name] = cut(given.values[name])
+        for name, tokens in spec.counts.items():
+            given.values[name] = given.values[tokens].shape[spec.dim]
         return given.passed()
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
@@ -128,7 +136,7 @@ class FilledBlock:
         dim, streams = self.spec.sides[name]
         if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
             return value
-        return self.remembered(name, value, lambda: self.layout.cut(value, names(streams), dim))
+        return self.remembered(name, value, lambda whole: self.layout.cut(whole, names(streams), dim))
 
     def cut_frames(self, value: Any, name: str) -> Any:
         """An argument with an entry for each frame, of which each token gets its own; one for all stays as it is."""
@@ -136,18 +144,19 @@ class FilledBlock:
         if value.ndim != ndim or value.shape[1] == 1:
             return value
         tokens = self.layout.total(names(streams))
+        of_one = math.ceil(tokens / value.shape[1])
 
-        def by_token() -> torch.Tensor:
-            repeated = value.repeat_interleave(math.ceil(tokens / value.shape[1]), 1)[:, :tokens]
-            return self.layout.cut(repeated, names(streams), 1)
+        def by_token(frames: torch.Tensor) -> torch.Tensor:
+            places = self.layout.cut(torch.arange(tokens, device=frames.device), names(streams), 0)
+            return frames.index_select(1, places // of_one)
 
         return self.remembered(name, value, by_token)
 
-    def remembered(self, name: str, whole: torch.Tensor, cut: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Every block gets the same; it is cut once a forward."""
+    def remembered(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
+        """Every block gets the same; it is changed once a forward."""
         sides, key = self.layout.forward.sides, f"{self.spec.path}.{name}.{id(whole)}"
         if key not in sides:
-            sides[key] = (whole, cut())  # which keeps the whole, and so its id
+            sides[key] = (whole, change(whole))  # which keeps the whole, and so its id
         return sides[key][1]
 
 
@@ -175,36 +184,11 @@ def install_filled_boundary(
         for path, streams in blocks.attention.items():
             module = block.get_submodule(path)
             calls = (streams,) if isinstance(streams, str) else streams
-            attends = [attend_by(attention, module, call, path in blocks.local_masks, layout) for call in calls]
+            attends = [attend_by(attention, layout, module, blocks, path, call) for call in calls]
             install_attention(module, attends, hooks)
     if spec.gathered_by:
         path, arguments = spec.gathered_by
         change_arguments(model.get_submodule(path), arguments, partial(layout.gather, dim=1), hooks)
-
-
-def attend_by(
-    attention: ParallelAttention, module: torch.nn.Module, call: str, masks_are_local: bool, layout: StreamLayout
-) -> Attend:
-    """Attention from streams, and to others where the spec of the call names them."""
-    streams, _, seen = call.partition("|")
-    attend = partial(attention, module, names(streams), seen=names(seen) if seen else ())
-    return partial(attend_with_local_mask, attend, layout, names(seen or streams)) if masks_are_local else attend
-
-
-def attend_with_local_mask(
-    attend: Attend,
-    layout: StreamLayout,
-    seen: tuple[str, ...],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    **more: Any,
-) -> torch.Tensor:
-    """Attention whose mask is of this rank's keys; those of the others come with theirs."""
-    if attn_mask is not None:
-        attn_mask = layout.gather(layout.fill(attn_mask, seen, -1), seen, -1)
-    return attend(query, key, value, attn_mask, **more)
 
 
 def fill_submodule(module: torch.nn.Module, streams: Mapping[str, str], layout: StreamLayout, hooks: Hooks) -> None:
@@ -243,7 +227,7 @@ def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
         for block in modules[:1]:
             parameters = inspect.signature(block.forward).parameters.values()
             takes_any = any(parameter.kind in VARIABLE for parameter in parameters)
-            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places}
+            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places, *blocks.counts}
             for name in sorted(named - {parameter.name for parameter in parameters}):
                 if not takes_any:
                     yield f"{blocks.path}: the argument {name}"

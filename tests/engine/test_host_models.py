@@ -25,7 +25,8 @@ UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ra
 def allows(row: str, plan: dict[str, int]) -> bool:
     """Whether the spec of the row's class has nothing against the plan."""
     spec = named_spec(ROWS[row].model_class)
-    return not (spec.coupled and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
+    couples = spec.coupled and not spec.coupled_where
+    return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
 
 
 CASES = [

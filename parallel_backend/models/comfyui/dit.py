@@ -1,4 +1,4 @@
-"""Models whose blocks have one stream: PixArt, Hunyuan-DiT, Hunyuan3D 2.1, Krea 2."""
+"""Models whose blocks have one stream: PixArt, Hunyuan-DiT, Krea 2, Ideogram 4, Ernie-Image."""
 
 from .spec import BlockList, HostSpec, register
 
@@ -21,23 +21,6 @@ HUNYUAN = BlockList(
 )
 register(HostSpec("comfy.ldm.hydit.models.HunYuanDiT", (HUNYUAN,), heads="num_heads", width="hidden_size"))
 
-HUNYUAN_3D = BlockList(
-    path="blocks",
-    tokens={"hidden_states": "x", "skip_tensor": "x"},
-    returns="x",
-    attention={"attn1": "x"},
-    whole=("conditioning", "text_states"),
-)
-register(
-    HostSpec(
-        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
-        (HUNYUAN_3D,),
-        heads="num_heads",
-        width="hidden_size",
-        coupled="it exchanges the halves of the batch's conditions",
-    )
-)
-
 KREA = BlockList(
     path="blocks",
     tokens={"x": "x"},
@@ -48,3 +31,30 @@ KREA = BlockList(
     whole=("vec", "mask"),
 )
 register(HostSpec("comfy.ldm.krea2.model.SingleStreamDiT", (KREA,), heads="heads", head_dim="blocks.0.attn.headdim"))
+
+IDEOGRAM = BlockList(
+    path="layers",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"attention": "x"},
+    sides={"freqs_cis": (1, "x")},
+    whole=("attn_mask", "adaln_input"),
+)
+register(
+    HostSpec(
+        "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
+        (IDEOGRAM,),
+        heads="layers.0.attention.num_heads",
+        head_dim="head_dim",
+    )
+)
+
+ERNIE = BlockList(
+    path="layers",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"self_attention": "x"},
+    sides={"rotary_pos_emb": (1, "x")},
+    whole=("temb", "attention_mask"),
+)
+register(HostSpec("comfy.ldm.ernie.model.ErnieImageModel", (ERNIE,), heads="num_heads", head_dim="head_dim"))

@@ -1,4 +1,4 @@
-"""Qwen-Image."""
+"""Qwen-Image, and Mage-Flow, whose blocks are its."""
 
 from .spec import BlockList, HostSpec, register
 
@@ -19,5 +19,6 @@ register(
         (BLOCKS,),
         heads="transformer_blocks.0.num_attention_heads",
         width="inner_dim",
-    )
+    ),
+    "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
 )

@@ -6,8 +6,9 @@ names are joined by "+", in that order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
 Streams = str | tuple[str | None, ...]
@@ -41,8 +42,17 @@ class BlockList:
     ranges: Mapping[str, str] = field(default_factory=dict)
     # Arguments that are the place of a token.
     places: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that say how many of a stream's tokens count, from the first on: the argument that has those. The others
+    # are left out.
+    counts: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that may be of a class of the model's own, and what makes of such a one a tensor that the fields above
+    # and below are about.
+    made: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     # Submodules of `attention` whose mask the block makes itself, of the keys that it has, which are this rank's.
     local_masks: tuple[str, ...] = ()
+    # Submodules of `attention` that see only so many tokens to either side, and their attribute that says how many;
+    # where it is None, they see all.
+    windows: Mapping[str, str] = field(default_factory=dict)
     # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
     # them filled (see `seams/streams.py`). They mix no tokens, and return the first of these streams.
     filled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -69,12 +79,18 @@ class HostSpec:
     # Where tokens come together again: a module of the model, and which of its arguments have them, with their streams.
     # Without it, they do so after the last block.
     gathered_by: tuple[str, Mapping[str, str]] | None = None
-    # Why the rows of a batch cannot be computed apart, if they cannot.
+    # Why the rows of a batch cannot be computed apart, if they cannot; and where only some models of the class are so,
+    # an attribute that is true of those.
     coupled: str = ""
+    coupled_where: str = ""
     # Why its tokens cannot be shared, if they cannot. It needs nothing of the above then.
     unshared: str = ""
     # Arguments of the model whose first dim is not the batch, however long it is.
     not_batched: tuple[str, ...] = ()
+
+    def couples(self, model: object) -> bool:
+        """Whether the rows of this model's batch cannot be computed apart."""
+        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where)))
 
 
 def names(streams: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3, AuraFlow, PixArt, Hunyuan-DiT, Krea 2, Hunyuan3D."""
+"""Stable Diffusion's UNets, Stable Diffusion 3, AuraFlow, PixArt, Hunyuan-DiT, Krea 2, Hunyuan3D."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ HUNYUAN_3D_21 = {
     "in_channels": 16, "hidden_size": 64, "context_dim": 32, "depth": 5, "num_heads": 4, "num_moe_layers": 2,
     "num_experts": 4, "guidance_cond_proj_dim": None,
 }  # fmt: skip
+UNET = {
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2], "num_heads": 2, "transformer_depth": [1, 1], "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1, "use_spatial_transformer": True, "context_dim": 24, "dims": 2,
+    "use_linear_in_transformer": False, "use_temporal_attention": False,
+}  # fmt: skip
+UNET_XL = UNET | {
+    "num_classes": "sequential", "adm_in_channels": 32, "use_linear_in_transformer": True, "num_head_channels": 16,
+    "num_heads": -1,
+}  # fmt: skip
+UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
 MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
 
 
@@ -80,5 +91,14 @@ CASES: dict[str, HostCase] = {
     "hunyuan3d-2": HostCase("comfy.ldm.hunyuan3d.model.Hunyuan3Dv2", HUNYUAN_3D, with_(shape_latents, text(32))),
     "hunyuan3d-21": HostCase(
         "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D_21, with_(shape_latents, text(32))
+    ),
+    "sd15": HostCase(UNET_CLASS, UNET, with_(image(4, 16, 16), text(24))),
+    "sdxl-controlnet": HostCase(
+        UNET_CLASS,
+        UNET_XL,
+        with_(
+            image(4, 16, 16),
+            text(24, y=pooled, control=lambda random: {"middle": [random(BATCH, 64, 8, 8)]}),
+        ),
     ),
 }

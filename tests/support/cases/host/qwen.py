@@ -1,4 +1,4 @@
-"""Qwen-Image."""
+"""Qwen-Image and Mage-Flow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 
-from tests.support.cases.host.base import BATCH, TEXT, Call, HostCase, text, with_
+from tests.support.cases.host.base import BATCH, Call, HostCase, image, text, text_mask, with_
 
 QWEN = {
     "patch_size": 2, "in_channels": 64, "out_channels": 16, "num_layers": 3, "attention_head_dim": 16,
     "num_attention_heads": 4, "joint_attention_dim": 32, "pooled_projection_dim": 24, "axes_dims_rope": (4, 6, 6),
+}  # fmt: skip
+MAGE_FLOW = {
+    "in_channels": 32, "out_channels": 32, "num_layers": 3, "attention_head_dim": 16, "num_attention_heads": 4,
+    "joint_attention_dim": 24, "axes_dims_rope": (4, 6, 6),
 }  # fmt: skip
 
 
@@ -23,11 +27,6 @@ def row(**more: Callable[[Callable[..., torch.Tensor]], Any]) -> HostCase:
 
 def one_frame(channels: int) -> Callable[..., Call]:
     return lambda random: ((random(BATCH, channels, 1, 14, 22), torch.full((BATCH,), 0.7)), {})
-
-
-def text_mask(_random: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Of texts of which one is shorter."""
-    return (torch.arange(TEXT) < torch.tensor([[TEXT], [9]])).long()
 
 
 def references(random: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
@@ -43,5 +42,10 @@ CASES: dict[str, HostCase] = {
     ),
     "qwen-image-controlnet": row(
         control=lambda random: {"input": [random(BATCH, 77, 64), random(BATCH, 77, 64)]},
+    ),
+    "mage-flow": HostCase(
+        "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
+        MAGE_FLOW,
+        with_(image(32, 7, 11), text(24, attention_mask=text_mask)),
     ),
 }
