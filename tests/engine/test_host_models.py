@@ -20,6 +20,7 @@ from tests.support.tiers import running
 TOLERANCE = 1e-5
 PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}, {"ring": 2, "ulysses": 2}]
 UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks
+LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 
 
 def allows(row: str, plan: dict[str, int]) -> bool:
@@ -29,10 +30,12 @@ def allows(row: str, plan: dict[str, int]) -> bool:
     return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
 
 
+def is_slow(row: str, plan: dict[str, int]) -> bool:
+    return row in LONG or (math.prod(plan.values()) > 2 and row not in UNDER_EVERY_PLAN)
+
+
 CASES = [
-    pytest.param(
-        row, plan, marks=[pytest.mark.slow] if math.prod(plan.values()) > 2 and row not in UNDER_EVERY_PLAN else []
-    )
+    pytest.param(row, plan, marks=[pytest.mark.slow] if is_slow(row, plan) else [])
     for row in ROWS
     for plan in PLANS
     if allows(row, plan)

@@ -1,4 +1,4 @@
-"""Models whose image and text attend together: HiDream I1, Lens, JoyImage, PixelDiT."""
+"""Models whose image and text attend together: HiDream I1, Lens, JoyImage, PixelDiT and PiD."""
 
 from .spec import BlockList, HostSpec, register
 
@@ -74,4 +74,7 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-register(HostSpec("comfy.ldm.pixeldit.model.PixDiT_T2I", (PIXELDIT,), heads="num_groups", width="hidden_size"))
+register(
+    HostSpec("comfy.ldm.pixeldit.model.PixDiT_T2I", (PIXELDIT,), heads="num_groups", width="hidden_size"),
+    "comfy.ldm.pixeldit.pid.PidNet",
+)

@@ -18,6 +18,7 @@ MODEL = HostSpec(
     (BLOCKS,),
     heads="num_heads",
     width="dim",
+    gathered_by=("head", {"x": "x"}),
 )
 register(
     MODEL,
@@ -26,9 +27,10 @@ register(
     "comfy.ldm.wan.model.SCAIL2WanModel",
     "comfy.ldm.wan.model.WanModel_S2V",
     "comfy.ldm.wan.model_animate.AnimateWanModel",
-    "comfy.ldm.wan.model_wandancer.WanDancerModel",
     "comfy.ldm.wan.ar_model.CausalWanModel",
 )
+# It has two heads.
+register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", gathered_by=None))
 
 # Each frame's tokens attend to that frame's sound.
 HUMO = replace(BLOCKS, filled={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
@@ -40,11 +42,4 @@ VACE = replace(
     tokens={"c": "x", "x": "x"},
     returns=("x", "x"),
 )
-register(
-    replace(
-        MODEL,
-        model_class="comfy.ldm.wan.model.VaceWanModel",
-        blocks=(BLOCKS, VACE),
-        gathered_by=("head", {"x": "x"}),
-    )
-)
+register(replace(MODEL, model_class="comfy.ldm.wan.model.VaceWanModel", blocks=(BLOCKS, VACE)))

@@ -1,4 +1,4 @@
-"""HiDream I1, Lens, JoyImage, PixelDiT, OmniGen 2, Boogu, Ideogram 4, Ernie-Image."""
+"""HiDream I1, Lens, JoyImage, PixelDiT, PiD, OmniGen 2, Boogu, Ideogram 4, Ernie-Image."""
 
 from __future__ import annotations
 
@@ -102,6 +102,18 @@ CASES: dict[str, HostCase] = {
         ),
     ),
     "pixeldit": HostCase("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, with_(image(3, 40, 56), text(24))),
+    "pid": HostCase(
+        "comfy.ldm.pixeldit.pid.PidNet",
+        PIXELDIT | {"lq_hidden_dim": 16, "lq_num_res_blocks": 1, "pit_lq_inject": True},
+        with_(
+            image(3, 40, 56),
+            text(
+                24,
+                lq_latent=lambda random: random(BATCH, 16, 5, 7),
+                degrade_sigma=lambda _random: torch.full((BATCH,), 0.2),
+            ),
+        ),
+    ),
     "ideogram4": HostCase(IDEOGRAM_CLASS, IDEOGRAM, with_(image(32, 7, 11), text(24))),
     "ideogram4-mask": HostCase(IDEOGRAM_CLASS, IDEOGRAM, with_(image(32, 7, 11), text(24, attention_mask=text_mask))),
     "ideogram4-without-text": HostCase(IDEOGRAM_CLASS, IDEOGRAM, image(32, 7, 11)),

@@ -11,6 +11,8 @@ WAN = {
     "text_dim": 24, "out_dim": 16, "num_heads": 4, "num_layers": 4, "text_len": 512,
 }  # fmt: skip
 
+ANIMATE = WAN | {"model_type": "i2v", "in_dim": 36, "num_layers": 5}
+ANIMATE_CLASS = "comfy.ldm.wan.model_animate.AnimateWanModel"
 SCAIL = WAN | {"model_type": "i2v", "in_dim": 20}
 SCAIL_INPUTS = {
     "clip_fea": lambda random: random(BATCH, 257, 1280),
@@ -26,6 +28,10 @@ DANCER = WAN | {
 def vision(random):
     """What CLIP has seen."""
     return random(BATCH, 257, 1280)
+
+
+def pose(random):
+    return random(BATCH, 16, 3, 10, 14)
 
 
 CASES: dict[str, HostCase] = {
@@ -104,16 +110,14 @@ CASES: dict[str, HostCase] = {
             ),
         ),
     ),
-    "wan-animate": HostCase(
-        "comfy.ldm.wan.model_animate.AnimateWanModel",
-        WAN | {"model_type": "i2v", "in_dim": 36, "num_layers": 5},
+    "wan-animate": HostCase(ANIMATE_CLASS, ANIMATE, with_(video(36), text(24, clip_fea=vision, pose_latents=pose))),
+    "wan-animate-face": HostCase(
+        ANIMATE_CLASS,
+        ANIMATE,
         with_(
             video(36),
             text(
-                24,
-                clip_fea=vision,
-                pose_latents=lambda random: random(BATCH, 16, 3, 10, 14),
-                face_pixel_values=lambda _random: None,
+                24, clip_fea=vision, pose_latents=pose, face_pixel_values=lambda random: random(BATCH, 3, 1, 512, 512)
             ),
         ),
     ),
