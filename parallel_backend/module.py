@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .axes import BATCH_AXES, EVERY_AXES, STAGE_AXES, TOKEN_AXES, WEIGHT_AXES
-from .errors import PlanError
+from .errors import PlanError, RequestError
 from .groups.collectives import collect
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import shard_sizes
@@ -92,8 +92,15 @@ class ParallelModule:
         skipped = self.spec.not_batched if self.spec else ()
         args = tuple(rows_of(value, size, axis) for value in args)
         kwargs = {name: value if name in skipped else rows_of(value, size, axis) for name, value in kwargs.items()}
-        with self.slot.enter(Forward(self.slot.every_segment())):
-            return self.model(*args, **kwargs)
+        forward = Forward(self.slot.every_segment())
+        with self.slot.enter(forward):
+            output = self.model(*args, **kwargs)
+        if forward.segments and not forward.gathered:
+            raise RequestError(
+                "A node has the model skip its last block, behind which the ranks' tokens come together.",
+                "Have it skip others, or use ulysses=1 and ring=1.",
+            )
+        return output
 
 
 def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:

@@ -19,9 +19,10 @@ from ..hooks import Hooks
 from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
 from .attention import ParallelAttention, install_attention
 from .masks import attend_by
-from .streams import StreamLayout
+from .streams import Names, StreamLayout
 
 ALWAYS_WHOLE = "transformer_options"  # of every block of ComfyUI's: a dict of what nodes ask for
+IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
 
 def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
@@ -103,7 +104,15 @@ class FilledBlock:
                 given.values[name] = cut(given.values[name])
         for name, tokens in spec.counts.items():
             given.values[name] = given.values[tokens].shape[spec.dim]
+        self.cut_options(given.values)
         return given.passed()
+
+    def cut_options(self, values: dict[str, Any]) -> None:
+        """Nodes' patches of joined tokens read where the image's are among them, which here are this rank's."""
+        options, joined = values.get(ALWAYS_WHOLE), list(self.spec.tokens.values())
+        if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
+            places = [self.layout.cut_place(place, names(joined[0])) for place in options[IMAGE_PLACES]]
+            values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Fills up what the block returns, or gathers it."""
@@ -126,7 +135,7 @@ class FilledBlock:
             local = local.flatten(dim, dim + grid - 1)
         filled = self.layout.fill(local, names(streams), dim)
         if self.is_last:
-            filled = self.layout.gather(filled, names(streams), dim)
+            filled = gather_last(self.layout, filled, names(streams), dim)
         return filled.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else filled
 
     def cut_side(self, value: Any, name: str) -> Any:
@@ -188,7 +197,15 @@ def install_filled_boundary(
             install_attention(module, attends, hooks)
     if spec.gathered_by:
         path, arguments = spec.gathered_by
-        change_arguments(model.get_submodule(path), arguments, partial(layout.gather, dim=1), hooks)
+        change_arguments(model.get_submodule(path), arguments, partial(gather_last, layout, dim=1), hooks)
+
+
+def gather_last(layout: StreamLayout, filled: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+    """The tokens of all ranks, for what follows the blocks; as they are where no block has run, which cut them."""
+    if not layout.segments:
+        return filled
+    layout.forward.gathered = True
+    return layout.gather(filled, streams, dim)
 
 
 def fill_submodule(module: torch.nn.Module, streams: Mapping[str, str], layout: StreamLayout, hooks: Hooks) -> None:
@@ -201,7 +218,7 @@ def fill_submodule(module: torch.nn.Module, streams: Mapping[str, str], layout: 
 def change_arguments(
     module: torch.nn.Module,
     streams: Mapping[str, str],
-    change: Callable[[torch.Tensor, tuple[str, ...]], torch.Tensor],
+    change: Callable[[torch.Tensor, Names], torch.Tensor],
     hooks: Hooks,
 ) -> None:
     """Changes those of a module's arguments that have tokens before it runs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tests.support.cases.host.base import BATCH, HostCase, guidance, image, text, with_
@@ -30,6 +32,15 @@ RADIANCE = CHROMA | {
 }  # fmt: skip
 FLUX_TEXT = {"y": lambda random: random(BATCH, 32), "guidance": guidance}
 
+
+def louder_image(attention: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    """A node's patch of what attention gives the image's tokens, as normalized attention guidance has one."""
+    start, stop = options["img_slice"]
+    attention = attention.clone()
+    attention[:, start:stop] *= 1.5
+    return attention
+
+
 CASES: dict[str, HostCase] = {
     "flux-dev": HostCase("comfy.ldm.flux.model.Flux", FLUX, with_(image(16), text(64, **FLUX_TEXT))),
     "flux-kontext": HostCase(
@@ -49,6 +60,18 @@ CASES: dict[str, HostCase] = {
                     "input": [random(BATCH, 77, 64), None],
                     "output": [random(BATCH, 77, 64)],
                 },
+            ),
+        ),
+    ),
+    "flux-attention-patch": HostCase(
+        "comfy.ldm.flux.model.Flux",
+        FLUX,
+        with_(
+            image(16),
+            text(
+                64,
+                **FLUX_TEXT,
+                transformer_options=lambda _random: {"patches": {"attn1_output_patch": [louder_image]}},
             ),
         ),
     ),
