@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .axes import EVERY_AXES
+from .errors import RequestError
 from .groups.collectives import collect
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import shard_sizes
@@ -83,8 +84,15 @@ class ParallelModule:
         skipped = self.spec.not_batched if self.spec else ()
         args = tuple(rows_of(value, size, axis) for value in args)
         kwargs = {name: value if name in skipped else rows_of(value, size, axis) for name, value in kwargs.items()}
-        with self.slot.enter(Forward(self.slot.every_segment())):
-            return self.model(*args, **kwargs)
+        forward = Forward(self.slot.every_segment())
+        with self.slot.enter(forward):
+            output = self.model(*args, **kwargs)
+        if forward.segments and not forward.gathered:
+            raise RequestError(
+                "A node has the model skip its last block, behind which the ranks' tokens come together.",
+                "Have it skip others, or use ulysses=1 and ring=1.",
+            )
+        return output
 
 
 def rows_of(value: Any, size: int, axis: Axis) -> Any:

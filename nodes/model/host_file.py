@@ -9,7 +9,7 @@ import comfy.model_base
 import torch
 
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name
+from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
 from ...worker.comfyui.source import HostSource
 
 META = torch.device("meta")
@@ -61,4 +61,12 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         return None
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
-    return HostFile(path, build(config, weights, chosen, cast, META), chosen, cast, weight_bytes)
+    model = build(config, weights, chosen, cast, META)
+    # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
+    load_weights(model, {name: tensor if is_note(name) else tensor.to(META) for name, tensor in weights.items()})
+    return HostFile(path, model, chosen, cast, weight_bytes)
+
+
+def is_note(name: str) -> bool:
+    """Whether a tensor is what a file says of a layer, in words."""
+    return name.endswith(".comfy_quant")

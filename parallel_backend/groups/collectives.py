@@ -19,7 +19,7 @@ def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
     """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank."""
-    if axis.degree == 1:
+    if axis.degree == 1 or not size:
         return local
     sizes = shard_sizes(size, axis.degree)
     longest = sizes[0]

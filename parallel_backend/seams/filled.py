@@ -18,10 +18,12 @@ from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.comfyui.checks import modules_at
 from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
-from .attention import Attend, ParallelAttention, install_attention
-from .streams import StreamLayout
+from .attention import ParallelAttention, install_attention
+from .masks import attend_by
+from .streams import Names, StreamLayout
 
 ALWAYS_WHOLE = "transformer_options"  # of every block of ComfyUI's: a dict of what nodes ask for
+IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
 
 class Arguments:
@@ -65,7 +67,7 @@ class FilledBlock:
         self.is_last = is_last
         self.signature = inspect.signature(block.forward)
         self.known = {
-            ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places
+            ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places, *spec.counts
         }  # fmt: skip
         self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
 
@@ -80,6 +82,11 @@ class FilledBlock:
                 "shared over ranks yet.",
                 "Use ulysses=1 and ring=1, or the stock loader.",
             )
+        for name, make in spec.made.items():
+            if given.values.get(name) is not None:
+                given.values[name] = self.remembered(f"{name} made", given.values[name], make)
+        for name, tokens in spec.counts.items():
+            given.values[tokens] = given.values[tokens].narrow(spec.dim, 0, given.values[name])
         cuts = {
             **{name: partial(self.cut, streams=streams) for name, streams in spec.tokens.items()},
             **{name: partial(self.cut_side, name=name) for name in spec.sides},
@@ -90,7 +97,17 @@ class FilledBlock:
         for name, cut in cuts.items():
             if given.values.get(name) is not None:
                 given.values[name] = cut(given.values[name])
+        for name, tokens in spec.counts.items():
+            given.values[name] = given.values[tokens].shape[spec.dim]
+        self.cut_options(given.values)
         return given.passed()
+
+    def cut_options(self, values: dict[str, Any]) -> None:
+        """Nodes' patches of joined tokens read where the image's are among them, which here are this rank's."""
+        options, joined = values.get(ALWAYS_WHOLE), list(self.spec.tokens.values())
+        if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
+            places = [self.layout.cut_place(place, names(joined[0])) for place in options[IMAGE_PLACES]]
+            values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Fills up what the block returns, or gathers it."""
@@ -105,7 +122,19 @@ class FilledBlock:
             self.sizes = filled.shape[dim : dim + grid]
             filled = filled.flatten(dim, dim + grid - 1)
         local = self.layout.cut(filled, names(streams), dim)
+        self.check_everywhere(streams)
         return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
+
+    def check_everywhere(self, streams: str) -> None:
+        """Raises RequestError where a rank has no token of a stream of which each needs one."""
+        ranks = self.layout.axis.degree
+        for name in names(streams):
+            length = self.layout.total((name,))
+            if name in self.spec.everywhere and length < ranks:
+                raise RequestError(
+                    f"The stream {name!r} of {length} tokens is too short for {ranks} ranks to share.",
+                    f"Use ulysses and ring of {max(length, 1)} ranks at most, or a longer latent.",
+                )
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
         dim, grid = self.spec.dim, self.spec.grid
@@ -113,7 +142,7 @@ class FilledBlock:
             local = local.flatten(dim, dim + grid - 1)
         filled = self.layout.fill(local, names(streams), dim)
         if self.is_last:
-            filled = self.layout.gather(filled, names(streams), dim)
+            filled = gather_last(self.layout, filled, names(streams), dim)
         return filled.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else filled
 
     def cut_side(self, value: Any, name: str) -> Any:
@@ -123,7 +152,7 @@ class FilledBlock:
         dim, streams = self.spec.sides[name]
         if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
             return value
-        return self.remembered(name, value, lambda: self.layout.cut(value, names(streams), dim))
+        return self.remembered(name, value, lambda whole: self.layout.cut(whole, names(streams), dim))
 
     def cut_frames(self, value: Any, name: str) -> Any:
         """An argument with an entry for each frame, of which each token gets its own; one for all stays as it is."""
@@ -131,18 +160,19 @@ class FilledBlock:
         if value.ndim != ndim or value.shape[1] == 1:
             return value
         tokens = self.layout.total(names(streams))
+        of_one = math.ceil(tokens / value.shape[1])
 
-        def by_token() -> torch.Tensor:
-            repeated = value.repeat_interleave(math.ceil(tokens / value.shape[1]), 1)[:, :tokens]
-            return self.layout.cut(repeated, names(streams), 1)
+        def by_token(frames: torch.Tensor) -> torch.Tensor:
+            places = self.layout.cut(torch.arange(tokens, device=frames.device), names(streams), 0)
+            return frames.index_select(1, places // of_one)
 
         return self.remembered(name, value, by_token)
 
-    def remembered(self, name: str, whole: torch.Tensor, cut: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Every block gets the same; it is cut once a forward."""
+    def remembered(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
+        """Every block gets the same; it is changed once a forward."""
         sides, key = self.layout.forward.sides, f"{self.spec.path}.{name}.{id(whole)}"
         if key not in sides:
-            sides[key] = (whole, cut())  # which keeps the whole, and so its id
+            sides[key] = (whole, change(whole))  # which keeps the whole, and so its id
         return sides[key][1]
 
 
@@ -165,33 +195,46 @@ def install_filled_boundary(
         filled = FilledBlock(block, blocks, layout, is_last)
         hooks.before(block, filled.enter, with_kwargs=True)
         hooks.after(block, filled.leave)
+        for path, streams in blocks.filled.items():
+            fill_submodule(block.get_submodule(path), streams, layout, hooks)
         for path, streams in blocks.attention.items():
             module = block.get_submodule(path)
             calls = (streams,) if isinstance(streams, str) else streams
-            install_attention(module, [attend_by(attention, module, call) for call in calls], hooks)
+            attends = [attend_by(attention, layout, module, blocks, path, call) for call in calls]
+            install_attention(module, attends, hooks)
     if spec.gathered_by:
         path, arguments = spec.gathered_by
-        module = model.get_submodule(path)
-        hooks.before(
-            module, partial(gather_arguments, inspect.signature(module.forward), arguments, layout), with_kwargs=True
-        )
+        change_arguments(model.get_submodule(path), arguments, partial(gather_last, layout, dim=1), hooks)
 
 
-def attend_by(attention: ParallelAttention, module: torch.nn.Module, call: str) -> Attend:
-    """Attention from streams, and to others where the spec of the call names them."""
-    streams, _, seen = call.partition("|")
-    return partial(attention, module, names(streams), seen=names(seen) if seen else ())
+def gather_last(layout: StreamLayout, filled: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+    """The tokens of all ranks, for what follows the blocks; as they are where no block has run, which cut them."""
+    if not layout.segments:
+        return filled
+    layout.forward.gathered = True
+    return layout.gather(filled, streams, dim)
 
 
-def gather_arguments(
-    signature: inspect.Signature,
+def fill_submodule(module: torch.nn.Module, streams: Mapping[str, str], layout: StreamLayout, hooks: Hooks) -> None:
+    """Gives a submodule of a block its tokens filled, and the block this rank's of what it returns."""
+    change_arguments(module, streams, partial(layout.fill, dim=1), hooks)
+    returned = names(next(iter(streams.values())))
+    hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
+
+
+def change_arguments(
+    module: torch.nn.Module,
     streams: Mapping[str, str],
-    layout: StreamLayout,
-    _module: torch.nn.Module,
-    args: tuple,
-    kwargs: dict[str, Any],
-) -> tuple[tuple, dict[str, Any]]:
-    given = Arguments(signature, args, kwargs)
-    for name, own in streams.items():
-        given.values[name] = layout.gather(given.values[name], names(own), 1)
-    return given.passed()
+    change: Callable[[torch.Tensor, Names], torch.Tensor],
+    hooks: Hooks,
+) -> None:
+    """Changes those of a module's arguments that have tokens before it runs."""
+    signature = inspect.signature(module.forward)
+
+    def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        given = Arguments(signature, args, kwargs)
+        for name, own in streams.items():
+            given.values[name] = change(given.values[name], names(own))
+        return given.passed()
+
+    hooks.before(module, enter, with_kwargs=True)

@@ -79,7 +79,7 @@ class StreamLayout(TokenLayout):
         parts = [filled.narrow(dim, run.whole, run.length) for run in self.runs(streams)]
         lengths = [self.segments[name][0] for name in streams]
         whole = [gather(part, dim, length, self.axis) for part, length in zip(parts, lengths, strict=True)]
-        return whole[0] if len(whole) == 1 else torch.cat(whole, dim)
+        return whole[0].contiguous() if len(whole) == 1 else torch.cat(whole, dim)
 
     def cut_ranges(self, ranges: Sequence[Sequence[int]], streams: Names) -> list[tuple[int, ...]]:
         """Ranges (start, stop, …) of the joined streams as ranges of this rank's tokens. A stop of None is the end."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallel_backend.errors import RequestError
+from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.models.comfyui.checks import check_module
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
@@ -41,3 +42,33 @@ def test_a_guidance_scale_for_a_model_without_one() -> None:
     latents, timestep, _ = FAMILIES["flux2-klein"].inputs(1, 5, 7)
     with pytest.raises(RequestError, match="takes no guidance"):
         one_rank("flux2-klein").check(latents, timestep, conditions)
+
+
+def of_comfyui(name: str, **attributes: object) -> torch.nn.Module:
+    """A module that has the name of one of ComfyUI's classes, and nothing in it."""
+    module, _, qualname = name.rpartition(".")
+    return type(qualname, (torch.nn.Module,), {"__module__": module, **attributes})()
+
+
+UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "said"),
+    [
+        (of_comfyui("comfy.ldm.ace.model.ACEStepTransformer2DModel"), {"ring": 2}, "cannot be shared: its attention"),
+        (of_comfyui("comfy.ldm.minimax.model.MiniMaxH3Model"), {"cfg": 2}, "apart in MiniMaxH3Model: it takes one"),
+        (of_comfyui(UNET, use_temporal_resblocks=True), {"dp": 2}, "apart in UNetModel: they are the frames"),
+        (of_comfyui(UNET, use_temporal_resblocks=False), {"ulysses": 2}, "cannot be shared: it convolves"),
+        (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no double"),
+        (of_comfyui("comfy.ldm.new.model.New"), {"ulysses": 2}, "not there for New yet"),
+    ],
+)
+def test_a_plan_that_a_class_of_comfyui_forbids(model: torch.nn.Module, plan: dict[str, int], said: str) -> None:
+    with pytest.raises(PlanError, match=said) as raised:
+        check_module(ParallelPlan(**plan), model)
+    assert raised.value.fields == tuple(plan)
+
+
+def test_an_image_unet_shares_its_batch() -> None:
+    check_module(ParallelPlan(cfg=2, dp=2), of_comfyui(UNET, use_temporal_resblocks=False))

@@ -34,8 +34,8 @@ def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
 
 def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
     """The sizes that bound a plan, read off the model, which may be on the meta device."""
-    heads, width = (read_size(model, path) for path in (spec.heads, spec.width))
-    return HostSizes(heads, width // heads)
+    heads, size = (read_size(model, path) for path in (spec.heads, spec.width or spec.head_dim))
+    return HostSizes(heads, size // heads if spec.width else size)
 
 
 def read_size(model: torch.nn.Module, path: str) -> int:
@@ -57,7 +57,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
                 f"Use {axis}=1, and ring={degree} or ulysses={degree} in its place.",
                 axis,
             )
-    if spec and spec.coupled and plan.ways(BATCH_AXES) > 1:
+    if spec and spec.couples(model) and plan.ways(BATCH_AXES) > 1:
         raise PlanError(
             f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",
             "Use cfg=1 and dp=1, and ulysses or ring.",
@@ -73,6 +73,12 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             f"Use {shared[0]}=1, and cfg or dp in its place.",
             *shared,
         )
+    if spec.unshared:
+        raise PlanError(
+            f"The tokens of {name} cannot be shared: {spec.unshared}.",
+            f"Use {shared[0]}=1" + ("." if spec.couples(model) else ", and cfg or dp in its place."),
+            *shared,
+        )
     if changed := list(missing_from(model, spec)):
         raise PlanError(
             f"This ComfyUI's {name} is not the one that is known here: it has no {', '.join(changed)}.",
@@ -85,9 +91,9 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
 def auto_plan(devices: int, model: torch.nn.Module) -> ParallelPlan:
     """The plan for so many devices: tokens are shared where the class's spec says how, and else the batch."""
     spec = host_spec(type(model))
-    if spec and not list(missing_from(model, spec)):
+    if spec and not spec.unshared and not list(missing_from(model, spec)):
         return ParallelPlan.auto(devices, sizes_of(model, spec).heads, guided=False)
-    if devices % 2 or (spec and spec.coupled):
+    if devices % 2 or (spec and spec.couples(model)):
         return ParallelPlan()
     return ParallelPlan(cfg=2, dp=devices // 2)
 
@@ -103,11 +109,11 @@ def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
         for block in modules[:1]:
             parameters = inspect.signature(block.forward).parameters.values()
             takes_any = any(parameter.kind in VARIABLE for parameter in parameters)
-            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places}
+            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places, *blocks.counts}
             for name in sorted(named - {parameter.name for parameter in parameters}):
                 if not takes_any:
                     yield f"{blocks.path}: the argument {name}"
-            for path in blocks.attention:
+            for path in (*blocks.attention, *blocks.filled):
                 try:
                     block.get_submodule(path)
                 except AttributeError:

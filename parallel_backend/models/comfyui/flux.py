@@ -1,4 +1,4 @@
-"""Flux.1 and Flux.2, Chroma, and Hunyuan3D 2.0, whose blocks are Flux's."""
+"""Flux.1 and Flux.2, and those whose blocks are Flux's: Chroma, HunyuanVideo, HunyuanImage, Hunyuan3D 2.0."""
 
 from .spec import BlockList, HostSpec, register
 
@@ -27,4 +27,15 @@ register(
     HostSpec("comfy.ldm.flux.model.Flux", (DOUBLE, SINGLE), heads="params.num_heads", width="params.hidden_size"),
     "comfy.ldm.chroma.model.Chroma",
     "comfy.ldm.chroma_radiance.model.ChromaRadiance",
+)
+register(
+    HostSpec(
+        "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
+        (DOUBLE, SINGLE),
+        heads="double_blocks.0.num_heads",
+        width="double_blocks.0.hidden_size",
+    )
+)
+register(
+    HostSpec("comfy.ldm.hunyuan_video.model.HunyuanVideo", (DOUBLE, SINGLE), heads="num_heads", width="hidden_size")
 )

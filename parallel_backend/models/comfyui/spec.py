@@ -6,8 +6,9 @@ names are joined by "+", in that order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
 Streams = str | tuple[str | None, ...]
@@ -41,6 +42,22 @@ class BlockList:
     ranges: Mapping[str, str] = field(default_factory=dict)
     # Arguments that are the place of a token.
     places: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that say how many of a stream's tokens count, from the first on: the argument that has those. The others
+    # are left out.
+    counts: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that may be of a class of the model's own, and what makes of such a one a tensor that the fields above
+    # and below are about.
+    made: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # Submodules of `attention` whose mask the block makes itself, of the keys that it has, which are this rank's.
+    local_masks: tuple[str, ...] = ()
+    # Submodules of `attention` that see only so many tokens to either side, and their attribute that says how many;
+    # where it is None, they see all.
+    windows: Mapping[str, str] = field(default_factory=dict)
+    # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
+    # them filled (see `seams/streams.py`). They mix no tokens, and return the first of these streams.
+    filled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Streams of which each rank has to have a token, since blocks ask whether there are any.
+    everywhere: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
@@ -55,17 +72,27 @@ class HostSpec:
     # Its module and name, as "comfy.ldm.flux.model.Flux".
     model_class: str
     # Its blocks, in the order in which they run.
-    blocks: tuple[BlockList, ...]
-    # Where the model has the number of its attention's heads, and the width of all of them: paths of attributes.
-    heads: str
-    width: str
+    blocks: tuple[BlockList, ...] = ()
+    # Where the model has the number of its attention's heads: a path of attributes.
+    heads: str = ""
+    # Where it has the width of all of them, or else of one.
+    width: str = ""
+    head_dim: str = ""
     # Where tokens come together again: a module of the model, and which of its arguments have them, with their streams.
     # Without it, they do so after the last block.
     gathered_by: tuple[str, Mapping[str, str]] | None = None
-    # Why the rows of a batch cannot be computed apart, if they cannot.
+    # Why the rows of a batch cannot be computed apart, if they cannot; and where only some models of the class are so,
+    # an attribute that is true of those.
     coupled: str = ""
+    coupled_where: str = ""
+    # Why its tokens cannot be shared, if they cannot. It needs nothing of the above then.
+    unshared: str = ""
     # Arguments of the model whose first dim is not the batch, however long it is.
     not_batched: tuple[str, ...] = ()
+
+    def couples(self, model: object) -> bool:
+        """Whether the rows of this model's batch cannot be computed apart."""
+        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where)))
 
 
 def names(streams: str) -> tuple[str, ...]:
@@ -88,6 +115,11 @@ def host_classes() -> Iterable[str]:
     return sorted(_SPECS)
 
 
+def named_spec(model_class: str) -> HostSpec | None:
+    """The spec of a class by its module and name."""
+    return _SPECS.get(model_class)
+
+
 def host_spec(model_class: type) -> HostSpec | None:
     """The spec of one of ComfyUI's classes, if there is one; a class derived from one that has is another."""
-    return _SPECS.get(f"{model_class.__module__}.{model_class.__qualname__}")
+    return named_spec(f"{model_class.__module__}.{model_class.__qualname__}")

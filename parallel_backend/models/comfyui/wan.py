@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2."""
+"""Wan 2.1 and 2.2, and the models made of it."""
 
 from dataclasses import replace
 
@@ -20,7 +20,21 @@ MODEL = HostSpec(
     width="dim",
     gathered_by=("head", {"x": "x"}),
 )
-register(MODEL, "comfy.ldm.wan.model.CameraWanModel", "comfy.ldm.wan.ar_model.CausalWanModel")
+register(
+    MODEL,
+    "comfy.ldm.wan.model.CameraWanModel",
+    "comfy.ldm.wan.model.SCAILWanModel",
+    "comfy.ldm.wan.model.SCAIL2WanModel",
+    "comfy.ldm.wan.model.WanModel_S2V",
+    "comfy.ldm.wan.model_animate.AnimateWanModel",
+    "comfy.ldm.wan.ar_model.CausalWanModel",
+)
+# It has two heads.
+register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", gathered_by=None))
+
+# Each frame's tokens attend to that frame's sound.
+HUMO = replace(BLOCKS, filled={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
+register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,)))
 
 VACE = replace(
     BLOCKS,

@@ -43,7 +43,7 @@ ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
     "LoKr": lambda rows, columns, random: {
         ".lokr_w1": random(8, 8), ".lokr_w2": random(rows // 8, columns // 8), ".alpha": torch.tensor(4.0)
     },
-    "OFT": lambda rows, columns, random: {".oft_blocks": random(rows // 16, 16, 16), ".alpha": torch.tensor(0.5)},
+    "OFT": lambda rows, columns, random: {".oft_blocks": 4 * random(rows // 16, 16, 16), ".alpha": torch.tensor(0.5)},
     "a difference": lambda rows, columns, random: {".diff": 0.3 * random(rows, columns)},
 }  # fmt: skip
 

@@ -46,7 +46,7 @@ def main(cases_path: str, out_path: str) -> None:
     for name, degrees in json.loads(Path(cases_path).read_text()):
         case, plan = CASES[name], ParallelPlan.from_json(degrees)
         args, kwargs = case.inputs()
-        kwargs["transformer_options"] = {}
+        kwargs.setdefault("transformer_options", {})
         model = case.build()
         if degrees:
             if plan not in meshes:

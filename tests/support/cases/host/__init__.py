@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.cases.host import flux, wan
+from tests.support.cases.host import audio, flux, image, joint, ltx, lumina, qwen, video, wan
 from tests.support.cases.host.base import HostCase
 
-CASES: dict[str, HostCase] = {**flux.CASES, **wan.CASES}
+CASES: dict[str, HostCase] = {
+    **flux.CASES, **lumina.CASES, **qwen.CASES, **image.CASES, **joint.CASES, **video.CASES, **wan.CASES,
+    **ltx.CASES, **audio.CASES,
+}  # fmt: skip

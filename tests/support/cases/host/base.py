@@ -62,8 +62,8 @@ def image(channels: int, height: int = 14, width: int = 22) -> Callable[..., Cal
     return lambda random: ((random(BATCH, channels, height, width), torch.full((BATCH,), SIGMA)), {})
 
 
-def video(channels: int) -> Callable[..., Call]:
-    return lambda random: ((random(BATCH, channels, 3, 10, 14), torch.full((BATCH,), 1000 * SIGMA)), {})
+def video(channels: int, height: int = 10, width: int = 14, sigma: float = 1000 * SIGMA) -> Callable[..., Call]:
+    return lambda random: ((random(BATCH, channels, 3, height, width), torch.full((BATCH,), sigma)), {})
 
 
 def with_(
@@ -85,3 +85,8 @@ def text(width: int, **more: Callable[[Callable[..., torch.Tensor]], Any]) -> Ca
 
 def guidance(_random: Callable[..., torch.Tensor]) -> torch.Tensor:
     return torch.full((BATCH,), 3.5)
+
+
+def text_mask(_random: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Of texts of which one is shorter."""
+    return (torch.arange(TEXT) < torch.tensor([[TEXT], [9]])).long()

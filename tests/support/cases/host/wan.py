@@ -1,4 +1,4 @@
-"""Wan."""
+"""Wan, and the models made of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ WAN = {
     "model_type": "t2v", "patch_size": (1, 2, 2), "in_dim": 16, "dim": 48, "ffn_dim": 64, "freq_dim": 32,
     "text_dim": 24, "out_dim": 16, "num_heads": 4, "num_layers": 4, "text_len": 512,
 }  # fmt: skip
+
+ANIMATE = WAN | {"model_type": "i2v", "in_dim": 36, "num_layers": 5}
+ANIMATE_CLASS = "comfy.ldm.wan.model_animate.AnimateWanModel"
+SCAIL = WAN | {"model_type": "i2v", "in_dim": 20}
+SCAIL_INPUTS = {
+    "clip_fea": lambda random: random(BATCH, 257, 1280),
+    "pose_latents": lambda random: random(BATCH, 20, 3, 10, 14),
+    "reference_latent": lambda random: random(BATCH, 20, 1, 10, 14),
+}
+DANCER = WAN | {
+    "model_type": "i2v", "in_dim": 36, "in_dim_ref_conv": 16, "audio_inject_layers": [0, 2], "music_dim": 48,
+    "music_latent_dim": 48,
+}  # fmt: skip
+
+
+def vision(random):
+    """What CLIP has seen."""
+    return random(BATCH, 257, 1280)
+
+
+def pose(random):
+    return random(BATCH, 16, 3, 10, 14)
+
 
 CASES: dict[str, HostCase] = {
     "wan-t2v": HostCase("comfy.ldm.wan.model.WanModel", WAN, with_(video(16), text(24))),
@@ -38,4 +61,77 @@ CASES: dict[str, HostCase] = {
             ),
         ),
     ),
+    "wan-bernini": HostCase(
+        "comfy.ldm.wan.model.WanModel",
+        WAN,
+        with_(
+            video(16),
+            text(24, context_latents=lambda random: [random(BATCH, 16, 1, 6, 8), random(BATCH, 16, 2, 10, 14)]),
+        ),
+    ),
+    "wan-phantom": HostCase(
+        "comfy.ldm.wan.model.WanModel",
+        WAN,
+        with_(video(16), text(24, time_dim_concat=lambda random: random(BATCH, 16, 2, 10, 14))),
+    ),
+    "wan-fun-control": HostCase(
+        "comfy.ldm.wan.model.WanModel",
+        WAN | {"in_dim": 52, "in_dim_ref_conv": 16},
+        with_(video(52), text(24, reference_latent=lambda random: random(BATCH, 16, 10, 14))),
+    ),
+    "wan-camera": HostCase(
+        "comfy.ldm.wan.model.CameraWanModel",
+        WAN | {"model_type": "camera", "in_dim": 32, "in_dim_control_adapter": 24},
+        with_(video(32), text(24, clip_fea=vision, camera_conditions=lambda random: random(BATCH, 24, 3, 80, 112))),
+    ),
+    "wan-s2v": HostCase(
+        "comfy.ldm.wan.model.WanModel_S2V",
+        WAN | {"audio_dim": 8, "num_audio_token": 2, "cond_dim": 16, "audio_inject_layers": [0, 2], "dim": 64},
+        with_(
+            video(16),
+            text(
+                24,
+                audio_embed=lambda random: random(BATCH, 25, 8, 12),
+                reference_latent=lambda random: random(BATCH, 16, 1, 10, 14),
+                reference_motion=lambda random: random(BATCH, 16, 3, 10, 14),
+                control_video=lambda random: random(BATCH, 16, 3, 10, 14),
+            ),
+        ),
+    ),
+    "wan-humo": HostCase(
+        "comfy.ldm.wan.model.HumoWanModel",
+        WAN,
+        with_(
+            video(16),
+            text(
+                24,
+                audio_embed=lambda random: random(BATCH, 3, 8, 5, 1280),
+                reference_latent=lambda random: random(BATCH, 16, 1, 10, 14),
+            ),
+        ),
+    ),
+    "wan-animate": HostCase(ANIMATE_CLASS, ANIMATE, with_(video(36), text(24, clip_fea=vision, pose_latents=pose))),
+    "wan-animate-face": HostCase(
+        ANIMATE_CLASS,
+        ANIMATE,
+        with_(
+            video(36),
+            text(
+                24, clip_fea=vision, pose_latents=pose, face_pixel_values=lambda random: random(BATCH, 3, 1, 512, 512)
+            ),
+        ),
+    ),
+    "wan-scail": HostCase("comfy.ldm.wan.model.SCAILWanModel", SCAIL, with_(video(20), text(24, **SCAIL_INPUTS))),
+    "wan-scail2": HostCase("comfy.ldm.wan.model.SCAIL2WanModel", SCAIL, with_(video(20), text(24, **SCAIL_INPUTS))),
+    "wan-dancer": HostCase(
+        "comfy.ldm.wan.model_wandancer.WanDancerModel",
+        DANCER,
+        with_(video(36, 16, 12), text(24, clip_fea=vision, audio_embed=lambda random: random(BATCH, 20, 35))),
+    ),
+    "wan-dancer-global": HostCase(
+        "comfy.ldm.wan.model_wandancer.WanDancerModel",
+        DANCER,
+        with_(video(36), text(24, clip_fea=vision, fps=lambda _random: 7.5)),
+    ),
+    "wan-causal": HostCase("comfy.ldm.wan.ar_model.CausalWanModel", WAN, with_(video(16), text(24))),
 }

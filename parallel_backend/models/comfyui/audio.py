@@ -1,0 +1,65 @@
+"""Models of sound: Stable Audio, ACE-Step; and MiniMax H3, which has video with it."""
+
+from .spec import BlockList, HostSpec, register
+
+STABLE_AUDIO = BlockList(
+    path="transformer.layers",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"self_attn": "x"},
+    sides={"rotary_pos_emb": (0, "x")},
+    whole=("context", "global_cond", "context_mask"),
+)
+register(
+    HostSpec(
+        "comfy.ldm.audio.dit.AudioDiffusionTransformer",
+        (STABLE_AUDIO,),
+        heads="transformer.layers.0.self_attn.num_heads",
+        head_dim="transformer.layers.0.self_attn.dim_heads",
+    )
+)
+
+ACE_STEP = BlockList(
+    path="decoder.layers",
+    tokens={"hidden_states": "x"},
+    returns="x",
+    attention={"self_attn": "x"},
+    sides={"position_embeddings": (0, "x")},
+    windows={"self_attn": "sliding_window"},
+    whole=("temb", "encoder_hidden_states", "encoder_attention_mask"),
+)
+register(
+    HostSpec(
+        "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
+        (ACE_STEP,),
+        heads="decoder.layers.0.self_attn.num_heads",
+        head_dim="decoder.layers.0.self_attn.head_dim",
+        coupled="it gives the sound of every row's reference to the first",
+    )
+)
+register(
+    HostSpec(
+        "comfy.ldm.ace.model.ACEStepTransformer2DModel",
+        unshared="its attention is linear, and it convolves along its tokens",
+    )
+)
+
+MINIMAX = BlockList(
+    path="blocks",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"attn": "x"},
+    sides={"rope_freqs": (1, "x")},
+    ranges={"mod_segments": "x"},
+    whole=("t_emb",),
+    dim=0,
+)
+register(
+    HostSpec(
+        "comfy.ldm.minimax.model.MiniMaxH3Model",
+        (MINIMAX,),
+        heads="blocks.0.attn.heads",
+        head_dim="blocks.0.attn.head_dim",
+        coupled="it takes one at a time",
+    )
+)

@@ -1,0 +1,30 @@
+"""Cosmos 1, Cosmos Predict 2, and Anima, which is one."""
+
+from .spec import BlockList, HostSpec, register
+
+COSMOS = BlockList(
+    path="blocks",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"blocks.0.block.attn": "x"},
+    sides={"rope_emb_L_1_1_D": (0, "x")},
+    whole=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D"),
+    dim=0,
+    grid=3,
+)
+register(HostSpec("comfy.ldm.cosmos.model.GeneralDIT", (COSMOS,), heads="num_heads", width="model_channels"))
+
+PREDICT_2 = BlockList(
+    path="blocks",
+    tokens={"x_B_T_H_W_D": "x", "extra_per_block_pos_emb": "x"},
+    returns="x",
+    attention={"self_attn": "x"},
+    sides={"rope_emb_L_1_1_D": (1, "x")},
+    frames={"emb_B_T_D": ("x", 3), "adaln_lora_B_T_3D": ("x", 3)},
+    whole=("crossattn_emb",),
+    grid=3,
+)
+register(
+    HostSpec("comfy.ldm.cosmos.predict2.MiniTrainDIT", (PREDICT_2,), heads="num_heads", width="model_channels"),
+    "comfy.ldm.anima.model.Anima",
+)

@@ -1,0 +1,80 @@
+"""Models whose image and text attend together: HiDream I1, Lens, JoyImage, PixelDiT and PiD."""
+
+from .spec import BlockList, HostSpec, register
+
+# Every block brings some text of its own, and forgets it.
+HIDREAM = (
+    BlockList(
+        path="double_stream_blocks",
+        tokens={"image_tokens": "img", "text_tokens": "txt"},
+        returns=("img", "txt"),
+        attention={"block.attn1": "img+txt"},
+        sides={"rope": (1, "img+txt")},
+        whole=("adaln_input",),
+    ),
+    BlockList(
+        path="single_stream_blocks",
+        tokens={"image_tokens": "img+txt"},
+        returns="img+txt",
+        attention={"block.attn1": "img+txt"},
+        sides={"rope": (1, "img+txt")},
+        whole=("adaln_input",),
+    ),
+)
+register(
+    HostSpec(
+        "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
+        HIDREAM,
+        heads="num_attention_heads",
+        head_dim="attention_head_dim",
+    )
+)
+
+LENS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "img+txt"},
+    sides={"freqs_cis": (2, "img+txt"), "attention_mask": (3, "img+txt")},
+    local_masks=("attn",),
+    whole=("temb",),
+)
+register(
+    HostSpec(
+        "comfy.ldm.lens.model.LensTransformer2DModel",
+        (LENS,),
+        heads="transformer_blocks.0.attn.heads",
+        head_dim="transformer_blocks.0.attn.dim_head",
+    )
+)
+
+JOYIMAGE = BlockList(
+    path="double_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("img", "txt"),
+    attention={"attn": "img+txt"},
+    sides={"image_rotary_emb": (1, "img")},
+    whole=("temb",),
+)
+register(
+    HostSpec(
+        "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
+        (JOYIMAGE,),
+        heads="double_blocks.0.attn.num_attention_heads",
+        width="double_blocks.0.attn.img_attn_proj.in_features",
+    )
+)
+
+# Its blocks of pixels, which come after, run whole on every rank.
+PIXELDIT = BlockList(
+    path="patch_blocks",
+    tokens={"x": "img", "y": "txt"},
+    returns=("img", "txt"),
+    attention={"attn": "txt+img"},
+    sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
+    whole=("c", "attn_mask"),
+)
+register(
+    HostSpec("comfy.ldm.pixeldit.model.PixDiT_T2I", (PIXELDIT,), heads="num_groups", width="hidden_size"),
+    "comfy.ldm.pixeldit.pid.PidNet",
+)

@@ -1,0 +1,55 @@
+"""LTX-Video, and LTX 2 with its sound."""
+
+from typing import Any
+
+import torch
+
+from .spec import BlockList, HostSpec, register
+
+
+def dense_mask(mask: Any) -> torch.Tensor:
+    """A mask of guides, which ComfyUI keeps as one row for what is noise, and one for each of the guides' tokens."""
+    if isinstance(mask, torch.Tensor):
+        return mask
+    tokens = mask.noisy_mask.shape[-1]
+    dense = mask.noisy_mask.expand(1, 1, tokens, tokens).clone()
+    dense[:, :, mask.guide_start : mask.guide_start + mask.tracked_count] = mask.tracked_mask
+    return dense
+
+
+def by_frame(timestep: Any) -> torch.Tensor:
+    """The modulation that ComfyUI keeps once for each frame, where it is the same for all of a frame's tokens."""
+    return timestep if isinstance(timestep, torch.Tensor) else timestep.data
+
+
+VIDEO = BlockList(
+    path="transformer_blocks",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"attn1": "x"},
+    sides={"pe": (1, "x"), "timestep": (1, "x")},
+    made={"self_attention_mask": dense_mask},
+    whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
+)
+register(
+    HostSpec("comfy.ldm.lightricks.model.LTXVModel", (VIDEO,), heads="num_attention_heads", width="inner_dim"),
+)
+
+OF_VIDEO = ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep")
+OF_AUDIO = ("a_timestep", "a_cross_scale_shift_timestep", "a_cross_gate_timestep")
+BOTH = BlockList(
+    path="transformer_blocks",
+    tokens={"x": ("v", "a")},
+    everywhere=("v", "a"),
+    returns=("v", "a"),
+    attention={"attn1": "v", "audio_attn1": "a", "audio_to_video_attn": "v|a", "video_to_audio_attn": "a|v"},
+    sides={"v_pe": (1, "v"), "v_cross_pe": (1, "v"), "a_pe": (1, "a"), "a_cross_pe": (1, "a")},
+    frames={**dict.fromkeys(OF_VIDEO, ("v", 3)), **dict.fromkeys(OF_AUDIO, ("a", 3))},
+    made={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)},
+    whole=(
+        "v_context", "a_context", "attention_mask", "self_attention_mask", "v_prompt_timestep", "a_prompt_timestep",
+    ),
+)  # fmt: skip
+register(
+    HostSpec("comfy.ldm.lightricks.av_model.LTXAVModel", (BOTH,), heads="num_attention_heads", width="inner_dim"),
+)

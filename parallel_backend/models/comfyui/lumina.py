@@ -1,0 +1,28 @@
+"""Lumina 2, and Z-Image, which is one."""
+
+from .spec import BlockList, HostSpec, register
+
+# What is joined before the image's tokens is one stream to a spec: text, and what SigLIP has seen of references.
+REFINER = BlockList(
+    path="noise_refiner",
+    tokens={"x": "img"},
+    returns="img",
+    attention={"attention": "img"},
+    sides={"freqs_cis": (1, "img")},
+    ranges={"timestep_zero_index": "img"},
+    whole=("x_mask", "adaln_input"),
+)
+LAYERS = BlockList(
+    path="layers",
+    tokens={"x": "txt+img"},
+    returns="txt+img",
+    attention={"attention": "txt+img"},
+    sides={"freqs_cis": (1, "txt+img")},
+    ranges={"timestep_zero_index": "txt+img"},
+    whole=("x_mask", "adaln_input"),
+)
+
+register(
+    HostSpec("comfy.ldm.lumina.model.NextDiT", (REFINER, LAYERS), heads="n_heads", width="dim"),
+    "comfy.ldm.lumina.model.NextDiTPixelSpace",
+)

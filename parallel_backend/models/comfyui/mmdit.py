@@ -1,0 +1,42 @@
+"""Stable Diffusion 3 and 3.5, and AuraFlow."""
+
+from .spec import BlockList, HostSpec, register
+
+SD3 = BlockList(
+    path="joint_blocks",
+    tokens={"0": "txt", "1": "img"},
+    returns=("txt", "img"),
+    attention={"": ("txt+img", "img")},  # where 3.5 medium attends a second time
+    whole=("c", "use_checkpoint"),
+)
+register(
+    HostSpec(
+        "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
+        (SD3,),
+        heads="num_heads",
+        width="hidden_size",
+    )
+)
+
+AURA_DOUBLE = BlockList(
+    path="double_layers",
+    tokens={"c": "txt", "x": "img"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    whole=("global_cond",),
+)
+AURA_SINGLE = BlockList(
+    path="single_layers",
+    tokens={"cx": "txt+img"},
+    returns="txt+img",
+    attention={"attn": "txt+img"},
+    whole=("global_cond",),
+)
+register(
+    HostSpec(
+        "comfy.ldm.aura.mmdit.MMDiT",
+        (AURA_DOUBLE, AURA_SINGLE),
+        heads="double_layers.0.attn.n_heads",
+        head_dim="double_layers.0.attn.head_dim",
+    )
+)

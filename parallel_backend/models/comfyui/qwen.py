@@ -1,0 +1,24 @@
+"""Qwen-Image, and Mage-Flow, whose blocks are its."""
+
+from .spec import BlockList, HostSpec, register
+
+BLOCKS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    sides={"image_rotary_emb": (2, "txt+img"), "encoder_hidden_states_mask": (-1, "txt")},
+    places={"timestep_zero_index": "img"},
+    local_masks=("attn",),
+    whole=("temb",),
+)
+
+register(
+    HostSpec(
+        "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
+        (BLOCKS,),
+        heads="transformer_blocks.0.num_attention_heads",
+        width="inner_dim",
+    ),
+    "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
+)

@@ -1,0 +1,45 @@
+"""Models of things in space: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux."""
+
+from .spec import BlockList, HostSpec, register
+
+HUNYUAN_3D = BlockList(
+    path="blocks",
+    tokens={"hidden_states": "x", "skip_tensor": "x"},
+    returns="x",
+    attention={"attn1": "x"},
+    whole=("conditioning", "text_states"),
+)
+register(
+    HostSpec(
+        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
+        (HUNYUAN_3D,),
+        heads="num_heads",
+        width="hidden_size",
+        coupled="it exchanges the halves of the batch's conditions",
+    )
+)
+
+REFINER = BlockList(
+    path="noise_refiner",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"attn": "x"},
+    sides={"rotary_emb": (1, "x")},
+    whole=("mod",),
+)
+BLOCKS = BlockList(
+    path="blocks",
+    tokens={"x": "x+rest"},
+    returns="x+rest",
+    attention={"attn": "x+rest"},
+    sides={"rotary_emb": (1, "x+rest")},
+    whole=("mod",),
+)
+register(
+    HostSpec(
+        "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
+        (REFINER, BLOCKS),
+        heads="num_heads",
+        width="model_channels",
+    )
+)

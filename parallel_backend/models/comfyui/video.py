@@ -1,0 +1,55 @@
+"""CogVideoX, Mochi, Kandinsky 5."""
+
+from .spec import BlockList, HostSpec, register
+
+COGVIDEOX = BlockList(
+    path="blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("img", "txt"),
+    attention={"": "txt+img"},
+    sides={"image_rotary_emb": (0, "img")},
+    whole=("temb",),
+)
+register(
+    HostSpec(
+        "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel",
+        (COGVIDEOX,),
+        heads="num_attention_heads",
+        head_dim="attention_head_dim",
+    )
+)
+
+MOCHI = BlockList(
+    path="blocks",
+    tokens={"x": "img", "y": "txt"},
+    returns=("img", "txt"),
+    attention={"attn": "img+txt"},
+    sides={"rope_cos": (0, "img"), "rope_sin": (0, "img")},
+    counts={"crop_y": "y"},
+    whole=("c",),
+)
+register(
+    HostSpec(
+        "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
+        (MOCHI,),
+        heads="num_heads",
+        head_dim="head_dim",
+    )
+)
+
+KANDINSKY = BlockList(
+    path="visual_transformer_blocks",
+    tokens={"visual_embed": "x"},
+    returns="x",
+    attention={"self_attention": "x"},
+    sides={"freqs": (1, "x")},
+    whole=("text_embed", "time_embed"),
+)
+register(
+    HostSpec(
+        "comfy.ldm.kandinsky5.model.Kandinsky5",
+        (KANDINSKY,),
+        heads="visual_transformer_blocks.0.self_attention.num_heads",
+        head_dim="visual_transformer_blocks.0.self_attention.head_dim",
+    )
+)

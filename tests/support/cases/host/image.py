@@ -1,0 +1,104 @@
+"""Stable Diffusion's UNets, Stable Diffusion 3, AuraFlow, PixArt, Hunyuan-DiT, Krea 2, Hunyuan3D."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.support.cases.host.base import BATCH, HostCase, image, text, with_
+
+SD3 = {
+    "input_size": None, "patch_size": 2, "in_channels": 16, "depth": 4, "num_blocks": 3, "adm_in_channels": 32,
+    "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 64, "out_features": 256}},
+    "num_patches": 400, "pos_embed_max_size": 20, "qk_norm": "rms", "out_channels": 16,
+}  # fmt: skip
+AURA = {
+    "in_channels": 4, "out_channels": 4, "patch_size": 2, "dim": 64, "n_layers": 4, "n_double_layers": 2,
+    "n_heads": 4, "global_conddim": 64, "cond_seq_dim": 32, "max_seq": 400,
+}  # fmt: skip
+PIXART = {
+    "patch_size": 2, "in_channels": 4, "hidden_size": 72, "depth": 3, "num_heads": 4, "caption_channels": 32,
+    "micro_condition": False, "pe_interpolation": 1,
+}  # fmt: skip
+HUNYUAN = {
+    "patch_size": 2, "in_channels": 4, "hidden_size": 64, "depth": 6, "num_heads": 4, "text_states_dim": 32,
+    "text_states_dim_t5": 64, "size_cond": True, "use_style_cond": True,
+}  # fmt: skip
+KREA = {
+    "features": 64, "tdim": 32, "txtdim": 32, "heads": 4, "kvheads": 2, "multiplier": 2, "layers": 3, "patch": 2,
+    "channels": 16, "txtlayers": 3, "txtheads": 2, "txtkvheads": 2,
+}  # fmt: skip
+HUNYUAN_3D = {
+    "in_channels": 16, "context_in_dim": 32, "hidden_size": 64, "num_heads": 4, "depth": 2, "depth_single_blocks": 2
+}  # fmt: skip
+HUNYUAN_3D_21 = {
+    "in_channels": 16, "hidden_size": 64, "context_dim": 32, "depth": 5, "num_heads": 4, "num_moe_layers": 2,
+    "num_experts": 4, "guidance_cond_proj_dim": None,
+}  # fmt: skip
+UNET = {
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "num_res_blocks": [1, 1],
+    "channel_mult": [1, 2], "num_heads": 2, "transformer_depth": [1, 1], "transformer_depth_output": [1, 1, 1, 1],
+    "transformer_depth_middle": 1, "use_spatial_transformer": True, "context_dim": 24, "dims": 2,
+    "use_linear_in_transformer": False, "use_temporal_attention": False,
+}  # fmt: skip
+UNET_XL = UNET | {
+    "num_classes": "sequential", "adm_in_channels": 32, "use_linear_in_transformer": True, "num_head_channels": 16,
+    "num_heads": -1,
+}  # fmt: skip
+UNET_CLASS = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
+MMDIT = "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper"
+
+
+def pooled(random):
+    return random(BATCH, 32)
+
+
+def shape_latents(random):
+    return (random(BATCH, 16, 77), torch.full((BATCH,), 0.7)), {}
+
+
+CASES: dict[str, HostCase] = {
+    "sd3": HostCase(MMDIT, SD3, with_(image(16), text(64, y=pooled))),
+    "sd35-medium": HostCase(MMDIT, SD3 | {"x_block_self_attn_layers": [0, 1]}, with_(image(16), text(64, y=pooled))),
+    "auraflow": HostCase("comfy.ldm.aura.mmdit.MMDiT", AURA, with_(image(4), text(32))),
+    "pixart": HostCase("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, with_(image(4, 60, 72), text(32))),
+    "hunyuandit": HostCase(
+        "comfy.ldm.hydit.models.HunYuanDiT",
+        HUNYUAN,
+        with_(
+            image(4),
+            lambda random: {
+                "context": random(BATCH, 77, 32),
+                "text_embedding_mask": torch.ones(BATCH, 77),
+                "encoder_hidden_states_t5": random(BATCH, 256, 64),
+                "text_embedding_mask_t5": torch.ones(BATCH, 256),
+                "image_meta_size": torch.full((BATCH, 6), 64.0),
+            },
+        ),
+    ),
+    "krea2": HostCase("comfy.ldm.krea2.model.SingleStreamDiT", KREA, with_(image(16), text(96))),
+    "krea2-reference": HostCase(
+        "comfy.ldm.krea2.model.SingleStreamDiT",
+        KREA,
+        with_(
+            image(16),
+            text(
+                96,
+                ref_latents=lambda random: [random(BATCH, 16, 8, 6)],
+                ref_latents_method=lambda _random: "index_timestep_zero",
+            ),
+        ),
+    ),
+    "hunyuan3d-2": HostCase("comfy.ldm.hunyuan3d.model.Hunyuan3Dv2", HUNYUAN_3D, with_(shape_latents, text(32))),
+    "hunyuan3d-21": HostCase(
+        "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain", HUNYUAN_3D_21, with_(shape_latents, text(32))
+    ),
+    "sd15": HostCase(UNET_CLASS, UNET, with_(image(4, 16, 16), text(24))),
+    "sdxl-controlnet": HostCase(
+        UNET_CLASS,
+        UNET_XL,
+        with_(
+            image(4, 16, 16),
+            text(24, y=pooled, control=lambda random: {"middle": [random(BATCH, 64, 8, 8)]}),
+        ),
+    ),
+}
