@@ -17,6 +17,7 @@ from ..worker.wire.sampler_call import SamplerCall
 from .errors import Refused
 from .model.loop_mode import LoopSampler
 from .model.remote_model import RemoteDiT
+from .model.remote_module import remote_module
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
@@ -87,12 +88,7 @@ class ParallelSampler(io.ComfyNode):
         latent_image: dict[str, Any],
         denoise: float,
     ) -> io.NodeOutput:
-        dit = model.model.diffusion_model
-        if not isinstance(dit, RemoteDiT):
-            raise Refused(
-                "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
-                "Use a stock KSampler for it.",
-            )
+        dit = looped(model)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
@@ -130,3 +126,20 @@ class ParallelSampler(io.ComfyNode):
         )
         device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
         return io.NodeOutput({**output, "samples": denoised.to(device=device, dtype=dtype)})
+
+
+def looped(patcher: Any) -> RemoteDiT:
+    """What stands for the model, whose loop the worker group can run. Raises Refused where it cannot."""
+    module = patcher.model.diffusion_model
+    if isinstance(module, RemoteDiT):
+        return module
+    if remote_module(patcher.model):
+        raise Refused(
+            "The Parallel Sampler runs the models of diffusers' classes, and this file runs as ComfyUI's own "
+            f"{type(module).__name__}.",
+            "Use a stock KSampler for it, with a plan without PipeFusion.",
+        )
+    raise Refused(
+        "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
+        "Use a stock KSampler for it.",
+    )

@@ -37,11 +37,12 @@ def in_words(remarks: Iterable[Remark]) -> str:
 
 
 def why_auto(
-    devices: int, on_gpus: bool, is_set: bool, plan: ParallelPlan | None, model: tuple[int, bool] | None
+    devices: int, on_gpus: bool, is_set: bool, plan: ParallelPlan | None, model: tuple[int, bool | None] | None
 ) -> list[Remark]:
     """Why an automatic plan is what it is. is_set: whether the settings say how many devices.
 
-    model: its heads, and whether it is guided; None as the plan where no model is known, on which the plan depends.
+    model: its heads, and whether it is guided, None where that is for the calls to say; None as the plan where no model
+    is known, on which the plan depends.
     """
     if devices <= 1:
         return [remark("auto_one")]
@@ -49,7 +50,9 @@ def why_auto(
     if plan is None or model is None:
         return [*said, remark("needs_model", ranks=devices)]
     heads, guided = model
-    if guided:
+    if guided is None:
+        said.append(remark("batch_only" if plan.cfg > 1 else "tokens_first"))
+    elif guided:
         said.append(remark("guidance_odd", devices=devices) if devices % 2 else remark("guidance_first"))
     else:
         said.append(remark("distilled"))

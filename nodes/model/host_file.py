@@ -8,6 +8,7 @@ from pathlib import Path
 import comfy.model_base
 import torch
 
+from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
 from ...worker.comfyui.source import HostSource
@@ -52,7 +53,10 @@ class HostFile:
 
 
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile | None:
-    """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice."""
+    """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice.
+
+    Raises ModelFileError for weights that do not fit what it is taken for.
+    """
     try:
         config, weights = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
@@ -63,7 +67,14 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build(config, weights, chosen, cast, META)
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
-    load_weights(model, {name: tensor if is_note(name) else tensor.to(META) for name, tensor in weights.items()})
+    try:
+        load_weights(model, {name: tensor if is_note(name) else tensor.to(META) for name, tensor in weights.items()})
+    except RuntimeError as error:
+        raise ModelFileError(
+            f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
+            f"{error}",
+            "Download it again.",
+        ) from error
     return HostFile(path, model, chosen, cast, weight_bytes)
 
 

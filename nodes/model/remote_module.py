@@ -27,6 +27,14 @@ ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
 INSIDE = ("patches", "patches_replace")
+# Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
+# their own, which run here.
+READ_BY_CLASSES = {
+    "optimized_attention_override": "an attention override",
+    "ar_state": "sampling frame by frame (autoregressive)",
+    "model_patch_data": "a model patch's data",
+    "x_ref_attn_map": "a map of attention to references",
+}
 
 
 class RemoteModule(RemoteWeights):
@@ -118,7 +126,8 @@ def sendable(options: dict[str, Any]) -> dict[str, Any]:
         try:
             pack(value, name, {})
         except UnsendableError:
-            asked.append("an attention override" if name == "optimized_attention_override" else f"the option {name!r}")
+            if name in READ_BY_CLASSES:
+                asked.append(READ_BY_CLASSES[name])
             continue
         found[name] = value
     if asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,16 @@ from server import PromptServer
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_for
+from ...parallel_backend.models.comfyui import host_spec
+from ...parallel_backend.models.comfyui.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..model.families import family_for
+from ..model.host_file import HostFile, describe_host_file
 from ..model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
-from ..model.single_file import describe_file
-from ..parallel_plan import AUTO, MANUAL, ResolvedPlan, fit_to_machine, resolve_plan
+from ..model.single_file import UnknownFile, describe_file
+from ..parallel_plan import AUTO, MANUAL, ResolvedPlan, fit_to_machine, resolve_host_plan, resolve_plan
 from ..plan_words import Remark, remark, why_auto
 from ..workers.group import device_count, device_type, settings
 
@@ -58,23 +62,16 @@ class Question(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """A model's name, class and config."""
+    """What bounds a plan for a model. resolve: the plan that was asked for, or None for auto, to what runs.
 
-    name: str
-    model_class: str
-    config: dict[str, Any]
+    guided: whether an automatic plan splits guidance; None where the calls say. heads, blocks: None where that is not
+    known.
+    """
 
-    @property
-    def heads(self) -> int:
-        return spec_for(self.model_class).sizes(self.config).heads
-
-    @property
-    def guided(self) -> bool:
-        return spec_for(self.model_class).guided(self.config)
-
-    @property
-    def blocks(self) -> int:
-        return spec_for(self.model_class).sizes(self.config).blocks
+    resolve: Callable[[ParallelPlan | None], ResolvedPlan]
+    heads: int | None
+    blocks: int | None
+    guided: bool | None
 
 
 def add_plan_route() -> None:
@@ -186,7 +183,7 @@ def remarks_on(
     """Why auto chose the plan, and what it is no good for. plan: None where it depends on a model and none is known."""
     remarks = []
     if asked is None:
-        model = (models[0].heads, models[0].guided) if models else None
+        model = (models[0].heads or 1, models[0].guided) if models else None
         remarks += why_auto(device_count(), device_type() == "cuda", settings().ranks > 0, plan, model)
     elif not models:
         remarks.append(remark("unchecked"))
@@ -200,7 +197,7 @@ def resolve(plan: ParallelPlan | None, models: list[Bounds]) -> ResolvedPlan | N
     depends on a model where there is none. Raises PlanError.
     """
     if models:
-        return [resolve_plan(plan, model.config, spec_for(model.model_class)) for model in models][0]
+        return [model.resolve(plan) for model in models][0]
     if plan is not None:
         return fit_to_machine(plan)
     return None if device_count() > 1 else ResolvedPlan(ParallelPlan())
@@ -250,7 +247,7 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
         try:
             if name not in listed:
                 raise RequestError(*why_not_listed(name))
-            known.append(Bounds(name, *class_and_config(listed[name], stamp(listed[name]))))
+            known.append(bounds_of(listed[name], stamp(listed[name])))
         except (RequestError, OSError) as error:
             unknown.append(str(error))
     return known, unknown
@@ -264,9 +261,26 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def class_and_config(path: Path, _stamp: tuple) -> tuple[str, dict[str, Any]]:
+def bounds_of(path: Path, _stamp: tuple) -> Bounds:
     """Of the model there. _stamp: of the files, whose headers are read again when it changes. Raises RequestError."""
-    description: ModelDescription = describe_folder(path) if path.is_dir() else describe_file(path)
+    try:
+        description: ModelDescription = describe_folder(path) if path.is_dir() else describe_file(path)
+    except UnknownFile:
+        file = describe_host_file(path)
+        if file is None:
+            raise
+        return bounds_of_host_file(file)
     if family_for(description.model_class) is None:
         raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
-    return description.model_class, description.config
+    spec, config = spec_for(description.model_class), description.config
+    sizes = spec.sizes(config)
+    resolve = functools.partial(resolve_plan, config=config, spec=spec)
+    return Bounds(resolve, sizes.heads, sizes.blocks, spec.guided(config))
+
+
+def bounds_of_host_file(file: HostFile) -> Bounds:
+    """Of a file that ComfyUI's own class runs."""
+    module = file.module
+    spec = host_spec(type(module))
+    heads = sizes_of(module, spec).heads if spec and spec.blocks else None
+    return Bounds(functools.partial(resolve_host_plan, module=module), heads, None, guided=None)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from parallel_backend.models.comfyui import named_spec
+from tests.benchmarks.host_classes import table, written
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
@@ -69,3 +70,7 @@ def test_a_class_of_comfyui_on_ranks_equals_itself(
     assert alone.abs().mean() > 1e-3, "a model that gives nothing shows nothing"
     assert shared.shape == alone.shape
     assert relative_error(shared, alone) <= TOLERANCE
+
+
+def test_the_readmes_table_of_classes_is_that_of_the_specs() -> None:
+    assert written() == table(), "write it: python -m tests.benchmarks.host_classes --write"

@@ -26,7 +26,7 @@ from ..wire.operations import (
     VAE,
     Operation,
 )
-from ..wire.protocol import Header
+from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import SamplerCall
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, pack
@@ -304,5 +304,5 @@ class WorkerGroup:
             if operation.is_step:
                 self.runs.step(operation.name, reply["seconds"], reply["communication"])
             return results
-        refusal = OutOfMemory if reply.get("kind") == "memory" else RequestRefused
+        refusal = OutOfMemory if reply.get("kind") == MEMORY else RequestRefused
         raise refusal(**reply["error"])

@@ -21,7 +21,7 @@ from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_comman
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.operations import OPERATIONS
-from ..wire.protocol import Header, ProtocolError, decode, receive_frame, send_frame
+from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, decode, receive_frame, send_frame
 from ..wire.tensors import Tensors, UnsendableError
 from .control_client import ControlClient
 from .known_state import KnownState
@@ -200,7 +200,7 @@ class Session:
     def _end_request(self, reply: Header) -> None:
         """Notes what a reply means for what the ranks hold."""
         self.operation = None
-        if reply.get("kind") == "memory":
+        if reply.get("kind") in (FAILED, MEMORY):
             self.known = KnownState()
         elif "error" in reply:
             self.known.conditions = SentConditions()  # which believes that the ranks have taken them

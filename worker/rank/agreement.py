@@ -9,15 +9,16 @@ import torch
 import torch.distributed as dist
 
 from ..errors import Explanation
-from ..wire.protocol import Header
+from ..wire.protocol import FAILED, MEMORY, Header
 
+DONE, BROKEN, CANCELLED, REFUSED = "done", "broken", "cancelled", "refused"
 # From best to worst; the worst on any rank is how it ended for all. Broken: by another rank, which says why.
-KINDS = DONE, BROKEN, CANCELLED, REFUSED, MEMORY = "done", "broken", "cancelled", "refused", "memory"
+KINDS = (DONE, BROKEN, CANCELLED, REFUSED, FAILED, MEMORY)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """said: the error, in words for the person in the editor, of what is refused or lacks memory."""
+    """said: the error, in words for the person in the editor, of what is refused, failed or lacks memory."""
 
     kind: str = DONE
     said: Explanation = Explanation("")

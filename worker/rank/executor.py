@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from parallel_backend.groups.timeline import Timeline
 
-from ..wire.protocol import Header
+from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, MEMORY, Outcome
+from .agreement import DONE, Outcome
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
@@ -80,8 +80,8 @@ class Executor:
         return self.handlers[header["op"]]
 
     def undo(self, job: Job, outcome: Outcome) -> None:
-        """Drops what a job that ended early may have left half done; after a lack of memory, all that there is."""
-        if outcome.kind == MEMORY:
+        """Drops what a job that ended early may have left half done; all of it, where its communication was cut."""
+        if outcome.kind in (FAILED, MEMORY):
             self.state.drop_all()
             self.groups.cut(job.id)
             self.groups.close()

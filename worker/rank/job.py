@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from parallel_backend.errors import RequestError, is_out_of_memory, lack_of_memory, reasons
 
-from ..errors import Explanation, unforeseen
+from ..errors import Explained, Explanation, unforeseen
 from ..launch.torchrun import machine_prefix
 from ..wire.operations import operation_of
-from ..wire.protocol import Header
+from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
-from .agreement import BROKEN, CANCELLED, DONE, MEMORY, REFUSED, Ended, Outcome, agree
+from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Ended, Outcome, agree
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
 from .job_groups import GroupsError, JobGroups
 from .memory.room import Room, asked
@@ -28,8 +28,19 @@ from .state import RankState
 Result = TypeVar("Result")
 
 
+CHECK_INPUTS = "Check that the latent, the conditioning and what else reaches the model are made for it."
+
+
 class Cancelled(Exception):
     """The request was given up by ComfyUI, and ended early."""
+
+
+class ModelFailed(Explained, RuntimeError):
+    """The model's own code has raised something, on this rank perhaps alone; there is nothing wrong with the rank."""
+
+    def __init__(self, error: Exception) -> None:
+        _, _, details = unforeseen(error, dist.get_rank())
+        super().__init__(f"The model failed: {type(error).__name__}: {error}", CHECK_INPUTS, details)
 
 
 class Job:
@@ -108,10 +119,7 @@ class Job:
             raise error
         lack = lack_of_memory(error)
         if lack is None:
-            if not self.heartbeat.is_broken(self.id):
-                raise error
-            self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
-            return Outcome(BROKEN)
+            return self._judge_failure(error)
         full = Room.now(self.state.device)
         self.heartbeat.break_off(self.id)
         self._cut()
@@ -120,6 +128,20 @@ class Job:
             traceback.clear_frames(reason.__traceback__)  # they hold what the job had got so far
         gc.collect()
         return Outcome(MEMORY, self._report(lack, full))
+
+    def _judge_failure(self, error: Exception) -> Outcome:
+        """As `_judge`, for what is no lack of memory."""
+        if not self.heartbeat.is_broken(self.id):
+            if not isinstance(error, ModelFailed):
+                raise error
+            said = error.explanation.because(machine_prefix())
+            if dist.get_world_size() == 1:
+                return Outcome(REFUSED, said)
+            self.heartbeat.break_off(self.id)  # others may wait for this rank in a collective
+            self._cut()
+            return Outcome(FAILED, said)
+        self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
+        return Outcome(BROKEN)
 
     def _report(self, lack: BaseException, full: Room) -> Explanation:
         """What there is to say of a lack of memory. full: the room when it came. Raises nothing: the group lives on."""

@@ -34,7 +34,7 @@ from ..wire.tensors import Tensors
 from ..wire.tree import DICT, NEW_EACH_CALL, PREDICTION, unpack
 from .agreement import DONE, Ended
 from .host_model import HostModel
-from .job import Cancelled, Job
+from .job import Cancelled, Job, ModelFailed
 from .memory.release import release_memory
 from .request_checks import made
 from .sampling import first_latents, inpainting_of, stepper_of
@@ -132,7 +132,12 @@ class Operations:
         given = {**fresh, **conditions}
         args = made(lambda values: tuple(unpack(each, given) for each in values), job.header["args"], "arguments")
         kwargs = made(lambda values: unpack(values, given), {DICT: job.header["kwargs"]}, "arguments")
-        output = model.call(args, kwargs)
+        try:
+            output = model.call(args, kwargs)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise ModelFailed(error) from error
         if output is None:
             return None
         parts = [output] if torch.is_tensor(output) else output

@@ -20,6 +20,7 @@ from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer
 
 MAGIC = b"PDiT"
 VERSION = 3
+FAILED, MEMORY = "failed", "memory"  # kinds of errors after which the ranks hold no model
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from demo.host import REPOSITORY, ComfyHost, PromptError
 from tests.support.cases.formats import FORMATS
 from tests.support.cases.stock_cases import HOST_CASES
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -43,7 +43,7 @@ ADAPTERS: dict[str, Callable[[int, int, Callable], dict[str, torch.Tensor]]] = {
     "LoKr": lambda rows, columns, random: {
         ".lokr_w1": random(8, 8), ".lokr_w2": random(rows // 8, columns // 8), ".alpha": torch.tensor(4.0)
     },
-    "OFT": lambda rows, columns, random: {".oft_blocks": 4 * random(rows // 16, 16, 16), ".alpha": torch.tensor(0.5)},
+    "OFT": lambda rows, columns, random: {".oft_blocks": random(rows // 16, 16, 16)},
     "a difference": lambda rows, columns, random: {".diff": 0.3 * random(rows, columns)},
 }  # fmt: skip
 
@@ -146,3 +146,48 @@ def test_an_adapter_for_another_model_is_an_error(host: ComfyHost, files: Path) 
 
     with pytest.raises(PromptError, match="0 would be applied"):
         host.run(ours(QUANTISED, {"ulysses": 2}, patch=adapted))
+
+
+def behind(node: str, **inputs: Any) -> Callable[[Graph, Link], Link]:
+    """A stock node behind the loader."""
+    return lambda graph, loaded: graph.add(node, model=loaded, **inputs)
+
+
+@pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)
+def test_a_wrapper_of_the_diffusion_model_runs_in_comfyui_around_the_call(
+    plan: dict[str, int], host: ComfyHost, stock: Callable
+) -> None:
+    """EasyCache leaves out forwards of all ranks, where it does on the stock loader's model."""
+    cache_all = behind("EasyCache", reuse_threshold=3.0, start_percent=0.0, end_percent=1.0, verbose=False)
+    right = latents(host, prompt(QUANTISED, patch=cache_all))
+    assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is left out"
+    assert relative_error(latents(host, ours(QUANTISED, plan, patch=cache_all)), right) <= TOLERANCE
+
+
+SKIPPED_LAYERS = {"double_layers": "0", "single_layers": "0", "scale": 3.0, "rescaling_scale": 0.0}
+
+
+def test_what_would_run_inside_of_the_model_is_refused_by_name(host: ComfyHost, files: Path) -> None:
+    skip = behind("SkipLayerGuidanceDiT", **SKIPPED_LAYERS, start_percent=0.0, end_percent=1.0)
+    with pytest.raises(PromptError, match="cannot honour the model patch 'dit'"):
+        host.run(ours(QUANTISED, {"ulysses": 2}, patch=skip))
+
+
+@pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)
+def test_what_the_models_own_code_raises_is_the_nodes_error_and_the_ranks_live_on(
+    plan: dict[str, int], host: ComfyHost, stock: Callable, models: Path
+) -> None:
+    wide = {"conditioning": torch.zeros(1, 7, 99)}
+    save_file(wide, models / "input" / f"{QUANTISED} wide.safetensors")
+    right = latents(host, ours(QUANTISED, plan))
+    group = GROUPS_BY_SIZE[math.prod(plan.values())]
+    before = ranks(host, group)
+    with pytest.raises(PromptError, match="The model failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"):
+        host.run(ours(QUANTISED, plan, positive="wide"))
+    assert torch.equal(latents(host, ours(QUANTISED, plan)), right)
+    assert ranks(host, group) == before
+
+
+def test_a_plan_that_its_class_cannot_have_says_what_to_use(host: ComfyHost, files: Path) -> None:
+    with pytest.raises(PromptError, match="tp=2 is for the models of diffusers folders"):
+        host.run(ours(QUANTISED, {"tp": 2}))

@@ -159,7 +159,7 @@ def test_fp8_weights_stay_fp8_and_the_log_says_so(host: ComfyHost, models: Path,
 def test_a_refused_file_leaves_the_ranks_in_place(host: ComfyHost, models: Path) -> None:
     save(refused("Ovis"), models / "models" / "diffusion_models" / "Ovis.safetensors")
     message = refusal(host, Job("Ovis.safetensors", **TEXT).prompt(), Job("tiny-dit"))
-    assert "Ovis.safetensors is a Flux.1 with other layers" in message
+    assert "ComfyUI takes Ovis.safetensors for its Flux, and the weights do not fit it" in message
 
 
 def pixart_with_heads_of_72(name: str) -> Family:

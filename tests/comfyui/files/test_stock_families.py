@@ -207,11 +207,3 @@ def test_conditioning_that_the_workers_cannot_honour_is_refused_by_name(
     save_file({**text, **tensors}, models / "input" / f"{name} {words}.safetensors")
     with pytest.raises(PromptError, match=words):
         host.run(prompt(name, {"ulysses": 2}, positive=words))
-
-
-def test_a_cogvideox_with_a_table_of_positions_is_left_to_the_stock_loader(host: ComfyHost, files: Path) -> None:
-    name = "cogvideox-1.0"
-    table = {"patch_embed.pos_embedding": torch.zeros(1, 230, 128)}
-    save_file({**load_file(files / f"{name}.safetensors"), **table}, files / "positions.safetensors")
-    with pytest.raises(PromptError, match="table of positions"):
-        host.run(prompt(name, {"ulysses": 2}, model="positions.safetensors"))
