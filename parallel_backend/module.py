@@ -21,6 +21,7 @@ from .seams.forward import Forward, ForwardSlot
 from .seams.streams import StreamLayout
 
 BATCH_DIM = 0
+OPTIONS = "transformer_options"  # of all rows, such as a schedule that may be as long as the batch
 
 
 class ParallelModule:
@@ -81,7 +82,7 @@ class ParallelModule:
         """This rank's rows of the batch through the model; None where it has none."""
         if not shard_sizes(size, axis.degree)[axis.index]:
             return None
-        skipped = self.spec.not_batched if self.spec else ()
+        skipped = (OPTIONS, *(self.spec.not_batched if self.spec else ()))
         args = tuple(rows_of(value, size, axis) for value in args)
         kwargs = {name: value if name in skipped else rows_of(value, size, axis) for name, value in kwargs.items()}
         forward = Forward(self.slot.every_segment())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import comfy.cli_args
 import comfy.model_base
 import torch
 
@@ -38,10 +39,15 @@ class HostFile:
         return type(self.module).__name__
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
-        """What the ranks load. Tokens can be shared where torch computes attention; one rank alone does as ComfyUI."""
+        """What the ranks load, with those of ComfyUI's arguments that change what is computed.
+
+        Tokens can be shared where torch computes attention; one rank alone does as ComfyUI.
+        """
         arguments = [*(["--cpu"] if on_cpu else [])]
         if plan.world_size > 1:
             arguments.append("--use-pytorch-cross-attention")
+        if features := sorted(feature.value for feature in comfy.cli_args.args.fast):
+            arguments += ["--fast", *features]
         return HostSource(
             comfyui=str(Path(comfy.model_base.__file__).resolve().parents[1]),
             arguments=tuple(arguments),

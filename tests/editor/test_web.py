@@ -5,15 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-import pytest
-
 from demo.host import REPOSITORY
 
 
 def test_the_pure_functions_of_the_javascript() -> None:
     node = shutil.which("node")
-    if node is None:
-        pytest.skip("no Node.js on the PATH (version 20 or newer)")
+    assert node, "no Node.js on the PATH; what dev.py sets up has one, from tests/requirements.txt"
     tests = sorted(map(str, (REPOSITORY / "tests" / "web").glob("*.test.mjs")))
     assert tests
     run = subprocess.run([node, "--test", *tests], cwd=REPOSITORY, capture_output=True, text=True, timeout=120)

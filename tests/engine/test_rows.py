@@ -1,0 +1,65 @@
+"""Which part of a call of somebody else's model is a rank's share of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.module import ParallelModule
+from parallel_backend.plan import ParallelPlan
+
+ALONE = Axis(None, 1, 0)
+
+
+class Recorder(torch.nn.Module):
+    """Keeps what it is called with."""
+
+    def forward(self, x: torch.Tensor, timestep: torch.Tensor, **given: Any) -> torch.Tensor:
+        self.given = {"timestep": timestep, **given}
+        return x
+
+
+def share(rank: int, batch: int) -> dict[str, Any] | None:
+    """What a model is called with on one of two ranks that share a batch; None where it is not called."""
+    axes = {
+        **dict.fromkeys(("dp", "pipefusion", "ring", "ulysses", "tp", "sequence"), ALONE),
+        "cfg": Axis(None, 2, rank),
+    }
+    mesh = Mesh(ParallelPlan(cfg=2), torch.device("cpu"), {**axes, "batch": Axis(None, 2, rank)}, None)
+    rows = torch.arange(batch)
+    given = {
+        "context": rows[:, None],
+        "one_for_all": torch.ones(1, 3),
+        "ref_latents": [rows[:, None, None], torch.ones(1, 2)],
+        "control": {"input": [rows, None]},
+        "strength": [0.5] * batch,
+        "transformer_options": {"sample_sigmas": torch.arange(float(batch)), "cond_or_uncond": [0, 1]},
+    }
+    model = Recorder()
+    parallel = ParallelModule(model, mesh, torch.float32)
+    output = parallel.forward((rows[:, None].float(), rows), given, batch, mesh["batch"])
+    assert (output is None) == (not hasattr(model, "given"))
+    return getattr(model, "given", None)
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, [0, 1]), (1, [2])])
+def test_a_rank_gets_its_rows_of_all_that_has_as_many_as_the_batch(rank: int, rows: list[int]) -> None:
+    given = share(rank, 3)
+    assert given is not None
+    assert given["timestep"].tolist() == given["context"].flatten().tolist() == rows
+    assert given["ref_latents"][0].flatten().tolist() == given["control"]["input"][0].tolist() == rows
+    assert len(given["one_for_all"]) == len(given["ref_latents"][1]) == 1
+    assert given["strength"] == [0.5] * 3
+
+
+def test_options_are_of_all_rows_also_where_one_is_as_long_as_the_batch() -> None:
+    given = share(0, 3)
+    assert given is not None
+    assert given["transformer_options"]["sample_sigmas"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_rank_without_rows_does_not_call_the_model() -> None:
+    assert share(1, 1) is None
