@@ -19,6 +19,7 @@ from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.editor.editor import open_editor
 from tests.support.editor.examples import open_demo
 from tests.support.host.graphs import Job, latents, ranks, status
+from tests.support.host.stock_prompts import write_cases
 
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 KSAMPLER = {"type": "KSampler", "sampler_name": "euler", "cfg": 2.0}
@@ -77,6 +78,15 @@ def test_auto_says_what_it_chose_and_why(host: ComfyHost) -> None:
     assert keys(answer) == ["auto_cpu", "guidance_first"]
     assert "Guidance is split first" in answer["remarks"][1]["text"]
     assert "no_guidance" in keys(ask(host, about({}, {**KSAMPLER, "cfg": 1})))
+
+
+def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost, comfyui: Path, models: Path) -> None:
+    write_cases(comfyui, models, ["longcat-image"])
+    answer = ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))
+    assert (answer["plan"], answer["error"], answer["unknown"]) == ("ulysses=2", "", [])
+    assert keys(answer) == ["auto_cpu", "tokens_first", "ulysses"]
+    answer = ask(host, about({"ulysses": 3}, KSAMPLER, model="longcat-image.safetensors"))
+    assert answer["widgets"] == ["ulysses"] and "does not divide the model's 2 heads" in answer["error"]
 
 
 @pytest.mark.parametrize(

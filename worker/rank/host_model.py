@@ -12,6 +12,7 @@ import torch
 from parallel_backend.errors import ModelFileError
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule
+from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
@@ -32,10 +33,10 @@ class HostModel:
     is_patched: bool = False
 
     @classmethod
-    def load(cls, source: HostSource, mesh: Mesh) -> HostModel:
+    def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
         """Reads the file, whose pages the ranks of a machine share. Runs no collectives.
 
-        Raises ModelFileError, PlanError.
+        Raises ModelFileError, PlanError, or what `check` does, which is asked between the steps.
         """
         import_comfyui(source)
         import comfy.model_patcher
@@ -43,6 +44,7 @@ class HostModel:
         config, weights = detect(source.file)
         if config is None:
             raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
+        check()
         dtype, cast = dtype_of(source.dtype), dtype_of(source.cast)
         model = build(config, weights, dtype, cast, None)
         if missing := load_weights(model, weights):
@@ -50,6 +52,7 @@ class HostModel:
                 f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
                 "the file is incomplete or of another model."
             )
+        check()
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         patcher.load(mesh.device, full_load=True)
         module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)

@@ -247,5 +247,5 @@ class Operations:
 
 def read_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:
     if isinstance(source, HostSource):
-        return HostModel.load(source, mesh)
+        return HostModel.load(source, mesh, check)
     return ParallelTransformer.load(source, mesh, check)

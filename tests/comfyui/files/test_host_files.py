@@ -188,6 +188,21 @@ def test_what_the_models_own_code_raises_is_the_nodes_error_and_the_ranks_live_o
     assert ranks(host, group) == before
 
 
+def test_nodes_find_comfyuis_own_class_with_its_attributes_and_names(
+    host: ComfyHost, stock: Callable, files: Path
+) -> None:
+    looked = latents(host, ours(QUANTISED, {"ulysses": 2}, patch=behind("Test_LookInside")))
+    assert relative_error(looked, stock(QUANTISED)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("how", "words"), [("forward_orig", "forward_orig"), ("a hook", r"double_blocks\.0")])
+def test_a_change_of_the_module_is_refused_and_not_lost(how: str, words: str, host: ComfyHost, files: Path) -> None:
+    """The module is the loader's, which ComfyUI keeps: each change has a loader of its own."""
+    plan = {"ulysses": 2} if how == "forward_orig" else {"ring": 2}
+    with pytest.raises(PromptError, match=f"cannot honour a change of its {words}"):
+        host.run(ours(QUANTISED, plan, dtype="bf16", patch=behind("Test_ChangeInside", how=how)))
+
+
 def test_a_plan_that_its_class_cannot_have_says_what_to_use(host: ComfyHost, files: Path) -> None:
     with pytest.raises(PromptError, match="tp=2 is for the models of diffusers folders"):
         host.run(ours(QUANTISED, {"tp": 2}))

@@ -21,7 +21,7 @@ Link = list
 Patch = Callable[["Graph", Link], Link]
 
 NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: a CONDITIONING from a file, a LATENT of any shape, a MODEL that is not ours.
+NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a MODEL that is not ours, a look inside.
 
 A model's file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny.
 """
@@ -31,6 +31,7 @@ import json
 import os
 from types import SimpleNamespace
 
+import comfy.ldm.flux.model
 import comfy.model_detection
 import comfy.supported_models
 import folder_paths
@@ -127,6 +128,45 @@ class ForeignModel:
         return (patcher,)
 
 
+class LookInside:
+    """What node packs look for in ComfyUI's own Flux."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "look"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    def look(self, model):
+        module = model.model.diffusion_model
+        assert isinstance(module, comfy.ldm.flux.model.Flux)
+        assert (module.params.hidden_size, module.patch_size, module.in_channels) == (256, 2, 64)
+        assert hasattr(module, "double_blocks") and len(module.single_blocks) == 2
+        assert module.state_dict()["img_in.weight"].shape == (256, 64)
+        assert model.model.get_dtype() == module.dtype == torch.float32
+        return (model,)
+
+
+class ChangeInside:
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "change"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "how": ("STRING", {})}}
+
+    def change(self, model, how):
+        module = model.model.diffusion_model
+        if how == "forward_orig":
+            module.forward_orig = lambda *args, **kwargs: None
+        else:
+            module.double_blocks[0].register_forward_hook(lambda *args: None)
+        return (model,)
+
+
 detect = comfy.model_detection.model_config_from_unet
 
 
@@ -144,6 +184,8 @@ NODE_CLASS_MAPPINGS = {
     "Test_EmptyLatent": EmptyLatent,
     "Test_FirstFrameMask": FirstFrameMask,
     "Test_ForeignModel": ForeignModel,
+    "Test_LookInside": LookInside,
+    "Test_ChangeInside": ChangeInside,
 }
 '''
 
