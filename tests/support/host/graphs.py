@@ -21,7 +21,7 @@ Link = list
 Patch = Callable[["Graph", Link], Link]
 
 NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL, a look inside of ours.
+NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside.
 
 A model's file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny.
 """
