@@ -106,8 +106,10 @@ def resolve_host_plan(plan: ParallelPlan | None, module: torch.nn.Module) -> Res
     """As `resolve_plan`, for one of ComfyUI's own diffusion models, which may be on the meta device."""
     if plan is None:
         return ResolvedPlan(auto_plan(device_count(), module))
-    check_module(plan, module)
-    return fit_to_machine(plan)
+    check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
+    resolved = fit_to_machine(plan)
+    check_module(resolved.plan, module)
+    return resolved
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:

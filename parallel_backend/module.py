@@ -16,12 +16,11 @@ from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, sizes_of
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
-from .seams.filled import install_filled_boundary
+from .seams.filled import ALWAYS_WHOLE, install_filled_boundary
 from .seams.forward import Forward, ForwardSlot
 from .seams.streams import StreamLayout
 
 BATCH_DIM = 0
-OPTIONS = "transformer_options"  # of all rows, such as a schedule that may be as long as the batch
 
 
 class ParallelModule:
@@ -54,7 +53,7 @@ class ParallelModule:
         """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError; nothing has changed
         then."""
         check_module(mesh.plan, self.model)
-        self.hooks.remove()
+        self.remove()
         self._install(mesh)
 
     def remove(self) -> None:
@@ -82,9 +81,8 @@ class ParallelModule:
         """This rank's rows of the batch through the model; None where it has none."""
         if not shard_sizes(size, axis.degree)[axis.index]:
             return None
-        skipped = (OPTIONS, *(self.spec.not_batched if self.spec else ()))
         args = tuple(rows_of(value, size, axis) for value in args)
-        kwargs = {name: value if name in skipped else rows_of(value, size, axis) for name, value in kwargs.items()}
+        kwargs = {name: value if name == ALWAYS_WHOLE else rows_of(value, size, axis) for name, value in kwargs.items()}
         forward = Forward(self.slot.every_segment())
         with self.slot.enter(forward):
             output = self.model(*args, **kwargs)

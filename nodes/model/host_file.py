@@ -15,6 +15,13 @@ from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, lo
 from ...worker.comfyui.source import HostSource
 
 META = torch.device("meta")
+SHAREABLE = "use_pytorch_cross_attention"
+# ComfyUI's arguments for how it attends.
+ATTENTION = (
+    SHAREABLE,
+    *("use_split_cross_attention", "use_quad_cross_attention", "use_sage_attention", "use_flash_attention"),
+    *("disable_xformers", "force_upcast_attention", "dont_upcast_attention"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,11 @@ class HostFile:
 
         Tokens can be shared where torch computes attention; one rank alone does as ComfyUI.
         """
+        own = comfy.cli_args.args
         arguments = [*(["--cpu"] if on_cpu else [])]
-        if plan.world_size > 1:
-            arguments.append("--use-pytorch-cross-attention")
-        if features := sorted(feature.value for feature in comfy.cli_args.args.fast):
+        chosen = [SHAREABLE] if plan.world_size > 1 else [name for name in ATTENTION if getattr(own, name, False)]
+        arguments += [f"--{name.replace('_', '-')}" for name in chosen]
+        if features := sorted(feature.value for feature in own.fast):
             arguments += ["--fast", *features]
         return HostSource(
             comfyui=str(Path(comfy.model_base.__file__).resolve().parents[1]),

@@ -22,7 +22,9 @@ from .attention import ParallelAttention, install_attention
 from .masks import attend_by
 from .streams import Names, StreamLayout
 
-ALWAYS_WHOLE = "transformer_options"  # of every block of ComfyUI's: a dict of what nodes ask for
+# Of every model and every block of ComfyUI's: a dict of what nodes ask for, of all rows and tokens. A schedule in it
+# may be as long as the batch.
+ALWAYS_WHOLE = "transformer_options"
 IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -62,9 +64,10 @@ UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
         (of_comfyui(UNET, use_temporal_resblocks=False), {"ulysses": 2}, "cannot be shared: it convolves"),
         (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no double"),
         (of_comfyui("comfy.ldm.new.model.New"), {"ulysses": 2}, "not there for New yet"),
+        (of_comfyui("comfy.ldm.new.model.New"), {"attention": "flash"}, "New attends as ComfyUI does"),
     ],
 )
-def test_a_plan_that_a_class_of_comfyui_forbids(model: torch.nn.Module, plan: dict[str, int], said: str) -> None:
+def test_a_plan_that_a_class_of_comfyui_forbids(model: torch.nn.Module, plan: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said) as raised:
         check_module(ParallelPlan(**plan), model)
     assert raised.value.fields == tuple(plan)

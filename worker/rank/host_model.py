@@ -30,7 +30,7 @@ class HostModel:
     patcher: Any
     module: ParallelModule
     parking: Parking
-    is_patched: bool = False
+    adapted: bool = False  # whether the weights are other than the file's
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
@@ -62,11 +62,6 @@ class HostModel:
     def mesh(self) -> Mesh:
         return self.module.mesh
 
-    @property
-    def adapted(self) -> bool:
-        """Whether the weights are other than the file's."""
-        return self.is_patched
-
     def park(self) -> None:
         """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
         self.parking.take()
@@ -84,7 +79,7 @@ class HostModel:
         self.patcher.unpatch_model()
         self.patcher.patches = applied(patches, tensors)
         self.patcher.load(device, full_load=True)
-        self.is_patched = bool(patches)
+        self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len(self.patcher.patches))
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:

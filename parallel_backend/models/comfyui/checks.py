@@ -16,6 +16,7 @@ from ...errors import PlanError
 from ...plan import ParallelPlan
 from .spec import HostSpec, host_spec
 
+OWN_ATTENTION = ("auto", "native")  # of a plan, where attention is left to ComfyUI
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -65,6 +66,12 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
         )
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
     if not shared:
+        if plan.attention not in OWN_ATTENTION:
+            raise PlanError(
+                f"attention={plan.attention} is for shared tokens; where none are, {name} attends as ComfyUI does.",
+                "Use attention=auto, and start ComfyUI with the attention that you want.",
+                "attention",
+            )
         return
     if spec is None:
         raise PlanError(

@@ -87,8 +87,6 @@ class HostSpec:
     coupled_where: str = ""
     # Why its tokens cannot be shared, if they cannot. It needs nothing of the above then.
     unshared: str = ""
-    # Arguments of the model whose first dim is not the batch, however long it is.
-    not_batched: tuple[str, ...] = ()
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""
