@@ -204,7 +204,7 @@ class ParallelTransformer:
             return None
         return self.spec.output(self.model.config, sample, rows)
 
-    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:  # noqa: ARG002 (a module's depends on them)
+    def patch(self, _latents: torch.Tensor) -> tuple[int, ...]:
         """What of the latents becomes a token, over their last dims."""
         return self.spec.geometry(self.model.config)[1]
 
