@@ -1,4 +1,4 @@
-"""Loop mode: the whole denoising loop of a ComfyUI sampler runs in the worker group, one request a job.
+"""Loop mode: the whole denoising loop of the Parallel Sampler runs in the worker group, one request a job.
 
 What goes over is what ComfyUI's own guider hands to the diffusion model: it is asked for one forward, which is written
 down and not run, so encoding, batching and scaling of the conditions stay the host's.
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import comfy.k_diffusion.sampling
 import comfy.samplers
 import torch
 from comfy.model_base import BaseModel
@@ -21,9 +20,8 @@ from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
-from .remote_model import KEY, RemoteDiT
+from .remote_model import RemoteDiT
 from .remote_module import RemoteModule, remote_module
-from .schedule import PREDICTIONS
 
 Guider = comfy.samplers.CFGGuider
 Remote = RemoteDiT | RemoteModule
@@ -91,42 +89,6 @@ class LoopSampler(comfy.samplers.Sampler):
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
         return run_loop(guider, self.call(guider.cfg), tensors, sigmas, extra_args, callback, disable_pbar)
-
-
-def serve_stock_samplers(patcher: Any) -> None:
-    """Has the worker group run the loop of those stock samplers whose result is the same; others are left alone."""
-    patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, serve_euler)
-
-
-def serve_euler(executor: Any, guider: Guider, sigmas: torch.Tensor, extra_args: dict, *args: Any) -> torch.Tensor:
-    """ComfyUI's `euler` by the worker group, if nothing in the call goes beyond it; else by ComfyUI."""
-    callback, noise, latent_image, denoise_mask, disable_pbar = args
-    model, sampler = guider.inner_model, executor.class_obj
-    is_plain = (
-        isinstance(model.diffusion_model, RemoteDiT)  # another node may have put a model of its own around it
-        and isinstance(sampler, comfy.samplers.KSAMPLER)
-        and sampler.sampler_function is comfy.k_diffusion.sampling.sample_euler
-        and not sampler.extra_options
-        and denoise_mask is None
-        and len(sigmas) > 1
-        and model.model_type in PREDICTIONS
-        and model.diffusion_model.plan.patch_count == 1
-        and model.diffusion_model.takes(noise)
-        and not beyond_the_loop(guider, extra_args["model_options"])
-    )
-    if not is_plain:
-        return executor(guider, sigmas, extra_args, *args)
-    sampling = model.model_sampling
-    latents = sampling.noise_scaling(sigmas[0], noise, latent_image, sampler.max_denoise(guider, sigmas))
-    call = SamplerCall(
-        guidance=guider.cfg,
-        previews=callback is not None,
-        sigmas=tuple(sigmas.tolist()),
-        timesteps=tuple(float(sampling.timestep(sigma)) for sigma in sigmas[:-1]),
-        prediction=PREDICTIONS[model.model_type],
-    )
-    latents = run_loop(guider, call, {"noise": latents}, sigmas, extra_args, callback, disable_pbar)
-    return sampling.inverse_noise_scaling(sigmas[-1], latents)
 
 
 def run_loop(

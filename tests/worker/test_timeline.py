@@ -277,7 +277,7 @@ def split(rows: list[list]) -> tuple[float, float]:
 
 
 def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: ComfyHost) -> None:
-    latents(host, Job("tiny-dit", plan={"ulysses": 2}, loop_mode=True).prompt())
+    latents(host, Job("tiny-dit", plan={"ulysses": 2}, scheduler="Euler").prompt())
     assert status(host)["last_run"]["operation"] == "sample"
     code, text = get(host, "trace")
     assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {0, 1}

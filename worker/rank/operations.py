@@ -170,7 +170,7 @@ class Operations:
         try:
             latents = denoise(
                 model,
-                first_latents(call, stepper, own),
+                first_latents(stepper, own),
                 stepper,
                 passes,
                 call.guidance,

@@ -85,11 +85,6 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
     """Raises RequestError for a sampler call with values that none can have."""
     types = {each.name: TYPES[type(getattr(DEFAULT_CALL, each.name))] for each in fields(SamplerCall)}
     check_fields(vars(call), types, "a sampler call")
-    sigmas = [*call.sigmas, *call.timesteps]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in sigmas):
-        raise RequestError("The sigmas and timesteps of a sampler call are numbers.")
-    if call.sigmas and len(call.timesteps) != len(call.sigmas) - 1:
-        raise RequestError(f"{len(call.sigmas)} sigmas take one timestep less, and there are {len(call.timesteps)}.")
     if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # a schedule is made whole, and its end is run
         raise RequestError(
             f"A schedule has 1 to {MAX_STEPS} steps; {call.steps} with denoise={call.denoise} does not work."
@@ -105,5 +100,5 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
 
 DEFAULT_CALL = SamplerCall()
 TYPES: Mapping[type, type | tuple[type, ...]] = {
-    str: str, bool: bool, int: int, float: (int, float), dict: dict, tuple: (list, tuple)
+    str: str, bool: bool, int: int, float: (int, float), dict: dict
 }  # fmt: skip

@@ -10,15 +10,13 @@ import torch
 from parallel_backend.errors import RequestError
 from parallel_backend.module import ModuleConditions
 from parallel_backend.sampling.denoiser import Inpainting, Pass, Predictor, passes_of
-from parallel_backend.sampling.schedulers import build_scheduler, from_config
+from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
 
 from ..wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
 from ..wire.tree import unpack
-
-FLOW = "flow_prediction"
 
 
 def scale_of(call: SamplerCall, model: Predictor) -> float:
@@ -47,11 +45,6 @@ def stepper_of(call: SamplerCall, noise: torch.Tensor, model: Predictor) -> Step
     device = model.mesh.device
     generator = torch.Generator().manual_seed(call.seed)
     torch.randn(noise.shape, generator=generator)  # what a scheduler adds follows the noise that the latents began as
-    if call.sigmas:
-        name = "FlowMatchEulerDiscreteScheduler" if call.prediction == FLOW else "EulerDiscreteScheduler"
-        scheduler = from_config(name, {} if call.prediction == FLOW else {"prediction_type": call.prediction}, {})
-        timesteps = [timestep / scale_of(call, model) for timestep in call.timesteps]  # as a scheduler's are
-        return Stepper.prepare_explicit(scheduler, call.sigmas, timesteps=timesteps, device=device, generator=generator)
     tokens = math.prod(size // side for size, side in zip(noise.shape[2:], model.patch(noise), strict=False))
     return Stepper.prepare(
         build_scheduler(call.scheduler, call.config, call.default),
@@ -64,10 +57,10 @@ def stepper_of(call: SamplerCall, noise: torch.Tensor, model: Predictor) -> Step
     )
 
 
-def first_latents(call: SamplerCall, stepper: Stepper, given: Tensors) -> torch.Tensor:
+def first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
     """The latents that enter the first step."""
     noise = given["noise"]
-    return noise if call.sigmas else stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
+    return stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
 
 
 def inpainting_of(given: Tensors) -> Inpainting | None:

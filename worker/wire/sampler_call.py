@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# Tensors of a call. noise: in the shape of the latents; with sigmas given, the latents at the first of them.
+# Tensors of a call. noise: in the shape of the latents.
 # original: the latents to begin from, or to keep. mask: 1 where latents may change, broadcast to them.
 SAMPLER_TENSORS = ("noise", "original", "mask")
 
@@ -39,8 +39,6 @@ class SamplerCall:
     linear_sigmas: see Stepper.prepare. steps, denoise: as in ComfyUI's KSampler. guidance: the weight of the
     conditions against the negative ones. seed: of the noise that the scheduler adds.
     previews: whether the steps' events carry estimates of the clean latents.
-    sigmas: in place of scheduler, steps and denoise, the host's own, for Euler; timesteps: one less, as the model takes
-    them. prediction: then, what the model predicts, in diffusers' words.
     timestep_scale: what a scheduler's timestep is multiplied with for one of ComfyUI's own classes; for diffusers' the
     engine knows it.
     """
@@ -54,9 +52,6 @@ class SamplerCall:
     guidance: float = 1.0
     seed: int = 0
     previews: bool = False
-    sigmas: tuple[float, ...] = ()
-    timesteps: tuple[float, ...] = ()
-    prediction: str = ""
     timestep_scale: float = 1.0
 
     def to_json(self) -> dict[str, Any]:

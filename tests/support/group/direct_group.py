@@ -16,7 +16,7 @@ from tests.support.cases.families import Family
 from worker.host.client import WorkerGroup
 from worker.wire.sampler_call import SamplerCall, SamplerPass
 
-CALL = SamplerCall(sigmas=(1.0, 0.7, 0.4, 0.0), timesteps=(1000.0, 700.0, 400.0), prediction="flow_prediction")
+CALL = SamplerCall(scheduler="DDIM", steps=3)
 
 
 def go_on() -> None:

@@ -29,7 +29,7 @@ PAYLOADS = (*LENGTHS, 1 << 33, (1 << 33) + 1, 1 << 40, (1 << 63) - 1, (1 << 64) 
 
 def real_frames() -> list[bytes]:
     """Requests, replies and events of both channels, as they are sent."""
-    call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4, "sigmas": []}
+    call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4}
     keys = {"encoder_hidden_states": "condition.1"}
     given = {"branches": [0], "conditions": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)

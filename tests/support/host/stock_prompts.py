@@ -37,7 +37,6 @@ def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
 def prompt(
     name: str,
     plan: Mapping[str, int] | None = None,
-    loop_mode: bool = True,
     *,
     model: str | None = None,
     dtype: str = "fp32",
@@ -60,7 +59,7 @@ def prompt(
         loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
     else:
         chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
-        options = {"dtype": dtype, "loop_mode": loop_mode, "plan": chosen, "group": group}
+        options = {"dtype": dtype, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
     texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")]
     latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, size or case.latent)))
