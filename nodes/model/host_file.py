@@ -11,7 +11,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
+from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, is_gguf, load_weights
 from ...worker.comfyui.source import HostSource
 
 META = torch.device("meta")
@@ -28,7 +28,7 @@ ATTENTION = (
 class HostFile:
     """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
 
-    weight_bytes: of the weights in the file.
+    weight_bytes: of the weights in the file, or as they are loaded, if that is more.
     """
 
     path: Path
@@ -69,13 +69,15 @@ class HostFile:
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile | None:
     """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice.
 
-    Raises ModelFileError for weights that do not fit what it is taken for.
+    Raises ModelFileError for weights that do not fit what it is taken for, and for a GGUF file of something else.
     """
     try:
         config, weights = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
-        return None
+        config, weights = None, {}
     if config is None:
+        if is_gguf(path):
+            raise unknown_gguf(path)
         return None
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
@@ -89,7 +91,20 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
             f"{error}",
             "Download it again.",
         ) from error
-    return HostFile(path, model, chosen, cast, weight_bytes)
+    loaded_bytes = sum(parameter.nbytes for parameter in model.diffusion_model.parameters())
+    return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
+
+
+def unknown_gguf(path: Path) -> ModelFileError:
+    """Of these, many are of text encoders, which have the same suffix."""
+    from ...worker.comfyui.gguf_file import architecture
+
+    said = architecture(path)
+    kind = f"a model of the architecture {said!r}" if said else "a model"
+    return ModelFileError(
+        f"{path.name} holds {kind} that ComfyUI does not take for a diffusion model.",
+        "Choose a diffusion model; text encoders have loaders of their own.",
+    )
 
 
 def is_note(name: str) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.weights.loading import SCALES, TensorSlice
+from ...worker.comfyui.model import is_gguf
 from .families import Layout, Table, detected_as, families, pixart
 from .model_files import ModelDescription, main_dtype, read_header
 
@@ -40,6 +41,8 @@ def describe_file(path: Path) -> ModelDescription:
     Raises ModelFileError for a file that is broken, and UnknownFile for one that holds another model, or is quantised
     otherwise than to fp8.
     """
+    if is_gguf(path):
+        raise UnknownFile(f"{path.name} is a GGUF file.", "ComfyUI's own class runs it.")
     header, metadata = read_header(path)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(header)
     if not any(name.startswith(prefix) for name in header):

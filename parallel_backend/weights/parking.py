@@ -75,9 +75,19 @@ class Parking:
 
 def storages_of(module: torch.nn.Module, device: torch.device) -> list[torch.UntypedStorage]:
     """What holds the module's parameters and buffers on a device, each once."""
-    tensors = (local_part(tensor) for tensor in chain(module.parameters(), module.buffers()))
+    tensors = (plain for tensor in chain(module.parameters(), module.buffers()) for plain in plain_parts(tensor))
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
     return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
+
+
+def plain_parts(held: torch.Tensor) -> list[torch.Tensor]:
+    """What this rank holds of a parameter; of a quantised one, its packed weights and their scales."""
+    held = local_part(held)
+    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
+    if flatten is None:
+        return [held]
+    names, _ = flatten()
+    return [part for name in names for part in plain_parts(getattr(held, name))]
 
 
 def pieces(
