@@ -99,10 +99,9 @@ def unknown_gguf(path: Path) -> ModelFileError:
     """Of these, many are of text encoders, which have the same suffix."""
     from ...worker.comfyui.gguf_file import architecture
 
-    said = architecture(path)
-    kind = f"a model of the architecture {said!r}" if said else "a model"
+    said = architecture(path) or "unknown"
     return ModelFileError(
-        f"{path.name} holds {kind} that ComfyUI does not take for a diffusion model.",
+        f"{path.name} holds a model of the architecture {said!r} that ComfyUI does not take for a diffusion model.",
         "Choose a diffusion model; text encoders have loaders of their own.",
     )
 

@@ -67,7 +67,7 @@ def check_known(kind: gguf.GGMLQuantizationType, file: str) -> None:
     except NotImplementedError as error:
         raise ModelFileError(
             f"{file} has weights in {kind.name}, which the gguf package cannot dequantise.",
-            f"Use a file in one of {', '.join(FORMATS)}.",
+            "Use a file in another format.",
         ) from error
 
 
