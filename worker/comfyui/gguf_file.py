@@ -18,11 +18,13 @@ ORIGINAL_SHAPE = "comfy.gguf.orig_shape."  # what converters write of tensors th
 ARCHITECTURE = "general.architecture"
 PLAIN = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")
 BF16 = "BF16"
+STRING = gguf.GGUFValueType.STRING
 NATIVE = "I"  # gguf's word for the machine's own order of bytes
 
 
-def read_gguf(file: str | Path) -> dict[str, torch.Tensor]:
-    """The tensors, those in blocks as `packed` has them. They are views of the file's pages.
+def read_gguf(file: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors, those in blocks as `packed` has them, and what else the file says in words, such as a config. The
+    tensors are views of the file's pages.
 
     Raises ModelFileError for a file that is broken, or in a format that cannot be dequantised.
     """
@@ -30,9 +32,11 @@ def read_gguf(file: str | Path) -> dict[str, torch.Tensor]:
     for form in {tensor.tensor_type for tensor in reader.tensors}:
         check_known(form, name)
     try:
-        return {tensor.name: read_tensor(reader, tensor) for tensor in reader.tensors}
+        tensors = {tensor.name: read_tensor(reader, tensor) for tensor in reader.tensors}
+        words = {name: field.contents() for name, field in reader.fields.items() if field.types == [STRING]}
     except (ValueError, RuntimeError, TypeError) as error:
         raise broken(name, error) from error
+    return tensors, words
 
 
 def broken(name: str, error: Exception) -> ModelFileError:

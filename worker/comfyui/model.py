@@ -56,7 +56,7 @@ def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
             f"{Path(file).name} is a GGUF file, and the package {error.name}, which reads these, is not installed.",
             f"Run `{sys.executable} -m pip install -r requirements.txt` in the folder {PACK} and restart ComfyUI.",
         ) from error
-    return read_gguf(file), None
+    return read_gguf(file)
 
 
 def has_packed(weights: Weights) -> bool:

@@ -80,9 +80,10 @@ def applied(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]
     return found
 
 
-def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: torch.device) -> None:
+def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
     """Has ComfyUI's ModelPatcher apply these, in place of others: to weights in blocks of GGUF's, which are not made
-    anew, whenever a layer dequantises them; to all others when it loads the model again."""
+    anew, whenever a layer dequantises them; to all others when it loads the model again. Returns the tensors that stay
+    on the device for that."""
     import comfy.utils
     from comfy.model_patcher import LowVramPatch
 
@@ -94,3 +95,4 @@ def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: tor
     found = applied(patches, tensors)
     patcher.patches = {name: changes for name, changes in found.items() if name not in on_use}
     patcher.weight_wrapper_patches = {name: [LowVramPatch(name, found)] for name in on_use}
+    return list(tensors.values()) if on_use else []

@@ -77,7 +77,7 @@ class HostModel:
         """
         device = self.mesh.device
         self.patcher.unpatch_model()
-        put_on(self.patcher, patches, tensors, device)
+        self.parking.beside = put_on(self.patcher, patches, tensors, device)
         self.patcher.load(device, full_load=True)
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))

@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
@@ -26,10 +27,11 @@ from worker.comfyui.gguf_blocks import FORMATS
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 # The formats of their matrices, one after another. IQ3_S is dequantised as it is loaded.
-CASES = {"longcat-image": [*FORMATS, "BF16", "F16", "IQ3_S"], "wan-2.1-vace": ["Q8_0", "Q4_K"]}
+CASES = {"longcat-image": [*FORMATS, "BF16", "F16", "IQ3_S"], "wan-2.1-vace": ["Q8_0", "Q4_K"], "ltx-0.9.5": ["Q5_0"]}
 PLANS = [{"cfg": 1}, {"ulysses": 2}]
 ADAPTED = "longcat-image"
-FOLDER = "published"  # below diffusion_models
+FOLDER = "published"  # below diffusion_models, or below the folder of ComfyUI-GGUF's
+IN_ITS_FOLDER = "ltx-0.9.5"
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +39,13 @@ def files(comfyui: Path, models: Path) -> Path:
     """The folder with each case's GGUF file and the same weights in safetensors."""
     write_cases(comfyui, models, CASES)
     folder = models / "models" / "diffusion_models"
-    (folder / FOLDER).mkdir(exist_ok=True)
     for name, forms in CASES.items():
-        weights = load_file(folder / f"{name}.safetensors")
-        save_file(write_gguf(weights, folder / FOLDER / f"{name}.gguf", forms), folder / f"{name} packed.safetensors")
+        with safe_open(folder / f"{name}.safetensors", "pt") as file:
+            weights, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+        path = (folder.parent / "unet_gguf" if name == IN_ITS_FOLDER else folder) / FOLDER / f"{name}.gguf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dequantised = write_gguf(weights, path, forms, metadata)
+        save_file(dequantised, folder / f"{name} packed.safetensors", metadata)
     return folder
 
 

@@ -25,11 +25,13 @@ ROW = 256  # weights, in which converters write a tensor whose own rows are not 
 
 
 def write_gguf(
-    weights: Mapping[str, torch.Tensor], path: Path, forms: Sequence[str], architecture: str = "flux"
+    weights: Mapping[str, torch.Tensor], path: Path, forms: Sequence[str], metadata: Mapping[str, str] | None = None
 ) -> dict[str, torch.Tensor]:
     """Writes the weights, those of matrices and convolutions in these formats, one after another, the others in fp32.
     Returns them dequantised; in formats that the package cannot write they are others, of the same spread."""
-    writer, found = gguf.GGUFWriter(path, architecture), {}
+    writer, found = gguf.GGUFWriter(path, "flux"), {}  # what it says there is for people
+    for key, said in (metadata or {}).items():
+        writer.add_string(key, said)
     generator, packed = np.random.default_rng(0), 0
     for name, weight in weights.items():
         form = "F32"

@@ -178,6 +178,8 @@ def detect_tiny(state_dict, prefix, *args, metadata=None, **options):
 
 
 comfy.model_detection.model_config_from_unet = detect_tiny
+# As ComfyUI-GGUF does, whose folders are those of diffusion_models, too.
+folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.models_dir, "unet_gguf")], {".gguf"})
 
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.parking import Parking, storages_of
+from parallel_backend.weights.parking import storages_of
 from tests.support.ranks.leaving import leave
 from worker.comfyui.patches import packed
 from worker.comfyui.source import HostSource
@@ -50,15 +50,21 @@ def copied_bytes(file: str) -> int:
 
 
 def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
-    """Of weights in memory of their own, as on a GPU: the file's pages cannot be freed."""
+    """With an adapter, of weights in memory of their own, as on a GPU: the file's pages cannot be freed."""
     for name, parameter in list(module.named_parameters()):
         path, _, own = name.rpartition(".")
         setattr(module.get_submodule(path), own, torch.nn.Parameter(parameter.clone(), requires_grad=False))
-    before, parking = call(model), Parking(module, CPU)
+    adapt(model)
+    before, parking = call(model), model.parking
     parking.take()
-    left = sum(storage.nbytes() for storage in storages_of(module, CPU))
+    left = sum(storage.nbytes() for storage in storages_of(module, CPU, parking.beside))
     parking.restore()
     return {"left when parked": left, "parked and restored": torch.equal(call(model), before)}
+
+
+def adapt(model: HostModel) -> None:
+    difference = (1.0, (torch.ones(model.module.model.get_parameter(ADAPTED).shape),), 1.0, None, None)
+    model.patch(*packed({f"diffusion_model.{ADAPTED}": [difference]}))
 
 
 def main(comfyui: str, file: str, dequantised: str, out: str) -> None:
@@ -75,8 +81,7 @@ def main(comfyui: str, file: str, dequantised: str, out: str) -> None:
     module = model.module.model
     plain = call(model)
     found |= {"held": held_bytes(module), "copied": copied_bytes(file)}
-    difference = (1.0, (torch.ones_like(right[ADAPTED]),), 1.0, None, None)
-    model.patch(*packed({f"diffusion_model.{ADAPTED}": [difference]}))
+    adapt(model)
     found |= {"changed": not torch.equal(call(model), plain), "held with an adapter": held_bytes(module)}
     model.patch([], {})
     found |= {"as before": torch.equal(call(model), plain), "copied after all": copied_bytes(file)}
