@@ -84,12 +84,12 @@ def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: tor
     """Has ComfyUI's ModelPatcher apply these, in place of others: to weights in blocks of GGUF's, which are not made
     anew, whenever a layer dequantises them; to all others when it loads the model again. Returns the tensors that stay
     on the device for that."""
-    import comfy.utils
     from comfy.model_patcher import LowVramPatch
 
     from .gguf_layout import is_packed
 
-    on_use = {patch.name for patch in patches if is_packed(comfy.utils.get_attr(patcher.model, patch.name))}
+    held = dict(patcher.model.named_parameters(remove_duplicate=False))  # of a pipeline stage, its own
+    on_use = {patch.name for patch in patches if is_packed(held.get(patch.name))}
     if on_use:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     found = applied(patches, tensors)
