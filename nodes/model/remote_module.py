@@ -26,6 +26,7 @@ from .remote_weights import Patches, RemoteWeights, check_interrupt
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
+BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 INSIDE = ("patches", "patches_replace")
 # Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
 # their own, which run here.
@@ -82,6 +83,13 @@ class RemoteModule(RemoteWeights):
                     "Use the stock loader.",
                 )
         given = {name: value for name, value in values.items() if value is not None}
+        if self.recording:
+            if isinstance(latents, (list, tuple)):
+                raise Refused(
+                    "The Parallel Sampler takes no latent of several parts, such as video with sound.",
+                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                )
+            return self.recording.note(latents, timestep, given, values["transformer_options"][BRANCHES])
         with self.group.turn(check_interrupt):
             self.load()
             parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
