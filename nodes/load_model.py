@@ -43,8 +43,8 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=list(list_models()),
-                    tooltip="A safetensors file in models/diffusion_models, a checkpoint in models/checkpoints (its "
-                    "diffusion model alone is read), a diffusers folder in models/diffusers or "
+                    tooltip="A safetensors or GGUF file in models/diffusion_models, a checkpoint in models/checkpoints "
+                    "(its diffusion model alone is read), a diffusers folder in models/diffusers or "
                     "models/diffusion_models, or the demo model.",
                 ),
                 io.Combo.Input(

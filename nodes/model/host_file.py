@@ -11,7 +11,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
+from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, is_gguf, load_weights
 from ...worker.comfyui.source import HostSource
 from .model_files import read_header
 
@@ -31,7 +31,7 @@ ATTENTION = (
 class HostFile:
     """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
 
-    weight_bytes: of the weights in the file.
+    weight_bytes: of the weights in the file, or as they are loaded, if that is more.
     """
 
     path: Path
@@ -76,18 +76,20 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model, and for weights
     that do not fit what it is taken for.
     """
-    header, _ = read_header(path)
-    for start, kind in OTHERS.items():
-        if any(name.startswith(start) for name in header):
-            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
+    if not is_gguf(path):
+        refuse_others(path)
     try:
         config, weights = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
         config, weights = None, {}
     if config is None:
-        raise ModelFileError(
-            f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
-            "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
+        raise (
+            unknown_gguf(path)
+            if is_gguf(path)
+            else ModelFileError(
+                f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
+                "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
+            )
         )
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
@@ -108,7 +110,27 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
             f"first is {missing[0]}; the file is incomplete or of another model.",
             "Download it again.",
         )
-    return HostFile(path, model, chosen, cast, weight_bytes)
+    loaded_bytes = sum(parameter.nbytes for parameter in model.diffusion_model.parameters())
+    return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
+
+
+def unknown_gguf(path: Path) -> ModelFileError:
+    """Of these, many are of text encoders, which have the same suffix."""
+    from ...worker.comfyui.gguf_file import architecture
+
+    said = architecture(path) or "unknown"
+    return ModelFileError(
+        f"{path.name} holds a model of the architecture {said!r} that ComfyUI does not take for a diffusion model.",
+        "Choose a diffusion model; text encoders have loaders of their own.",
+    )
+
+
+def refuse_others(path: Path) -> None:
+    """Raises ModelFileError for a file that is broken, and for models that ComfyUI takes for a supported one."""
+    header, _ = read_header(path)
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in header):
+            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
 def is_note(name: str) -> bool:

@@ -164,6 +164,9 @@ class ChangeInside:
         return (model,)
 
 
+# As ComfyUI-GGUF does, whose folders are those of diffusion_models, too.
+folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.models_dir, "unet_gguf")], {".gguf"})
+
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,
     "Test_EmptyLatent": EmptyLatent,
