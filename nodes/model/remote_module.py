@@ -4,6 +4,8 @@ device, and what it computes is computed by the worker group."""
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import comfy.model_base
@@ -11,6 +13,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
 from ...parallel_backend.compat import hooks_of
+from ...parallel_backend.models.comfyui.auto import Work
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import HostSource
@@ -21,8 +24,11 @@ from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
+from ..plan_words import Remark, in_words
 from .remote_weights import Patches, RemoteWeights, check_interrupt
 
+AUTO = "auto"
+Choose = Callable[[Work], tuple[ParallelPlan, Iterable[Remark]]]
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
@@ -51,8 +57,13 @@ class RemoteModule(RemoteWeights):
         module: torch.nn.Module,
         weight_bytes: int,
         note: str = "",
+        choose: Choose | None = None,
     ) -> None:
+        """choose: makes a plan, and why it is so, of what a sampling brings; None where the plan does not depend on it,
+        else it is of as many ranks."""
         super().__init__(group, source.to_json(), plan, weight_bytes, note)
+        self.choose = choose
+        self.is_open = choose is not None  # whether the next call decides on the plan
         self.module = module
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
@@ -83,9 +94,24 @@ class RemoteModule(RemoteWeights):
                 )
         given = {name: value for name, value in values.items() if value is not None}
         with self.group.turn(check_interrupt):
+            self.settle(Work.of([len(like)], [values["transformer_options"].get("cond_or_uncond") or [0]]))
             self.load()
             parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
         return parts if isinstance(latents, (list, tuple)) else parts[0]
+
+    def begin_run(self) -> str:
+        self.is_open = self.choose is not None
+        return AUTO if self.is_open else str(self.plan)
+
+    def settle(self, work: Work) -> None:
+        """Has an automatic plan follow from this work, if it is the first of a sampling. The ranks keep the weights."""
+        if self.choose is None or not self.is_open:
+            return
+        self.is_open = False
+        self.plan, why = self.choose(work)
+        self.note = in_words(why)
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
+        self.group.runs.planned(str(self.plan))
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""

@@ -36,7 +36,7 @@ def note_run(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
         return executor(*args, **options)
-    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], str(remote.plan)):
+    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], remote.begin_run()):
         return executor(*args, **options)
 
 

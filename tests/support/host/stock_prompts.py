@@ -41,26 +41,29 @@ def prompt(
     dtype: str = "fp32",
     group: int = 1,
     positive: str = "positive",
+    negative: str = "negative",
+    cfg: float | None = None,
+    batch: int = 1,
     patch: Patch | None = None,
 ) -> dict:
-    """A KSampler on a case, by our loader under a plan or, without one, by ComfyUI's own.
+    """A KSampler on a case, by our loader under a plan, an automatic one with {}, or without one by ComfyUI's own.
 
-    model: another than the case's file. dtype, group: for our loader. positive: another text. patch: puts nodes
-    behind the loader.
+    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg: another than
+    the case's. patch: puts nodes behind the loader.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
     if plan is None:
         loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
     else:
-        chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
+        chosen = graph.add("ParallelDiT_Plan", mode="manual" if plan else "auto", **plan)
         options = {"dtype": dtype, "loop_mode": loop_mode, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
-    texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")]
-    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, case.latent)))
+    texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, negative)]
+    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, (batch, *case.latent[1:]))))
     sampled = graph.add(
         "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
-        latent_image=latent, seed=7, steps=3, cfg=case.cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
+        latent_image=latent, seed=7, steps=3, cfg=case.cfg if cfg is None else cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
     )  # fmt: skip
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")
     return graph.prompt
