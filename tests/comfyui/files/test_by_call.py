@@ -1,4 +1,4 @@
-"""What one of ComfyUI's own classes is asked for decides how the ranks share it, and nothing of it changes the image."""
+"""What one of ComfyUI's own classes is asked for decides how the ranks share it, which does not change the image."""
 
 from __future__ import annotations
 

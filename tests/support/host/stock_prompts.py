@@ -44,12 +44,13 @@ def prompt(
     negative: str = "negative",
     cfg: float | None = None,
     batch: int = 1,
+    steps: int = 3,
     patch: Patch | None = None,
 ) -> dict:
     """A KSampler on a case, by our loader under a plan, an automatic one with {}, or without one by ComfyUI's own.
 
-    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg: another than
-    the case's. patch: puts nodes behind the loader.
+    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg: another
+    than the case's. patch: puts nodes behind the loader.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
@@ -63,7 +64,8 @@ def prompt(
     latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, (batch, *case.latent[1:]))))
     sampled = graph.add(
         "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
-        latent_image=latent, seed=7, steps=3, cfg=case.cfg if cfg is None else cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
+        latent_image=latent, seed=7, steps=steps, cfg=cfg or case.cfg, sampler_name="euler", scheduler="simple",
+        denoise=1.0,
     )  # fmt: skip
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")
     return graph.prompt
