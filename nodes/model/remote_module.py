@@ -12,6 +12,7 @@ import comfy.model_base
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
+from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.compat import hooks_of
 from ...parallel_backend.models.comfyui.auto import Work
 from ...parallel_backend.plan import ParallelPlan
@@ -19,6 +20,7 @@ from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
+from ...worker.host.gathering import Answer, Gatherer, ModelCall
 from ...worker.wire.operations import PATCH
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import pack
@@ -65,6 +67,7 @@ class RemoteModule(RemoteWeights):
         self.choose = choose
         self.is_open = choose is not None  # whether the next call decides on the plan
         self.module = module
+        self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
@@ -93,11 +96,20 @@ class RemoteModule(RemoteWeights):
                     "Use the stock loader.",
                 )
         given = {name: value for name, value in values.items() if value is not None}
-        with self.group.turn(check_interrupt):
-            self.settle(Work.of([len(like)], [values["transformer_options"].get("cond_or_uncond") or [0]]))
-            self.load()
-            parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
+        branches = values["transformer_options"].get("cond_or_uncond") or [0]
+        parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
         return parts if isinstance(latents, (list, tuple)) else parts[0]
+
+    def call(self, calls: list[ModelCall]) -> list[Answer]:
+        """Calls of the model in the ranks."""
+        with self.group.turn(check_interrupt):
+            self.settle(Work.of([call.size for call in calls], [call.branches for call in calls]))
+            self.load()
+            return self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
+
+    def shares_calls(self) -> bool:
+        """Whether the ranks run calls of one request at the same time, or may."""
+        return self.is_open or self.plan.ways(BATCH_AXES) > 1
 
     def begin_run(self) -> str:
         self.is_open = self.choose is not None

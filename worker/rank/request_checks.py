@@ -55,6 +55,8 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
     for kind in ("conditions", "negative"):
         if not all(isinstance(key, str) for key in given.get(kind, {}).values()):
             raise RequestError(f"The {kind} of {whose} are named by keys, which are text.")
+    if "calls" in given and not given["calls"]:
+        raise RequestError(f"{whose} is of a call at least, and has none.")
     if not all(isinstance(key, str) for key in given.get("drop", [])):
         raise RequestError(f"What {whose} drops is named by keys, which are text.")
 

@@ -43,14 +43,14 @@ def prompt(
     positive: str = "positive",
     negative: str = "negative",
     cfg: float | None = None,
-    batch: int = 1,
+    latent: tuple[int, ...] | None = None,
     steps: int = 3,
     patch: Patch | None = None,
 ) -> dict:
     """A KSampler on a case, by our loader under a plan, an automatic one with {}, or without one by ComfyUI's own.
 
-    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg: another
-    than the case's. patch: puts nodes behind the loader.
+    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg, latent:
+    others than the case's. patch: puts nodes behind the loader.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
@@ -61,10 +61,10 @@ def prompt(
         options = {"dtype": dtype, "loop_mode": loop_mode, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
     texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, negative)]
-    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, (batch, *case.latent[1:]))))
+    empty = graph.add("Test_EmptyLatent", shape=" ".join(map(str, latent or case.latent)))
     sampled = graph.add(
         "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
-        latent_image=latent, seed=7, steps=steps, cfg=cfg or case.cfg, sampler_name="euler", scheduler="simple",
+        latent_image=empty, seed=7, steps=steps, cfg=cfg or case.cfg, sampler_name="euler", scheduler="simple",
         denoise=1.0,
     )  # fmt: skip
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")
