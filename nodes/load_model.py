@@ -10,7 +10,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.models import spec_for
-from ..parallel_backend.models.comfyui.auto import Work
+from ..parallel_backend.models.comfyui.auto import PlanOfRun
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
 from .errors import Refused
@@ -131,10 +131,10 @@ class LoadDiffusionModelParallel(io.ComfyNode):
 
 def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
     """The MODEL of a file that ComfyUI's own class runs. Raises PlanError."""
-    choose = None
+    auto = None
     if plan is None:
-        choose = functools.partial(auto_host_plan, module=file.module)
-        resolved = ResolvedPlan(choose(Work()).plan)  # for as many ranks as there will be
+        auto = PlanOfRun(functools.partial(auto_host_plan, module=file.module))
+        resolved = ResolvedPlan(auto.plan)
         logging.info("[ParallelDiT] %s (ComfyUI's own %s): auto, by what it is asked", model_name, file.model_class)
     else:
         resolved = resolve_host_plan(plan, file.module)
@@ -145,7 +145,7 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     on_cpu = device_type() == "cpu"
     weight_bytes = 1 if on_cpu else max(1, file.weight_bytes)  # 0 would have ComfyUI count the weights
     plan, source = resolved.plan, file.source(resolved.plan, on_cpu)
-    RemoteModule(worker_group(group), source, plan, file.module, weight_bytes, note, choose)
+    RemoteModule(worker_group(group), source, plan, file.module, weight_bytes, note, auto)
     return remote_patcher(file.model, weight_bytes)
 
 

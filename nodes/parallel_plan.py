@@ -46,8 +46,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then tokens. "
-                    "manual: the degrees below.",
+                    tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then images of a "
+                    "batch, then tokens. manual: the degrees below.",
                 ),
                 *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses", "tp")),
                 io.Combo.Input(

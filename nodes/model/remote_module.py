@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import comfy.model_base
@@ -14,7 +13,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.compat import hooks_of
-from ...parallel_backend.models.comfyui.auto import Work
+from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import HostSource
@@ -30,7 +29,6 @@ from ..plan_words import Remark, in_words
 from .remote_weights import Patches, RemoteWeights, check_interrupt
 
 AUTO = "auto"
-Choose = Callable[[Work], tuple[ParallelPlan, Iterable[Remark]]]
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
@@ -59,13 +57,11 @@ class RemoteModule(RemoteWeights):
         module: torch.nn.Module,
         weight_bytes: int,
         note: str = "",
-        choose: Choose | None = None,
+        auto: PlanOfRun[tuple[Remark, ...]] | None = None,
     ) -> None:
-        """choose: makes a plan, and why it is so, of what a sampling brings; None where the plan does not depend on it,
-        else it is of as many ranks."""
+        """auto: what decides on the plan by what is asked; None where it does not depend on that."""
         super().__init__(group, source.to_json(), plan, weight_bytes, note)
-        self.choose = choose
-        self.is_open = choose is not None  # whether the next call decides on the plan
+        self.auto = auto
         self.module = module
         self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
@@ -109,21 +105,23 @@ class RemoteModule(RemoteWeights):
 
     def shares_calls(self) -> bool:
         """Whether the ranks run calls of one request at the same time, or may."""
-        return self.is_open or self.plan.ways(BATCH_AXES) > 1
+        return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
 
     def begin_run(self) -> str:
-        self.is_open = self.choose is not None
-        return AUTO if self.is_open else str(self.plan)
+        if self.auto is None:
+            return str(self.plan)
+        self.auto.begin()
+        return AUTO
 
     def settle(self, work: Work) -> None:
-        """Has an automatic plan follow from this work, if it is the first of a sampling. The ranks keep the weights."""
-        if self.choose is None or not self.is_open:
+        """Has an automatic plan follow from what is asked. The ranks keep the weights."""
+        is_first = self.auto is not None and self.auto.is_open
+        if self.auto is None or not self.auto.follow(work):
             return
-        self.is_open = False
-        self.plan, why = self.choose(work)
-        self.note = in_words(why)
+        before, self.plan = self.plan, self.auto.plan
+        self.note = in_words(self.auto.why)
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
-        self.group.runs.planned(str(self.plan))
+        self.group.runs.planned(str(self.plan) if is_first else f"{before}, {self.plan}")
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""

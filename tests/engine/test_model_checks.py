@@ -10,7 +10,7 @@ import torch
 
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models.comfyui.auto import Work, auto_plan
+from parallel_backend.models.comfyui.auto import PlanOfRun, Work, auto_plan
 from parallel_backend.models.comfyui.checks import check_module
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
@@ -117,3 +117,30 @@ def test_an_automatic_plan_follows_from_what_arrives(
 ) -> None:
     """What can be computed apart is; the rest of the ranks share tokens, where that can be."""
     assert auto_plan(devices, model, work) == ParallelPlan(**plan)
+
+
+@pytest.mark.parametrize(
+    ("works", "plans"),
+    [
+        (
+            [GUIDED, GUIDED, ALONE, ALONE, ALONE, GUIDED],
+            ["cfg=2", "cfg=2", "cfg=2", "ulysses=2", "ulysses=2", "ulysses=2"],
+        ),
+        ([GUIDED, ALONE, GUIDED, ALONE], ["cfg=2"] * 4),
+        ([ALONE, GUIDED, GUIDED, GUIDED], ["ulysses=2"] * 4),
+    ],
+    ids=["guidance ends", "in turns", "guidance begins"],
+)
+def test_within_a_sampling_a_plan_goes_neither_to_nor_fro(works: list[Work], plans: list[str]) -> None:
+    """It gives way once to one that leaves no rank idle; the next sampling decides anew."""
+    run = PlanOfRun(lambda work: (auto_plan(2, FLUX, work), None))
+    found = [(run.follow(work), str(run.plan))[1] for work in works]
+    assert found == plans
+    run.begin()
+    assert run.follow(GUIDED)
+    assert run.plan == ParallelPlan(cfg=2)
+
+
+def test_a_plan_that_no_other_would_improve_stays() -> None:
+    run = PlanOfRun(lambda work: (auto_plan(2, UNKNOWN, work), None))
+    assert [run.follow(work) for work in (GUIDED, ALONE, ALONE, ALONE)] == [True, False, False, False]

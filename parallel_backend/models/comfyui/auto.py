@@ -6,14 +6,20 @@ Read in ComfyUI's process too, which has no torch.distributed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
+from ...axes import BATCH_AXES
 from ...plan import ParallelPlan
 from .checks import missing_from, sizes_of
 from .spec import HostSpec, host_spec
+
+IDLE_REQUESTS = 2
+
+Reason = TypeVar("Reason")
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,34 @@ def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
     cfg = 2 if work.has_branches and ways % 2 == 0 else 1
     ulysses = math.gcd(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
     return ParallelPlan(dp=ways // cfg, cfg=cfg, ulysses=ulysses, ring=ranks // ways // ulysses)
+
+
+class PlanOfRun(Generic[Reason]):
+    """An automatic plan over the requests of a sampling, of which the first decides.
+
+    After that it gives way only to one that shares the batch in fewer ways, where ranks had nothing to do for some
+    requests on end, as when guidance ends before the last step. So no pattern of requests has it go to and fro.
+    """
+
+    def __init__(self, choose: Callable[[Work], tuple[ParallelPlan, Reason]]) -> None:
+        """choose: a plan, and why it is so, always of as many ranks."""
+        self.choose = choose
+        self.plan, self.why = choose(Work())
+        self.is_open, self.idle = True, 0
+
+    def begin(self) -> None:
+        """A sampling begins: its first request decides."""
+        self.is_open, self.idle = True, 0
+
+    def follow(self, work: Work) -> bool:
+        """Whether a request about this work changes the plan, or decides on it."""
+        ways, is_first = self.plan.ways(BATCH_AXES), self.is_open
+        self.idle = self.idle + 1 if work.parts < ways else 0
+        if not is_first and self.idle < IDLE_REQUESTS:
+            return False
+        plan, why = self.choose(work)
+        self.is_open, self.idle = False, 0
+        if not is_first and plan.ways(BATCH_AXES) >= ways:
+            return False
+        self.plan, self.why = plan, why
+        return True

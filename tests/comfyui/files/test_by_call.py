@@ -80,6 +80,28 @@ def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, 
     assert host.log.read_text().count(DECIDED) == decided + 2, "each sampling decides once"
 
 
+def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) -> None:
+    """Uncond is there for the first steps alone: after two steps without, tokens are shared, and stay so."""
+
+    def made(plan: dict[str, int] | None) -> dict:
+        graph = Graph()
+        graph.prompt = prompt(IMAGE, plan, steps=6)
+        (sampler,) = (node["inputs"] for node in graph.prompt.values() if node["class_type"] == "KSampler")
+        early = {"start": 0.0, "end": 0.25}
+        sampler["negative"] = graph.add("ConditioningSetTimestepRange", conditioning=sampler["negative"], **early)
+        return graph.prompt
+
+    right = latents(host, made(None))
+    drawn(host, IMAGE, AUTO, cfg=2.0)
+    before = status(host)["counts"]
+    ours = latents(host, made(AUTO))
+    after = status(host)["counts"]
+    assert relative_error(ours, right) <= TOLERANCE
+    assert (after["load"] - before["load"], after["call"] - before["call"]) == (1, 6)
+    assert plan_of(host) == {"ulysses": 2}
+    assert relative_error(ours, latents(host, prompt(IMAGE, steps=6))) > TOLERANCE, "guidance does not end"
+
+
 def test_what_was_added_to_the_weights_stays_under_another_plan(host: ComfyHost, files: Path) -> None:
     layer = "double_blocks.0.img_attn.qkv.weight"
     shape = load_file(files / f"{IMAGE}.safetensors")[layer].shape
