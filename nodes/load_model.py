@@ -19,9 +19,10 @@ from .model.host_file import HostFile, describe_host_file
 from .model.host_names import host_names
 from .model.loop_mode import serve_stock_samplers
 from .model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
-from .model.remote_model import Handover, RemoteDiT, Schedule
+from .model.remote_model import Handover, RemoteDiT
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patcher
+from .model.schedule import Schedule
 from .model.single_file import UnknownFile, describe_file
 from .parallel_plan import PlanType, ResolvedPlan, auto_host_plan, resolve_host_plan, resolve_plan
 from .plan_words import in_words

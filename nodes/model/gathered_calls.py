@@ -53,6 +53,11 @@ def gather_windows(gatherer: Gatherer, given: dict[str, Any]) -> list[torch.Tens
     return gatherer.run(step) if own and is_repeatable(model, conds, options) else step()
 
 
+def is_gathering(function: Any) -> bool:
+    """Whether what stands in a guider is `gather_windows`."""
+    return isinstance(function, functools.partial) and function.func is gather_windows
+
+
 def is_repeatable(
     model: comfy.model_base.BaseModel, conds: Iterable[list[dict[str, Any]] | None], options: dict[str, Any]
 ) -> bool:

@@ -52,7 +52,8 @@ class HostFile:
         """
         own = comfy.cli_args.args
         arguments = [*(["--cpu"] if on_cpu else [])]
-        chosen = [SHAREABLE] if plan.world_size > 1 else [name for name in ATTENTION if getattr(own, name, False)]
+        shares = plan.world_size * plan.patch_count > 1
+        chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
         arguments += [f"--{name.replace('_', '-')}" for name in chosen]
         if features := sorted(feature.value for feature in own.fast):
             arguments += ["--fast", *features]

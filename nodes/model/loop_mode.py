@@ -13,26 +13,23 @@ from typing import Any
 import comfy.k_diffusion.sampling
 import comfy.samplers
 import torch
-from comfy.model_base import BaseModel, ModelType
+from comfy.model_base import BaseModel
 from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import SamplerCall
+from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
+from .gathered_calls import is_gathering
 from .remote_model import KEY, RemoteDiT
+from .remote_module import RemoteModule, remote_module
+from .schedule import PREDICTIONS
 
 Guider = comfy.samplers.CFGGuider
+Remote = RemoteDiT | RemoteModule
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
-# What ComfyUI's models predict, in diffusers' words, where Euler's step is the same in both.
-PREDICTIONS = {
-    ModelType.FLOW: "flow_prediction",
-    ModelType.FLUX: "flow_prediction",
-    ModelType.EPS: "epsilon",
-    ModelType.V_PREDICTION: "v_prediction",
-}
 GUIDANCE_OPTIONS = {
     "sampler_cfg_function": "another guidance function",
     "sampler_pre_cfg_function": "a function before guidance",
@@ -42,6 +39,9 @@ GUIDANCE_OPTIONS = {
     "denoise_mask_function": "Differential Diffusion",
     "context_handler": "context windows",
 }
+WRAPPED_EACH_STEP = (
+    WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL
+)  # fmt: skip
 REGIONAL_KEYS = {
     "area": "an area",
     "mask": "a mask",
@@ -52,6 +52,10 @@ REGIONAL_KEYS = {
     "hooks": "hooks",
     "default": "default conditioning",
 }
+
+
+# Of the options, what is another at each step.
+OF_A_STEP = ("sigmas", "sample_sigmas")
 
 
 class LoopSampler(comfy.samplers.Sampler):
@@ -136,9 +140,9 @@ def run_loop(
     disable_pbar: bool,
 ) -> torch.Tensor:
     """Sends the call, and shows its steps as ComfyUI's samplers do."""
-    dit: RemoteDiT = guider.inner_model.diffusion_model
+    remote = stand_in(guider.inner_model)
     noise = tensors["noise"]
-    conditions, negative = record_conditions(guider, noise, sigmas, extra_args)
+    passes = record_passes(guider, remote, noise, sigmas, extra_args)
     bar = tqdm(disable=disable_pbar)
     latest = noise
 
@@ -152,30 +156,63 @@ def run_loop(
             callback(event["step"], latest, latest, event["steps"])
 
     with bar:
-        return dit.sample(call, tensors, conditions, negative, on_step).to(noise)
+        return remote.sample(call, tensors, passes, on_step).to(noise)
 
 
-def record_conditions(
-    guider: Guider, noise: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any]
-) -> tuple[Tensors, Tensors]:
-    """The engine's conditions of cond and of uncond, as one forward of the guider brings them; the latter may be empty.
+def stand_in(model: BaseModel) -> Remote:
+    """What stands for a model in the worker group. Raises Refused where it runs in ComfyUI."""
+    module = model.diffusion_model
+    found = module if isinstance(module, RemoteDiT) else remote_module(model)
+    if found is None:
+        raise Refused(
+            "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
+            "Use a stock KSampler for it.",
+        )
+    return found
 
-    Raises Refused for conditioning that changes the latents' channels.
+
+def record_passes(
+    guider: Guider,
+    remote: Remote,
+    noise: torch.Tensor,
+    sigmas: torch.Tensor,
+    extra_args: dict[str, Any],
+) -> list[SamplerPass]:
+    """A step's forwards of cond and of uncond, as the guider asks for them.
+
+    Raises Refused for conditioning that changes the latents' size, or the timesteps.
     """
-    dit: RemoteDiT = guider.inner_model.diffusion_model
-    with dit.recording() as forwards:
+    with remote.recorded(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
-    branches: dict[int, Tensors] = {0: {}, 1: {}}
-    for latents, conditions, indices in forwards:
-        if latents.shape[1:] != noise.shape[1:]:
+    passes = []
+    for latents, timesteps, conditions, branches in forwards:
+        if latents.shape[2:] != noise.shape[2:]:
             raise Refused(
                 f"The Parallel Sampler cannot fill up latents of {size_of(noise)} to the {size_of(latents)} that the "
                 "model takes.",
                 "Choose sizes that are multiples of its patches, or use a stock KSampler.",
             )
-        for place, branch in enumerate(indices):
-            branches[branch] = {name: value.chunk(len(indices))[place] for name, value in conditions.items()}
-    return branches[0], branches[1]
+        if isinstance(remote, RemoteModule):
+            if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
+                raise Refused(
+                    "The Parallel Sampler cannot honour conditioning by which parts of a latent have other timesteps.",
+                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                )
+            conditions = {KWARGS: without_step(conditions), CHANNELS: channels_beyond(latents, noise)}
+        passes.append(SamplerPass(tuple(branches), conditions))
+    return passes
+
+
+def without_step(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without what is of the step that was recorded alone; a class that reads it raises."""
+    options = {name: value for name, value in kwargs["transformer_options"].items() if name not in OF_A_STEP}
+    return {**kwargs, "transformer_options": options}
+
+
+def channels_beyond(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
+    """Channels that a model gets beside those that are sampled."""
+    count = noise.shape[1]
+    return latents[:, count:] if latents.shape[1] > count else None
 
 
 def size_of(latents: torch.Tensor) -> str:
@@ -187,12 +224,13 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     asked = []
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
-    asked += [words for name, words in GUIDANCE_OPTIONS.items() if model_options.get(name)]
-    if "model_sampling" in guider.model_patcher.object_patches:
+    options = {name: value for name, value in model_options.items() if not is_gathering(value)}
+    asked += [words for name, words in GUIDANCE_OPTIONS.items() if options.get(name)]
+    if "model_sampling" in guider.model_patcher.object_patches and not remote_module(guider.inner_model):
         asked.append("a ModelSampling node")
-    for kind in (WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL):
+    for kind in WRAPPED_EACH_STEP:
         wrappers = model_options.get("transformer_options", {}).get("wrappers", {}).get(kind, {})
-        asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions]
+        asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions and name != KEY]
     for kind, conds in guider.conds.items():
         if len(conds) > 1:
             asked.append(f"{len(conds)} {kind} conditionings at once")

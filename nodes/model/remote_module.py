@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import comfy.model_base
@@ -20,8 +21,10 @@ from ...worker.comfyui.source import HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.gathering import Answer, Gatherer, ModelCall
+from ...worker.host.session import OnStep
 from ...worker.wire.operations import PATCH
-from ...worker.wire.tensors import UnsendableError
+from ...worker.wire.sampler_call import SamplerCall, SamplerPass
+from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
@@ -32,6 +35,7 @@ AUTO = "auto"
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
+BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 INSIDE = ("patches", "patches_replace")
 # Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
 # their own, which run here.
@@ -92,7 +96,14 @@ class RemoteModule(RemoteWeights):
                     "Use the stock loader.",
                 )
         given = {name: value for name, value in values.items() if value is not None}
-        branches = values["transformer_options"].get("cond_or_uncond") or [0]
+        branches = values["transformer_options"].get(BRANCHES) or [0]
+        if self.recording:
+            if isinstance(latents, (list, tuple)):
+                raise Refused(
+                    "The Parallel Sampler takes no latent of several parts, such as video with sound.",
+                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                )
+            return self.recording.note(latents, timestep, given, branches)
         parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
@@ -102,6 +113,13 @@ class RemoteModule(RemoteWeights):
             self.settle(Work.of([call.size for call in calls], [call.branches for call in calls]))
             self.load()
             return self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
+    ) -> torch.Tensor:
+        rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
+        self.settle(Work.of(rows, [each.branches for each in passes]))
+        return super().sample(call, tensors, passes, on_step)
 
     def shares_calls(self) -> bool:
         """Whether the ranks run calls of one request at the same time, or may."""

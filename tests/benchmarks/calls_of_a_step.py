@@ -94,7 +94,7 @@ def measure(host: ComfyHost, seed: int, steps: int, side: int, **options: Any) -
     group, before = options.get("group", 1), []
     for count in (1, steps):
         before = cpu_seconds(host, group) if count > 1 else []
-        made = prompt(CASE, latent=(1, 16, side, side), steps=count, **options)
+        made = prompt(CASE, size=(1, 16, side, side), steps=count, **options)
         sampler = next(node for node in made.values() if node["class_type"] == "KSampler")
         sampler["inputs"]["seed"] = seed  # one that the host has no result of
         started = time.perf_counter()
@@ -108,7 +108,7 @@ def replan_seconds(host: ComfyHost, side: int) -> float:
     """What a load of the ranks takes that is another plan alone: auto, with and without guidance in turns."""
     before = status(host)
     for turn in range(10):
-        made = prompt(CASE, plan={}, latent=(1, 16, side, side), steps=1 + turn // 2, cfg=1.0 + turn % 2)
+        made = prompt(CASE, plan={}, size=(1, 16, side, side), steps=1 + turn // 2, cfg=1.0 + turn % 2)
         host.run(made)
     after = status(host)
     loads = after["counts"]["load"] - before["counts"]["load"]

@@ -25,7 +25,7 @@ from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.rank.trace import chrome_trace
-from worker.wire.sampler_call import SamplerCall
+from worker.wire.sampler_call import SamplerCall, SamplerPass
 
 FAMILY = "dit"
 RUN_STEPS = 4
@@ -129,7 +129,9 @@ def sample(group: WorkerGroup, on_event=lambda event: None) -> list[Event]:
         events.append(event)
         on_event(event)
 
-    group.sample(call, {"noise": latents}, conditions, conditions, lambda: None, on_step)
+    group.sample(
+        call, {"noise": latents}, [SamplerPass((branch,), conditions) for branch in (0, 1)], lambda: None, on_step
+    )
     return events
 
 

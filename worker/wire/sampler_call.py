@@ -11,6 +11,26 @@ from typing import Any
 SAMPLER_TENSORS = ("noise", "original", "mask")
 
 
+# Where a pass for one of ComfyUI's own classes has the arguments of the class, and channels behind the latents' own.
+KWARGS, CHANNELS = "kwargs", "channels"
+
+
+@dataclass(frozen=True)
+class SamplerPass:
+    """One of a step's forwards. branches: what its rows are, one batch of latents after the other: 0 for cond, 1 for
+    uncond. conditions: what the model gets beside latents and timesteps, by name; on the wire, packed (`tree.py`)."""
+
+    branches: tuple[int, ...]
+    conditions: Any
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> SamplerPass:
+        return cls(tuple(fields["branches"]), fields["conditions"])
+
+
 @dataclass(frozen=True)
 class SamplerCall:
     """A run of the denoising loop.
@@ -21,6 +41,8 @@ class SamplerCall:
     previews: whether the steps' events carry estimates of the clean latents.
     sigmas: in place of scheduler, steps and denoise, the host's own, for Euler; timesteps: one less, as the model takes
     them. prediction: then, what the model predicts, in diffusers' words.
+    timestep_scale: what a scheduler's timestep is multiplied with for one of ComfyUI's own classes; for diffusers' the
+    engine knows it.
     """
 
     scheduler: str = ""
@@ -35,6 +57,7 @@ class SamplerCall:
     sigmas: tuple[float, ...] = ()
     timesteps: tuple[float, ...] = ()
     prediction: str = ""
+    timestep_scale: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -64,7 +64,7 @@ def drawn(host: ComfyHost, name: str, plan: dict[str, int], **options: Any) -> i
 
 def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, files: Path) -> None:
     """Two ranks: cond and uncond apart, or else the images, or else the tokens; on the weights that are there."""
-    two = {"latent": (2, 16, 9, 12)}
+    two = {"size": (2, 16, 9, 12)}
     drawn(host, IMAGE, AUTO, cfg=2.0)
     assert plan_of(host) == {"cfg": 2}
     assert "cond and uncond run side by side" in status(host)["note"]
@@ -151,7 +151,7 @@ def test_the_windows_of_a_long_video_are_one_request(
     frames: int, windows: int, plan: dict[str, int], host: ComfyHost, files: Path
 ) -> None:
     """Over two ranks go whole windows, or of each cond and uncond. All but the first are a frame longer."""
-    options = {"latent": (1, 16, frames, 8, 12), "positive": "positive alone", "negative": "negative alone"}
+    options = {"size": (1, 16, frames, 8, 12), "positive": "positive alone", "negative": "negative alone"}
 
     def by_windows(graph: Graph, loaded: Link) -> Link:
         return graph.add(

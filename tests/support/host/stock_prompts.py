@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from tests.support.host.graphs import Graph, Link
 
 Patch = Callable[[Graph, Link], Link]
 ALL = {**CASES, **HOST_CASES}
+
+STEPS = 3
 
 
 def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
@@ -43,14 +45,17 @@ def prompt(
     positive: str = "positive",
     negative: str = "negative",
     cfg: float | None = None,
-    latent: tuple[int, ...] | None = None,
-    steps: int = 3,
+    steps: int = STEPS,
     patch: Patch | None = None,
+    scheduler: str = "",
+    sigmas: Sequence[float] = (),
+    size: Sequence[int] = (),
 ) -> dict:
     """A KSampler on a case, by our loader under a plan, an automatic one with {}, or without one by ComfyUI's own.
 
-    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg, latent:
-    others than the case's. patch: puts nodes behind the loader.
+    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg, size:
+    another scale, and of another latent, than the case's. patch: puts nodes behind the loader. scheduler: of a Parallel
+    Sampler instead. sigmas: for Euler, by a Sampler Custom instead.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
@@ -61,11 +66,19 @@ def prompt(
         options = {"dtype": dtype, "loop_mode": loop_mode, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
     texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, negative)]
-    empty = graph.add("Test_EmptyLatent", shape=" ".join(map(str, latent or case.latent)))
-    sampled = graph.add(
-        "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
-        latent_image=empty, seed=7, steps=steps, cfg=cfg or case.cfg, sampler_name="euler", scheduler="simple",
-        denoise=1.0,
-    )  # fmt: skip
+    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, size or case.latent)))
+    common = {
+        "model": patch(graph, loaded) if patch else loaded, "positive": texts[0], "negative": texts[1],
+        "latent_image": latent, "cfg": cfg or case.cfg,
+    }  # fmt: skip
+    of_steps = {"seed": 7, "steps": steps, "denoise": 1.0}
+    if sigmas:
+        euler = graph.add("KSamplerSelect", sampler_name="euler")
+        listed = graph.add("ManualSigmas", sigmas=", ".join(f"{sigma:.9f}" for sigma in sigmas))
+        sampled = graph.add("SamplerCustom", add_noise=True, noise_seed=7, sampler=euler, sigmas=listed, **common)
+    elif scheduler:
+        sampled = graph.add("ParallelDiT_Sampler", scheduler=scheduler, **of_steps, **common)
+    else:
+        sampled = graph.add("KSampler", sampler_name="euler", scheduler="simple", **of_steps, **common)
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")
     return graph.prompt
