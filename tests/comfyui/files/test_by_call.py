@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
-from tests.support.host.graphs import Graph, Link, latents, ranks, relative_error, status
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error, status
 from tests.support.host.stock_prompts import prompt, write_cases
 
 TOLERANCE = 1e-5
@@ -78,6 +78,17 @@ def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, 
     assert relative_error(alone, latents(host, prompt(IMAGE, cfg=1.0))) <= TOLERANCE
     assert relative_error(several, latents(host, prompt(IMAGE, cfg=1.0, **two))) <= TOLERANCE
     assert host.log.read_text().count(DECIDED) == decided + 2, "each sampling decides once"
+
+
+@pytest.mark.usefixtures("groups_by_size")
+@pytest.mark.parametrize(("cfg", "plan"), [(2.0, {"cfg": 2}), (1.0, {"ulysses": 2})])
+def test_the_parallel_samplers_automatic_plan_follows_from_its_guidance(
+    cfg: float, plan: dict[str, int], host: ComfyHost, files: Path
+) -> None:
+    options = {"cfg": cfg, "scheduler": "model's own", "negative": "longer", "size": (1, 16, 10, 12)}
+    alone = latents(host, prompt(IMAGE, {"cfg": 1}, group=GROUPS_BY_SIZE[1], **options))
+    assert relative_error(latents(host, prompt(IMAGE, AUTO, **options)), alone) <= TOLERANCE
+    assert plan_of(host) == plan
 
 
 def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) -> None:
