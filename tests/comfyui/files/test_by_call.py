@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost, PromptError
-from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error, status
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, groups, latents, ranks, relative_error, status
 from tests.support.host.stock_prompts import prompt, write_cases
 
 TOLERANCE = 1e-5
@@ -52,6 +52,11 @@ def plan_of(host: ComfyHost) -> dict[str, int]:
     return {axis: degree for axis, degree in status(host)["plan"].items() if axis in AXES and degree > 1}
 
 
+def plan_told(host: ComfyHost) -> str:
+    """What the panel says of the last run."""
+    return groups(host)[0]["runs"][0]["plan"]
+
+
 def drawn(host: ComfyHost, name: str, plan: dict[str, int], **options: Any) -> int:
     """Draws under a plan what the stock loader's MODEL draws; how many requests it took."""
     right = latents(host, prompt(name, **options))
@@ -67,6 +72,7 @@ def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, 
     two = {"size": (2, 16, 9, 12)}
     drawn(host, IMAGE, AUTO, cfg=2.0)
     assert plan_of(host) == {"cfg": 2}
+    assert plan_told(host) == "cfg=2"
     assert "cond and uncond run side by side" in status(host)["note"]
     decided = host.log.read_text().count(DECIDED)
     with unreadable(files / f"{IMAGE}.safetensors"):
@@ -110,6 +116,7 @@ def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) ->
     assert relative_error(ours, right) <= TOLERANCE
     assert (after["load"] - before["load"], after["call"] - before["call"]) == (1, 6)
     assert plan_of(host) == {"ulysses": 2}
+    assert plan_told(host) == "cfg=2, ulysses=2"
     assert relative_error(ours, latents(host, prompt(IMAGE, steps=6))) > TOLERANCE, "guidance does not end"
 
 
