@@ -83,14 +83,7 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
         config, weights = None, {}
     if config is None:
-        raise (
-            unknown_gguf(path)
-            if is_gguf(path)
-            else ModelFileError(
-                f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
-                "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
-            )
-        )
+        raise unknown(path)
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build(config, weights, chosen, cast, META)
@@ -114,14 +107,16 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
 
 
-def unknown_gguf(path: Path) -> ModelFileError:
-    """Of these, many are of text encoders, which have the same suffix."""
-    from ...worker.comfyui.gguf_file import architecture
+def unknown(path: Path) -> ModelFileError:
+    """The error for a file that ComfyUI takes for no diffusion model. Of GGUF files, many are text encoders."""
+    kind = "of a kind"
+    if is_gguf(path):
+        from ...worker.comfyui.gguf_file import architecture
 
-    said = architecture(path) or "unknown"
+        kind = f"of the architecture {architecture(path) or 'unknown'!r}"
     return ModelFileError(
-        f"{path.name} holds a model of the architecture {said!r} that ComfyUI does not take for a diffusion model.",
-        "Choose a diffusion model; text encoders have loaders of their own.",
+        f"{path.name} is {kind} that ComfyUI does not know as a diffusion model.",
+        "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from parallel_backend.errors import ModelFileError
+from parallel_backend.groups.calls import Call, Output
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule
 from parallel_backend.weights.loading import Check, go_on
@@ -82,17 +83,6 @@ class HostModel:
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
-    def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""
-        return self.module(moved(args, self.mesh.device), moved(kwargs, self.mesh.device))
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """A value with all of its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {name: moved(item, device) for name, item in value.items()}
-    return value
+    def call(self, calls: Sequence[Call]) -> list[Output] | None:
+        """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
+        return self.module(calls)
