@@ -91,7 +91,8 @@ class RemoteModule(RemoteWeights):
         """The arguments of a call by name."""
         values = dict(self.signature.bind(*args, **kwargs).arguments)
         rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        return {**values, **values.pop(rest, {})}
+        more = values.pop(rest, {})
+        return {**values, **more}
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:

@@ -153,6 +153,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             patcher = patcher.parent
         return patcher
 
+    def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
+        if force_deepcopy:
+            raise no_weights("training, or another node that copies weights")
+        return super().clone(disable_dynamic, model_override)
+
+    def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
+
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
         raise no_weights("a node that reads weights")
 

@@ -1,0 +1,171 @@
+"""What becomes of every node of ComfyUI that takes a MODEL, if it is of our loader and runs by ComfyUI's own class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+class Given(str):
+    """A value that the program makes, by its kind."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """model: of `models`, empty if the node is not run. inputs: beside its defaults. words: of the refusal; None
+    if the result is equal to stock's. why: it is not run. ignored: whether stock's model ignores it. masked: whether a
+    part of the latent is kept. latent: its shape, if not the model's. node: if the row has a name of its own."""
+
+    model: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    words: str | None = None
+    why: str = ""
+    ignored: bool = False
+    masked: bool = False
+    latent: tuple[int, ...] = ()
+    cfg: float = 3.0
+    plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
+    node: str = ""
+
+
+def equal(model: str = "flux", **inputs: Any) -> Row:
+    return Row(model, inputs, plan={"cfg": 2} if model == "unet" else {"ulysses": 2})
+
+
+def ignored(model: str = "flux", **inputs: Any) -> Row:
+    return replace(equal(model, **inputs), ignored=True)
+
+
+def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
+    return replace(equal(model, **inputs), words=words)
+
+
+def not_run(why: str) -> Row:
+    return Row(why=why)
+
+
+READS = "cannot take a node that reads weights"
+MERGES = "cannot take a model merge"
+SAVES = "cannot take a node that saves the model"
+ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
+STEPS = {"steps": 3}
+PATCH = {"model_patch": Given("model_patch"), "vae": Given("vae"), "image": Given("image")}
+WINDOWS = {"context_length": 9, "context_overlap": 5}
+MODEL_SPECIFIC = (
+    "Auraflow", "Cosmos14B", "Cosmos7B", "CosmosPredict2_14B", "CosmosPredict2_2B", "Flux1", "Krea2", "LTXV",
+    "MochiPreview", "QwenImage", "SD1", "SD2", "SD35_Large", "SD3_2B", "SDXL", "WAN2_1",
+)  # fmt: skip
+
+ROWS: dict[str, Row] = {
+    # Sampling, guiders, schedules.
+    "KSampler": equal(**STEPS),
+    "KSamplerAdvanced": equal(**STEPS),
+    "SamplerCustom": equal(),
+    "SamplerSASolver": equal(),
+    "BasicGuider": equal(),
+    "CFGGuider": equal(),
+    "DualCFGGuider": equal(),
+    "DualModelGuider": equal(negative=Given("negative")),
+    "PerpNegGuider": equal(empty_conditioning=Given("other")),
+    "AddNoise": equal(),
+    "BasicScheduler": equal(),
+    "BetaSamplingScheduler": equal(),
+    "SDTurboScheduler": equal("unet"),
+    "SamplingPercentToSigma": equal(),
+    # What changes the sampling.
+    "APG": equal(),
+    "CFGNorm": equal(),
+    "CFGOverride": equal(),
+    "CFGZeroStar": equal(),
+    "DifferentialDiffusion": replace(equal(), masked=True),
+    "Epsilon Scaling": equal(),
+    "FreSca": equal(freq_cutoff=3),
+    "LatentApplyOperationCFG": equal(operation=Given("operation")),
+    "Mahiro": equal(),
+    "PerpNeg": equal(empty_conditioning=Given("other")),
+    "RenormCFG": equal("lumina"),
+    "RescaleCFG": equal(),
+    "TCFG": equal(),
+    "TemporalScoreRescaling": equal(),
+    "VideoLinearCFGGuidance": equal("unet"),
+    "VideoTriangleCFGGuidance": equal("unet"),
+    "HiDreamO1PatchSeamSmoothing": replace(equal("lumina", **ALWAYS), latent=(1, 16, 72, 72)),
+    "LTXVReferenceAudio": not_run("needs an audio VAE; its guidance is run by ComfyUI, its reference is conditioning"),
+    # What changes the model's scales and schedules.
+    "MiniMaxH3SigmaShift": equal(),
+    "ModelNoiseScale": equal("sd3", noise_scale=2.0),
+    "ModelSamplingAuraFlow": equal(),
+    "ModelSamplingContinuousEDM": equal("unet"),
+    "ModelSamplingContinuousV": equal("unet"),
+    "ModelSamplingDiscrete": equal("unet", sampling="v_prediction"),
+    "ModelSamplingFlux": equal(max_shift=3.0, base_shift=2.0),
+    "ModelSamplingLTXV": equal("ltx"),
+    "ModelSamplingSD3": equal(),
+    "ModelSamplingStableCascade": equal("unet"),
+    # Around the diffusion model.
+    "EasyCache": equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0),
+    "LazyCache": equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0),
+    "ContextWindowsManual": equal("wan", context_length=3, context_overlap=1, dim=2),
+    "LTXVContextWindows": equal("ltx", context_length=17, context_overlap=8),
+    "WanContextWindowsManual": equal("wan", **WINDOWS),
+    "ChromaRadianceOptions": equal("radiance", force_sequential_txt_ids=True),
+    "TripoSplatSamplingPreview": not_run("needs TripoSplat's VAE; it is a callback of the sampler's steps"),
+    "ARVideoI2V": ignored("wan", vae=Given("vae"), width=96, height=64, length=17),
+    # Inside of the model.
+    "SkipLayerGuidanceDiT": refused("'dit'", double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceDiTSimple": refused("'dit'", double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceSD3": refused("'dit'", "sd3", layers="0", **ALWAYS),
+    "NAGuidance": refused("attn1_output_patch"),
+    "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
+    "FluxKVCache": refused("default_ref_method", "flux-2"),
+    "ModelComputeDtype": refused("same dtype", dtype="bf16"),
+    "TorchCompileModel": ignored(),
+    "PerturbedAttentionGuidance": refused("attn1", "unet"),
+    "FreeU": refused("output_block_patch", "unet"),
+    "FreeU_V2": refused("output_block_patch", "unet"),
+    "PatchModelAddDownscale": refused("output_block_patch", "unet", **ALWAYS),
+    "HyperTile": refused("attn1_patch", "unet"),
+    "HypernetworkLoader": refused("attn1_patch", "unet", hypernetwork_name=Given("hypernetwork")),
+    "SelfAttentionGuidance": refused("attn1", "unet"),
+    "TomePatchModel": refused("attn1_patch", "unet"),
+    "AnimaLLLiteApply": refused("post_input", **PATCH),
+    "QwenImageDiffsynthControlnet": refused("double_block", "qwen", **PATCH),
+    "ZImageFunControlnet": refused("double_block", "lumina", **PATCH),
+    "USOStyleReference": refused("post_input", **PATCH, clip_vision_output=Given("clip_vision_output")),
+    "SUPIRApply": refused("output_block_patch", "unet", **PATCH),
+    "WanUni3CControlnetApply": refused(
+        "double_block", "wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
+    ),
+    "WanInfiniteTalkToVideo": not_run("needs an audio encoder, and a network whose patch is as those above"),
+    # Weights.
+    "LoraLoader": equal(clip=None, lora_name=Given("lora")),
+    "LoraLoaderModelOnly": equal(lora_name=Given("lora")),
+    "LoraModelLoader": equal(lora=Given("lora_model")),
+    "LoraLoaderBypass": refused("injection", clip=None, lora_name=Given("lora")),
+    "LoraLoaderBypassModelOnly": refused("injection", lora_name=Given("lora")),
+    "UNetCrossAttentionMultiply": refused(READS, "unet"),
+    "UNetSelfAttentionMultiply": refused(READS, "unet"),
+    "UNetTemporalAttentionMultiply": refused(READS, "unet"),
+    "DiffControlNetLoader": refused(READS, "unet", control_net_name=Given("difference")),
+    "CheckpointSave": refused(SAVES, clip=None, vae=None, filename_prefix="census"),
+    "ImageOnlyCheckpointSave": refused(SAVES, clip_vision=None, vae=None, filename_prefix="census"),
+    "ModelSave": refused(SAVES, filename_prefix="census"),
+    "LoraSave": refused(READS),
+    "TrainLoraNode": refused("cannot take training", latents=Given("latent"), positive=Given("positive")),
+    "ModelMergeAdd": refused(MERGES),
+    "ModelMergeBlocks": refused(MERGES),
+    "ModelMergeSimple": refused(MERGES),
+    "ModelMergeSubtract": refused(MERGES),
+    **{f"ModelMerge{model}": refused(MERGES) for model in MODEL_SPECIFIC},
+    # Others.
+    "GetICLoRAParameters": equal(),
+    "MultiGPU_WorkUnits": ignored(),
+    "SelectModelDevice": ignored(),
+    "wanBlockSwap": ignored("wan"),
+    "SeedVR2Conditioning": not_run("for SeedVR2 alone, of which it reads weights"),
+    "RTDETR_detect": not_run("for a detector, which samples nothing"),
+    "SAM3_Detect": not_run("for a detector, which samples nothing"),
+    "SAM3_VideoTrack": not_run("for a detector, which samples nothing"),
+    "SDPoseKeypointExtractor": not_run("for a pose detector, which samples nothing"),
+}  # fmt: skip
