@@ -9,12 +9,15 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
+from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 from comfy_execution.utils import get_executing_context
 
+from ...worker.wire.tree import PLAIN
 from ..errors import Refused
 from .lora import accept, name_of, none_applied
+from .patches import say_once
 from .remote_model import KEY, RemoteDiT, no_weights
-from .remote_module import RemoteModule, remote_module
+from .remote_module import MODULE, RemoteModule, remote_module
 
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
 
@@ -96,6 +99,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
+        self.use()
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         if not isinstance(self.remote, RemoteModule):
@@ -138,12 +142,19 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def pre_run(self) -> None:
         """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
         super().pre_run()
+        self.use()
         if isinstance(self.remote, RemoteModule):
-            self.remote.check_untouched()
+            self.remote.begin(self.model_options["transformer_options"])
         if self.remote:
-            key = str(self.patches_uuid) if self.patches else None
-            self.remote.patched = (key, dict(self.patches))
             self.remote.group.resident = self.origin()
+
+    def use(self) -> None:
+        """Has calls of the model, whoever makes them, be this patcher's: ComfyUI has loaded it."""
+        key = str(self.patches_uuid) if self.patches else None
+        if isinstance(self.remote, RemoteModule):
+            self.remote.use(key, dict(self.patches), self.object_patches)
+        elif self.remote:
+            self.remote.patched = (key, dict(self.patches))
 
     def origin(self) -> RemoteModelPatcher:
         """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded:
@@ -177,9 +188,15 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a node that saves the model")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
-        if name.startswith("diffusion_model"):
+        if name.startswith(MODULE) and not (isinstance(self.remote, RemoteModule) and type(obj) in PLAIN):
             raise no_weights(f"a replacement of {name}")
         super().add_object_patch(name, obj)
+
+    def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
+        if isinstance(self.remote, RemoteModule) and key == COMPILE_KEY:
+            say_once("The ranks run the model without torch.compile; the image is the same.")
+            return
+        super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
 
 def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) -> RemoteModelPatcher:

@@ -15,12 +15,16 @@ from parallel_backend.module import ParallelModule
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 
+from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
+from ..comfyui.patched_options import attributes_of, with_functions
 from ..comfyui.patches import Patch, applied
 from ..comfyui.source import HostSource
 from ..wire.tensors import Tensors
+from .request_checks import made
 
 CPU = torch.device("cpu")
+OPTIONS = "transformer_options"
 
 
 @dataclass
@@ -30,6 +34,7 @@ class HostModel:
     patcher: Any
     module: ParallelModule
     parking: Parking
+    maker: Maker
     adapted: bool = False  # whether the weights are other than the file's
 
     @classmethod
@@ -56,7 +61,7 @@ class HostModel:
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         patcher.load(mesh.device, full_load=True)
         module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
-        return cls(patcher, module, Parking(model.diffusion_model, mesh.device))
+        return cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui))
 
     @property
     def mesh(self) -> Mesh:
@@ -64,6 +69,7 @@ class HostModel:
 
     def park(self) -> None:
         """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
+        self.maker.begin("")
         self.parking.take()
 
     def replan(self, mesh: Mesh) -> None:
@@ -84,7 +90,11 @@ class HostModel:
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""
-        return self.module(moved(args, self.mesh.device), moved(kwargs, self.mesh.device))
+        args, kwargs = moved(args, self.mesh.device), moved(kwargs, self.mesh.device)
+        asked = kwargs.get(OPTIONS, {})
+        options, attributes = made(lambda values: with_functions(values, self.maker), asked, "options")
+        with attributes_of(self.module.model, attributes):
+            return self.module(args, {**kwargs, OPTIONS: options} if asked else kwargs)
 
 
 def moved(value: Any, device: torch.device) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import math
 import sys
 import time
 import traceback
@@ -278,8 +279,8 @@ class Census:
         started, found = time.monotonic(), {}
         with torch.inference_mode():
             if row.words is None:
-                stock = self.outputs(name, row, ours=False)
                 plain = self.sample(row, self.loaded(row.model, False))
+                stock = [plain] if row.costly else self.outputs(name, row, ours=False)
                 found["outputs"] = len(stock)
                 first = stock[0]
                 found["effect"] = relative_error(first, plain) if first.shape == plain.shape else 1.0
@@ -309,7 +310,9 @@ def main(comfyui: str, base: str, out: str, *names: str) -> None:
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
     rows = [(name, row) for name, row in ROWS.items() if row.model and (not names or name in names)]
     try:
-        for name, row in sorted(rows, key=lambda item: (item[1].model, sorted(item[1].plan.items()))):
+        for name, row in sorted(
+            rows, key=lambda item: (math.prod(item[1].plan.values()), item[1].model, sorted(item[1].plan))
+        ):
             try:
                 results["rows"][name] = census.outcome(row.node or name, row)
             except Exception as error:

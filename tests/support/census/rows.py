@@ -13,9 +13,10 @@ class Given(str):
 
 @dataclass(frozen=True)
 class Row:
-    """model: of `models`, empty if the node is not run. inputs: beside its defaults. words: of the refusal; None
-    if the result is equal to stock's. why: it is not run. ignored: whether stock's model ignores it. masked: whether a
-    part of the latent is kept. latent: its shape, if not the model's. node: if the row has a name of its own."""
+    """model: of `models`, empty if the node is not run. inputs: beside its defaults. words: of the refusal; None if the
+    result is equal to stock's. why: it is not run. ignored: whether stock's model ignores it. masked: whether a part of
+    the latent is kept. costly: whether stock's model without the node stands for that with it. latent: its shape, if
+    not the model's. node: if the row has a name of its own."""
 
     model: str = ""
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -23,6 +24,7 @@ class Row:
     why: str = ""
     ignored: bool = False
     masked: bool = False
+    costly: bool = False
     latent: tuple[int, ...] = ()
     cfg: float = 3.0
     plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
@@ -113,29 +115,31 @@ ROWS: dict[str, Row] = {
     "TripoSplatSamplingPreview": not_run("needs TripoSplat's VAE; it is a callback of the sampler's steps"),
     "ARVideoI2V": ignored("wan", vae=Given("vae"), width=96, height=64, length=17),
     # Inside of the model.
-    "SkipLayerGuidanceDiT": refused("'dit'", double_layers="0", single_layers="1", **ALWAYS),
-    "SkipLayerGuidanceDiTSimple": refused("'dit'", double_layers="0", single_layers="1", **ALWAYS),
-    "SkipLayerGuidanceSD3": refused("'dit'", "sd3", layers="0", **ALWAYS),
-    "NAGuidance": refused("attn1_output_patch"),
+    "SkipLayerGuidanceDiT": equal(double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceDiTSimple": equal(double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceSD3": equal("sd3", layers="0", **ALWAYS),
+    "NAGuidance": equal(),
+    "NAGuidance with its rows apart": replace(refused("NAGuidance under cfg=2"), plan={"cfg": 2}, node="NAGuidance"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
-    "FluxKVCache": refused("default_ref_method", "flux-2"),
-    "ModelComputeDtype": refused("same dtype", dtype="bf16"),
-    "TorchCompileModel": ignored(),
-    "PerturbedAttentionGuidance": refused("attn1", "unet"),
-    "FreeU": refused("output_block_patch", "unet"),
-    "FreeU_V2": refused("output_block_patch", "unet"),
-    "PatchModelAddDownscale": refused("output_block_patch", "unet", **ALWAYS),
-    "HyperTile": refused("attn1_patch", "unet"),
-    "HypernetworkLoader": refused("attn1_patch", "unet", hypernetwork_name=Given("hypernetwork")),
-    "SelfAttentionGuidance": refused("attn1", "unet"),
-    "TomePatchModel": refused("attn1_patch", "unet"),
-    "AnimaLLLiteApply": refused("post_input", **PATCH),
-    "QwenImageDiffsynthControlnet": refused("double_block", "qwen", **PATCH),
-    "ZImageFunControlnet": refused("double_block", "lumina", **PATCH),
-    "USOStyleReference": refused("post_input", **PATCH, clip_vision_output=Given("clip_vision_output")),
-    "SUPIRApply": refused("output_block_patch", "unet", **PATCH),
+    "FluxKVCache": replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0),
+    "FluxKVCache with its tokens shared": replace(refused("FluxKVCache under ulysses=2", "flux-2"), node="FluxKVCache"),
+    "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
+    "TorchCompileModel": replace(ignored(), costly=True),
+    "PerturbedAttentionGuidance": equal("unet"),
+    "FreeU": equal("unet"),
+    "FreeU_V2": equal("unet"),
+    "PatchModelAddDownscale": equal("unet", **ALWAYS),
+    "HyperTile": refused("of HyperTile", "unet"),
+    "HypernetworkLoader": refused("of hypernetwork_patch", "unet", hypernetwork_name=Given("hypernetwork")),
+    "SelfAttentionGuidance": refused("of SelfAttentionGuidance", "unet"),
+    "TomePatchModel": refused("of TomePatchModel", "unet"),
+    "AnimaLLLiteApply": refused("AnimaLLLite", **PATCH),
+    "QwenImageDiffsynthControlnet": refused("of DiffSynthCnetPatch", "qwen", **PATCH),
+    "ZImageFunControlnet": refused("of DiffSynthCnetPatch", "lumina", **PATCH),
+    "USOStyleReference": refused("of UsoStyleProjectorPatch", **PATCH, clip_vision_output=Given("clip_vision_output")),
+    "SUPIRApply": refused("of SUPIRPatch", "unet", **PATCH),
     "WanUni3CControlnetApply": refused(
-        "double_block", "wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
+        "of WanUni3CCnetPatch", "wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
     ),
     "WanInfiniteTalkToVideo": not_run("needs an audio encoder, and a network whose patch is as those above"),
     # Weights.
