@@ -4,6 +4,7 @@ device, and what it computes is computed by the worker group."""
 from __future__ import annotations
 
 import inspect
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,6 @@ import comfy.model_base
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
-from ...parallel_backend.compat import hooks_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
@@ -21,11 +21,13 @@ from ...worker.comfyui.source import HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.operations import PATCH
-from ...worker.wire.tensors import UnsendableError
+from ...worker.wire.tensors import Tensors, UnsendableError
+from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
 from .patches import check_inside, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt
+from .untouched import Untouched, put_elsewhere
 
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
@@ -37,6 +39,16 @@ class Run:
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.objects: list[Any] = []
+        self.residuals = 0  # bytes, the most so far
+
+    def tell_residuals(self, control: Any) -> None:
+        """Says how much of ControlNets goes to the ranks with a step, where that is more than before."""
+        tensors: Tensors = {}
+        pack(control, "control", tensors)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if size > self.residuals:
+            self.residuals = size
+            logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
 
     def name_object(self, value: Any) -> str:
         """A name for an object, which is kept for the run: another would be taken for the same."""
@@ -68,7 +80,8 @@ class RemoteModule(RemoteWeights):
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
         module.__dict__[ATTRIBUTE] = self
-        self.own = dict(vars(module))
+        put_elsewhere(module)
+        self.untouched = Untouched(module)
         self.own_source = self.source
         self.attributes: dict[str, Any] = {}  # that nodes have given the module, by path
         self.run = Run()
@@ -102,6 +115,7 @@ class RemoteModule(RemoteWeights):
         with self.group.turn(check_interrupt):
             self.load()
             parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
+        self.run.tell_residuals(given.get("control"))
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -136,26 +150,9 @@ class RemoteModule(RemoteWeights):
 
     def begin(self, options: Mapping[str, Any]) -> None:
         """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
-        self.check_untouched()
+        self.untouched.check(self.attributes)
         check_inside(options, self.plan)
         self.run = Run()
-
-    def check_untouched(self) -> None:
-        """Raises Refused for what a node has put on the module, which would be without effect."""
-        given = {path.partition(".")[0] for path in self.attributes}
-        found = [
-            name
-            for name, value in vars(self.module).items()
-            if name not in given and self.own.get(name, value) is not value
-        ]
-        found += [name for name, value in vars(self.module).items() if name not in self.own and callable(value)]
-        hooked = [name or "the model" for name, part in self.module.named_modules() if any(hooks_of(part))]
-        if found or hooked:
-            raise Refused(
-                f"The parallel model cannot honour a change of its {', '.join([*found, *hooked][:3])}: its inside runs "
-                "in worker processes.",
-                "Remove that node, or use the stock loader.",
-            )
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

@@ -1,5 +1,5 @@
-"""Every node of ComfyUI that takes a MODEL, on a model of our loader that runs by ComfyUI's own class: it gives what it
-gives on the stock loader's, is refused by name, or is not for such a model."""
+"""Every node of ComfyUI that takes a MODEL, and what node packs do to one beside, on a model of our loader that runs by
+ComfyUI's own class: it gives what it gives on the stock loader's, is refused by name, or is not for such a model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from demo.host import REPOSITORY
+from tests.support.census.habits import HABITS
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.rows import ROWS
 from tests.support.host.stock_prompts import write_cases
 
 TOLERANCE = 1e-5
 EFFECT = 1e-4  # what a node that does something does at least
-RUN = {name: row for name, row in ROWS.items() if row.model}
+RUN = {name: row for name, row in {**ROWS, **HABITS}.items() if row.model}
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +51,15 @@ def test_a_node_that_is_not_run_says_why() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is None])
-def test_a_node_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: dict[str, Any]) -> None:
+def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: dict[str, Any]) -> None:
     found = census["rows"][name]
     assert "error" in found, found
     assert found["error"] <= TOLERANCE
-    assert (found["effect"] < EFFECT) == ROWS[name].ignored, "the row shows nothing"
+    assert (found["effect"] < EFFECT) == RUN[name].ignored, "the row shows nothing"
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])
-def test_a_node_is_refused_by_name(name: str, census: dict[str, Any]) -> None:
-    words = ROWS[name].words
+def test_it_is_refused_by_name(name: str, census: dict[str, Any]) -> None:
+    words = RUN[name].words
     found = census["rows"][name]
     assert words and words in found.get("raised", ""), found

@@ -23,6 +23,8 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import REPOSITORY
 from parallel_backend.plan import ParallelPlan
+from tests.support.cases.host.base import fill_weights
+from tests.support.census.habits import HABITS
 from tests.support.census.rows import ROWS, Given, Row
 from tests.support.host.graphs import relative_error
 from tests.support.host.stock_prompts import ALL
@@ -67,7 +69,10 @@ class Census:
 
     @cache  # noqa: B019 (as long as the process)
     def loaded(self, name: str, ours: bool, **plan: int) -> Any:
-        """A case's MODEL, of a loader."""
+        """A model's MODEL, of a loader, for all that leave it whole."""
+        return self.load(name, ours, **plan)
+
+    def load(self, name: str, ours: bool, **plan: int) -> Any:
         path = self.base / "models" / "diffusion_models" / f"{name}.safetensors"
         if not ours:
             return importlib.import_module("comfy.sd").load_diffusion_model(str(path))
@@ -138,8 +143,10 @@ class Census:
 
     def a_vae(self, row: Row, _model: Any) -> Any:
         """One that sees nothing in an image."""
-        encoded = torch.zeros(ALL[row.model].latent)
-        return SimpleNamespace(encode=lambda _image: encoded, decode=lambda _latent: self.a_image(row, None))
+        return SimpleNamespace(
+            encode=lambda _image: torch.zeros(ALL[row.model].latent),
+            spacial_compression_encode=lambda: 8,
+        )
 
     def a_clip_vision_output(self, _row: Row, _model: Any) -> Any:
         return SimpleNamespace(
@@ -208,6 +215,15 @@ class Census:
             save_file(value, folder / f"census{suffix}")
         return f"census{suffix}"
 
+    def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
+        """A network of ComfyUI's with random weights, as large as a model."""
+        operations = importlib.import_module("comfy.ops").disable_weight_init
+        made = getattr(importlib.import_module(module), name)(
+            **{**ALL[like].config, **config}, dtype=torch.float32, device="cpu", operations=operations
+        )
+        fill_weights(made)
+        return made.eval().requires_grad_(False)
+
     def a_latent(self, row: Row, _model: Any) -> Any:
         return self.latent(row)
 
@@ -233,8 +249,11 @@ class Census:
         result = node.execute(**inputs)
         return tuple(getattr(result, "result", result) or ())
 
-    def sample(self, row: Row, model: Any) -> torch.Tensor:
-        positive, negative = (self.conditioning(row.model, which) for which in ("positive", "negative"))
+    def sample(self, row: Row, model: Any, **texts: Any) -> torch.Tensor:
+        """texts: others than the model's."""
+        positive, negative = (
+            texts.get(which) or self.conditioning(row.model, which) for which in ("positive", "negative")
+        )
         (result,) = self.run(
             "KSampler", model=model, seed=SEED, steps=STEPS, cfg=row.cfg, sampler_name="euler", scheduler="simple",
             positive=positive, negative=negative, latent_image=self.latent(row), denoise=1.0,
@@ -255,6 +274,8 @@ class Census:
 
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
         """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
+        if row.does:
+            return row.does(self, row, self.load(row.model, ours, **(row.plan if ours else {})))
         model = self.loaded(row.model, ours, **(row.plan if ours else {}))
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         results = self.run(name, **self.inputs(node, row, model))
@@ -308,7 +329,7 @@ def kind_of(value: Any) -> Any:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
-    rows = [(name, row) for name, row in ROWS.items() if row.model and (not names or name in names)]
+    rows = [(name, row) for name, row in {**ROWS, **HABITS}.items() if row.model and (not names or name in names)]
     try:
         for name, row in sorted(
             rows, key=lambda item: (math.prod(item[1].plan.values()), item[1].model, sorted(item[1].plan))

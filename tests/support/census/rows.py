@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ class Row:
     """model: of `models`, empty if the node is not run. inputs: beside its defaults. words: of the refusal; None if the
     result is equal to stock's. why: it is not run. ignored: whether stock's model ignores it. masked: whether a part of
     the latent is kept. costly: whether stock's model without the node stands for that with it. latent: its shape, if
-    not the model's. node: if the row has a name of its own."""
+    not the model's. node: if the row has a name of its own. does: what is done in place of running a node."""
 
     model: str = ""
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -29,6 +29,7 @@ class Row:
     cfg: float = 3.0
     plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
     node: str = ""
+    does: Callable[..., Any] | None = None
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
