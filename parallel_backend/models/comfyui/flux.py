@@ -1,5 +1,7 @@
 """Flux.1 and Flux.2, and those whose blocks are Flux's: Chroma, HunyuanVideo, HunyuanImage, Hunyuan3D 2.0."""
 
+from dataclasses import replace
+
 from .spec import BlockList, HostSpec, register
 
 JOINED = {"x": "txt+img"}
@@ -23,11 +25,15 @@ SINGLE = BlockList(
     whole=("vec", "attn_mask"),
 )
 
-register(
-    HostSpec("comfy.ldm.flux.model.Flux", (DOUBLE, SINGLE), heads="params.num_heads", width="params.hidden_size"),
-    "comfy.ldm.chroma.model.Chroma",
-    "comfy.ldm.chroma_radiance.model.ChromaRadiance",
+FLUX = HostSpec(
+    "comfy.ldm.flux.model.Flux",
+    (DOUBLE, SINGLE),
+    heads="params.num_heads",
+    width="params.hidden_size",
+    gathered_by=("final_layer", {"x": "img"}),
 )
+register(FLUX, "comfy.ldm.chroma.model.Chroma")
+register(replace(FLUX, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", gathered_by=None))
 register(
     HostSpec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",

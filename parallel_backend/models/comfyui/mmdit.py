@@ -15,6 +15,7 @@ register(
         (SD3,),
         heads="num_heads",
         width="hidden_size",
+        gathered_by=("final_layer", {"x": "img"}),
     )
 )
 

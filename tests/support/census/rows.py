@@ -118,6 +118,13 @@ ROWS: dict[str, Row] = {
     # Inside of the model.
     "SkipLayerGuidanceDiT": equal(double_layers="0", single_layers="1", **ALWAYS),
     "SkipLayerGuidanceDiTSimple": equal(double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceDiT of the first and the last": replace(
+        equal(double_layers="0, 1", single_layers="2", **ALWAYS), node="SkipLayerGuidanceDiT"
+    ),
+    "SkipLayerGuidanceDiT of a Wan": replace(
+        equal("wan", double_layers="0, 3", **ALWAYS), node="SkipLayerGuidanceDiT"
+    ),
+    "SkipLayerGuidanceSD3 of the last": replace(equal("sd3", layers="2", **ALWAYS), node="SkipLayerGuidanceSD3"),
     "SkipLayerGuidanceSD3": equal("sd3", layers="0", **ALWAYS),
     "NAGuidance": equal(),
     "NAGuidance with its rows apart": replace(refused("NAGuidance under cfg=2"), plan={"cfg": 2}, node="NAGuidance"),
