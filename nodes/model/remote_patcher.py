@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.model_base
@@ -19,6 +20,7 @@ from .patches import say_once
 from .remote_model import KEY, RemoteDiT, no_weights
 from .remote_module import MODULE, RemoteModule, remote_module
 
+NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
 
 
@@ -148,11 +150,16 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if self.remote:
             self.remote.group.resident = self.origin()
 
-    def use(self) -> None:
-        """Has calls of the model, whoever makes them, be this patcher's: ComfyUI has loaded it."""
+    def use(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
+        """Has calls of the model, whoever makes them, be this patcher's: ComfyUI has loaded it.
+
+        more: changes of the weights beside its own. hooks: what tells these from others.
+        """
         key = str(self.patches_uuid) if self.patches else None
         if isinstance(self.remote, RemoteModule):
-            self.remote.use(key, dict(self.patches), self.object_patches)
+            patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
+            told = f"{self.patches_uuid} {list(hooks)}" if more else key
+            self.remote.use(told, patches, self.object_patches)
         elif self.remote:
             self.remote.patched = (key, dict(self.patches))
 
@@ -175,8 +182,31 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
         raise no_weights("a node that reads weights")
 
-    def add_hook_patches(self, *_args: Any, **_kwargs: Any) -> list:
-        raise no_weights("a hook LoRA")
+    def add_hook_patches(
+        self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
+    ) -> list:
+        """Keeps the changes of a part of the conditioning, or of a part of the steps."""
+        if not isinstance(self.remote, RemoteModule):
+            raise no_weights("a hook LoRA")
+        added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
+        if not added and strength_patch:
+            raise none_applied()
+        return added
+
+    def patch_hooks(self, hooks: Any) -> None:
+        """Has the calls that follow run with the changes of these hooks, too."""
+        if not isinstance(self.remote, RemoteModule):
+            super().patch_hooks(hooks)
+            return
+        told = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
+        self.use(self.get_combined_hook_patches(hooks), told)
+        self.current_hooks = hooks
+
+    def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
+        if not isinstance(self.remote, RemoteModule):
+            super().unpatch_hooks(whitelist_keys_set)  # pyright: ignore[reportArgumentType]
+        elif self.current_hooks is not None:
+            self.patch_hooks(None)
 
     def set_injections(self, key: str, injections: list) -> None:
         raise no_weights(f"the injection {key!r}")

@@ -163,13 +163,30 @@ def controlled(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [census.sample(row, model, positive=positive, negative=negative)]
 
 
-def hook_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """A LoRA of one of the two texts."""
-    lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
-    (hooks,) = census.run("CreateHookLora", **lora)
+def hooked(census: Any, row: Row, model: Any, hooks: Any) -> torch.Tensor:
+    """The latents of a positive text with hooks."""
     text = {"cond_NEW": census.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
     (positive,) = census.run("ConditioningSetProperties", **text, hooks=hooks)
-    return [census.sample(row, model, positive=positive)]
+    return census.sample(row, model, positive=positive)
+
+
+def hook_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A LoRA of one of the two texts, and the model without it after that."""
+    lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
+    (hooks,) = census.run("CreateHookLora", **lora)
+    return [hooked(census, row, model, hooks), census.sample(row, model)]
+
+
+def hook_lora_by_step(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A LoRA of one text that is weaker at first, on a model with another of its own."""
+    lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
+    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=lora["lora_name"], strength_model=0.3)
+    (hooks,) = census.run("CreateHookLora", **lora)
+    frames: Any = None
+    for start, strength in ((0.0, 0.2), (0.5, 0.7)):
+        (frames,) = census.run("CreateHookKeyframe", strength_mult=strength, start_percent=start, prev_hook_kf=frames)
+    (hooks,) = census.run("SetHookKeyframes", hooks=hooks, hook_kf=frames)
+    return [hooked(census, row, adapted, hooks), census.sample(row, adapted), census.sample(row, model)]
 
 
 def attention_override_sage(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -210,5 +227,6 @@ HABITS: dict[str, Row] = {
     ),
     "a style model with a bias": habit(equal(), style),
     "a ControlNet from 30 % on": habit(equal(), controlled),
-    "a LoRA of one text": habit(refused("a hook LoRA"), hook_lora),
+    "a LoRA of one text": habit(equal(), hook_lora),
+    "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
 }
