@@ -15,6 +15,8 @@ from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, lo
 from ...worker.comfyui.source import HostSource
 
 META = torch.device("meta")
+DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")  # SeedVR2's, whose text is always the same
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments for how it attends.
 ATTENTION = (
@@ -69,7 +71,7 @@ class HostFile:
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile | None:
     """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice.
 
-    Raises ModelFileError for weights that do not fit what it is taken for.
+    Raises ModelFileError for weights that do not fit what it is taken for, and for what is no model to sample from.
     """
     try:
         config, weights = detect(path)
@@ -77,12 +79,16 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         return None
     if config is None:
         return None
+    if type(config).__name__ in DETECTORS:
+        raise ModelFileError(
+            f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
+        )
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build(config, weights, chosen, cast, META)
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        load_weights(model, {name: tensor if is_note(name) else tensor.to(META) for name, tensor in weights.items()})
+        load_weights(model, {name: seen_here(name, tensor, cast or chosen) for name, tensor in weights.items()})
     except RuntimeError as error:
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
@@ -92,6 +98,9 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     return HostFile(path, model, chosen, cast, weight_bytes)
 
 
-def is_note(name: str) -> bool:
-    """Whether a tensor is what a file says of a layer, in words."""
-    return name.endswith(".comfy_quant")
+def seen_here(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A tensor of a file as ComfyUI's process has it: without its numbers, but for what nodes read, and what says how a
+    layer is stored."""
+    if name in READ_BY_NODES:
+        return tensor.to(dtype or tensor.dtype, copy=True)
+    return tensor if name.endswith(".comfy_quant") else tensor.to(META)

@@ -28,7 +28,16 @@ class WeightElsewhere(torch.nn.Parameter):
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
         if in_place or name in WRITES or func == DATA.__set__:
             raise no_weights("a node that writes over weights")
-        result: Any = super().__torch_function__(func, types, args, kwargs or {})
+        given = kwargs or {}
+        others = [
+            each for each in (*args, *given.values()) if isinstance(each, torch.Tensor) and not isinstance(each, cls)
+        ]
+        if not all(each.is_meta for each in others):
+            raise no_weights("a node or a sampler that runs a part of it")
+        try:
+            result: Any = super().__torch_function__(func, types, args, given)
+        except NotImplementedError as error:  # torch's, for numbers of a tensor that has none
+            raise no_weights("a node that reads weights") from error
         return result.as_subclass(cls) if func == DATA.__get__ else result
 
 

@@ -106,8 +106,8 @@ class FilledBlock:
         return given.passed()
 
     def learn_places(self, values: dict[str, Any]) -> None:
-        """Where the image is among joined tokens tells the lengths of both, if a node has had all blocks skipped in which
-        they were apart."""
+        """Where the image is among joined tokens tells the lengths of both, if a node has had all blocks skipped that
+        have them apart."""
         options, joined = values.get(ALWAYS_WHOLE), list(self.spec.tokens.values())
         if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
             start, stop = options[IMAGE_PLACES]

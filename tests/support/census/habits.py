@@ -87,6 +87,14 @@ def replace_weights(module: Any) -> None:
     module.img_in.weight = torch.nn.Parameter(torch.zeros(module.img_in.weight.shape), requires_grad=False)
 
 
+def read_weights(module: Any) -> None:
+    module.img_in.weight.to("cpu", torch.float64)
+
+
+def run_a_part(module: Any) -> None:
+    module.img_in(torch.zeros(1, 7, 64))
+
+
 def note_a_number(module: Any) -> None:
     module.census_steps = 3
 
@@ -189,6 +197,11 @@ def hook_lora_by_step(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [hooked(census, row, adapted, hooks), census.sample(row, adapted), census.sample(row, model)]
 
 
+def frame_by_frame(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    (sampler,) = census.run("SamplerARVideo", num_frame_per_block=1)
+    return [census.custom(row, model, sampler=sampler)]
+
+
 def attention_override_sage(func: Any, *args: Any, **kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
@@ -215,6 +228,8 @@ HABITS: dict[str, Row] = {
     "a hook": habit(refused(CHANGE + "single_blocks.0"), changed(hook_a_block)),
     "weights written": habit(refused("cannot take a node that writes over weights"), changed(write_weights)),
     "weights' data written": habit(refused("cannot take a node that writes over weights"), changed(write_data)),
+    "weights read": habit(refused("a node that reads weights"), changed(read_weights)),
+    "a part of it run": habit(refused("runs a part of it"), changed(run_a_part)),
     "weights replaced": habit(refused(CHANGE + "img_in.weight"), changed(replace_weights)),
     **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
     "apply_model after a load": habit(equal(), apply_after_load),
@@ -227,6 +242,7 @@ HABITS: dict[str, Row] = {
     ),
     "a style model with a bias": habit(equal(), style),
     "a ControlNet from 30 % on": habit(equal(), controlled),
+    "a video frame by frame": habit(refused("a sampler that runs a part of it", "wan-causal"), frame_by_frame),
     "a LoRA of one text": habit(equal(), hook_lora),
     "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
 }

@@ -92,8 +92,12 @@ class Census:
             options[own] = [*options.get(own, []), value] if "list" in kind else value
         return [[text, {key: value for key, value in options.items() if value is not None}]]
 
-    def latent(self, row: Row) -> dict[str, torch.Tensor]:
-        samples = torch.zeros(row.latent or ALL[row.model].latent)
+    def latent(self, row: Row) -> dict[str, Any]:
+        shape: Any = row.latent or ALL[row.model].latent
+        if isinstance(shape[0], tuple):
+            nested = importlib.import_module("comfy.nested_tensor").NestedTensor
+            return {"samples": nested([torch.zeros(part) for part in shape])}
+        samples = torch.zeros(shape)
         mask = torch.linspace(0, 1, samples.shape[-1]).expand(samples.shape[-2:])
         return {"samples": samples, "noise_mask": mask} if row.masked else {"samples": samples}
 
@@ -143,10 +147,19 @@ class Census:
 
     def a_vae(self, row: Row, _model: Any) -> Any:
         """One that sees nothing in an image."""
+        stage = SimpleNamespace(gaussians_per_point=32, gs=SimpleNamespace(model_channels=8))
         return SimpleNamespace(
+            first_stage_model=stage,
+            vae_dtype=torch.float32,
             encode=lambda _image: torch.zeros(ALL[row.model].latent),
             spacial_compression_encode=lambda: 8,
         )
+
+    def a_audio(self, _row: Row, _model: Any) -> Any:
+        return {"waveform": torch.zeros(1, 2, 1000), "sample_rate": 44100}
+
+    def a_audio_vae(self, _row: Row, _model: Any) -> Any:
+        return SimpleNamespace(encode=lambda _sound: torch.ones(1, 8, 4, 16))
 
     def a_clip_vision_output(self, _row: Row, _model: Any) -> Any:
         return SimpleNamespace(
@@ -170,6 +183,15 @@ class Census:
             add_channels=7, mid_channels=8, operations=operations,
         )  # fmt: skip
         return self.patcher(network)
+
+    def a_multitalk(self, _row: Row, _model: Any) -> Any:
+        operations = importlib.import_module("comfy.ops").disable_weight_init
+        multitalk: Any = importlib.import_module("comfy_extras.nodes_model_patch").MultiTalkModelPatch
+        sizes = {"in_dim": 48, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
+        return self.patcher(multitalk(**sizes, operations=operations))
+
+    def a_spoken(self, _row: Row, _model: Any) -> Any:
+        return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
 
     def patcher(self, network: torch.nn.Module) -> Any:
         cpu = torch.device("cpu")
@@ -258,7 +280,8 @@ class Census:
             "KSampler", model=model, seed=SEED, steps=STEPS, cfg=row.cfg, sampler_name="euler", scheduler="simple",
             positive=positive, negative=negative, latent_image=self.latent(row), denoise=1.0,
         )  # fmt: skip
-        return result["samples"]
+        samples = result["samples"]
+        return torch.cat([part.flatten() for part in samples.unbind()]) if samples.is_nested else samples
 
     def custom(self, row: Row, model: Any, guider: Any = None, sampler: Any = None) -> torch.Tensor:
         """A guider's or a sampler's latents."""
@@ -287,6 +310,8 @@ class Census:
                 found.append(self.custom(row, model, guider=value))
             elif kind == "SAMPLER":
                 found.append(self.custom(row, model, sampler=value))
+            elif kind == "CONDITIONING":
+                found += [value[0][0]]
             elif kind == "LATENT":
                 found.append(value["samples"])
             elif isinstance(value, dict):
@@ -295,16 +320,18 @@ class Census:
                 found.append(torch.as_tensor(value, dtype=torch.float32))
         return found
 
+    def plain(self, row: Row) -> torch.Tensor:
+        """The latents of stock's model alone."""
+        return self.sample(row, self.loaded(row.model, False))
+
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
         """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours."""
         started, found = time.monotonic(), {}
         with torch.inference_mode():
             if row.words is None:
-                plain = self.sample(row, self.loaded(row.model, False))
-                stock = [plain] if row.costly else self.outputs(name, row, ours=False)
-                found["outputs"] = len(stock)
-                first = stock[0]
-                found["effect"] = relative_error(first, plain) if first.shape == plain.shape else 1.0
+                stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
+                plain = self.plain(row) if row.samples else stock[0][:0]
+                found["effect"] = relative_error(stock[0], plain) if stock[0].shape == plain.shape else 1.0
             try:
                 ours = self.outputs(name, row, ours=True)
                 if row.words is None:
@@ -329,7 +356,7 @@ def kind_of(value: Any) -> Any:
 def main(comfyui: str, base: str, out: str, *names: str) -> None:
     census = Census(comfyui, base)
     results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
-    rows = [(name, row) for name, row in {**ROWS, **HABITS}.items() if row.model and (not names or name in names)]
+    rows = [(name, row) for name, row in {**ROWS, **HABITS}.items() if not names or name in names]
     try:
         for name, row in sorted(
             rows, key=lambda item: (math.prod(item[1].plan.values()), item[1].model, sorted(item[1].plan))

@@ -13,18 +13,18 @@ class Given(str):
 
 @dataclass(frozen=True)
 class Row:
-    """model: of `models`, empty if the node is not run. inputs: beside its defaults. words: of the refusal; None if the
-    result is equal to stock's. why: it is not run. ignored: whether stock's model ignores it. masked: whether a part of
-    the latent is kept. costly: whether stock's model without the node stands for that with it. latent: its shape, if
-    not the model's. node: if the row has a name of its own. does: what is done in place of running a node."""
+    """model: of `models`. inputs: beside the node's defaults. words: of the refusal; None if it equals stock's result.
+    ignored: whether stock's model ignores it. masked: whether a part of the latent is kept. costly: whether stock's
+    model without the node stands for that with it. samples: whether the model can be sampled from. latent: its shape,
+    if not the model's. node: if the row has a name of its own. does: what is done in place of running a node."""
 
-    model: str = ""
+    model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
     words: str | None = None
-    why: str = ""
     ignored: bool = False
     masked: bool = False
     costly: bool = False
+    samples: bool = True
     latent: tuple[int, ...] = ()
     cfg: float = 3.0
     plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
@@ -44,13 +44,10 @@ def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), words=words)
 
 
-def not_run(why: str) -> Row:
-    return Row(why=why)
-
-
 READS = "cannot take a node that reads weights"
 MERGES = "cannot take a model merge"
 SAVES = "cannot take a node that saves the model"
+DETECTOR = "holds a detector"
 ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}
 PATCH = {"model_patch": Given("model_patch"), "vae": Given("vae"), "image": Given("image")}
@@ -94,7 +91,7 @@ ROWS: dict[str, Row] = {
     "VideoLinearCFGGuidance": equal("unet"),
     "VideoTriangleCFGGuidance": equal("unet"),
     "HiDreamO1PatchSeamSmoothing": replace(equal("lumina", **ALWAYS), latent=(1, 16, 72, 72)),
-    "LTXVReferenceAudio": not_run("needs an audio VAE; its guidance is run by ComfyUI, its reference is conditioning"),
+    "LTXVReferenceAudio": ignored("ltx", reference_audio=Given("audio"), audio_vae=Given("audio_vae")),
     # What changes the model's scales and schedules.
     "MiniMaxH3SigmaShift": equal(),
     "ModelNoiseScale": equal("sd3", noise_scale=2.0),
@@ -113,7 +110,7 @@ ROWS: dict[str, Row] = {
     "LTXVContextWindows": equal("ltx", context_length=17, context_overlap=8),
     "WanContextWindowsManual": equal("wan", **WINDOWS),
     "ChromaRadianceOptions": equal("radiance", force_sequential_txt_ids=True),
-    "TripoSplatSamplingPreview": not_run("needs TripoSplat's VAE; it is a callback of the sampler's steps"),
+    "TripoSplatSamplingPreview": ignored("triposplat", vae=Given("vae")),
     "ARVideoI2V": ignored("wan", vae=Given("vae"), width=96, height=64, length=17),
     # Inside of the model.
     "SkipLayerGuidanceDiT": equal(double_layers="0", single_layers="1", **ALWAYS),
@@ -149,7 +146,10 @@ ROWS: dict[str, Row] = {
     "WanUni3CControlnetApply": refused(
         "of WanUni3CCnetPatch", "wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
     ),
-    "WanInfiniteTalkToVideo": not_run("needs an audio encoder, and a network whose patch is as those above"),
+    "WanInfiniteTalkToVideo": refused(
+        "MultiTalk", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"), vae=Given("vae"), width=96,
+        height=64, length=17, audio_encoder_output_1=Given("spoken"), start_image=Given("image"),
+    ),
     # Weights.
     "LoraLoader": equal(clip=None, lora_name=Given("lora")),
     "LoraLoaderModelOnly": equal(lora_name=Given("lora")),
@@ -175,9 +175,11 @@ ROWS: dict[str, Row] = {
     "MultiGPU_WorkUnits": ignored(),
     "SelectModelDevice": ignored(),
     "wanBlockSwap": ignored("wan"),
-    "SeedVR2Conditioning": not_run("for SeedVR2 alone, of which it reads weights"),
-    "RTDETR_detect": not_run("for a detector, which samples nothing"),
-    "SAM3_Detect": not_run("for a detector, which samples nothing"),
-    "SAM3_VideoTrack": not_run("for a detector, which samples nothing"),
-    "SDPoseKeypointExtractor": not_run("for a pose detector, which samples nothing"),
+    "SeedVR2Conditioning": replace(
+        equal("seedvr2", vae_conditioning=Given("latent")), plan={"cfg": 1}, samples=False
+    ),
+    "RTDETR_detect": refused(DETECTOR, "detector"),
+    "SAM3_Detect": refused(DETECTOR, "detector"),
+    "SAM3_VideoTrack": refused(DETECTOR, "detector"),
+    "SDPoseKeypointExtractor": refused("of SDPoseKeypointExtractor", "pose", vae=Given("vae"), image=Given("image")),
 }  # fmt: skip
