@@ -171,6 +171,37 @@ def controlled(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     return [census.sample(row, model, positive=positive, negative=negative)]
 
 
+def conditioned(**options: Callable[[], Any]) -> Does:
+    """Options of a CONDITIONING that the model may know nothing of."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        texts = {}
+        for which in ("positive", "negative"):
+            ((text, given),) = census.conditioning(row.model, which)
+            texts[which] = [[text, {**given, **{name: make() for name, make in options.items()}}]]
+        return [census.sample(row, model, **texts)]
+
+    return does
+
+
+def replaced(name: str) -> Does:
+    """An object patch."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched = model.clone()
+        patched.add_object_patch(name, lambda *_args, **_kwargs: None)
+        return [census.sample(row, patched)]
+
+    return does
+
+
+def replace_apply_model(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A method of ComfyUI's model, around the diffusion model."""
+    apply_model = model.model.apply_model
+    model.model.apply_model = lambda latents, *args, **kwargs: apply_model(latents * 1.1, *args, **kwargs)
+    return [census.sample(row, model)]
+
+
 def hooked(census: Any, row: Row, model: Any, hooks: Any) -> torch.Tensor:
     """The latents of a positive text with hooks."""
     text = {"cond_NEW": census.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
@@ -232,6 +263,15 @@ HABITS: dict[str, Row] = {
     "a part of it run": habit(refused("runs a part of it"), changed(run_a_part)),
     "weights replaced": habit(refused(CHANGE + "img_in.weight"), changed(replace_weights)),
     **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
+    "apply_model replaced": habit(equal(), replace_apply_model),
+    "a part replaced": habit(refused("a replacement of diffusion_model.img_in"), replaced("diffusion_model.img_in")),
+    "CLIP vision on a text-to-video model": habit(
+        ignored("wan"),
+        conditioned(clip_vision_output=lambda: SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))),
+    ),
+    "references on a text-to-video model": habit(
+        ignored("wan"), conditioned(concat_latent_image=lambda: torch.ones(1, 16, 5, 8, 12))
+    ),
     "apply_model after a load": habit(equal(), apply_after_load),
     "a patch": habit(refused("the model patch 'attn1_output_patch' of late_patch"), late_patch),
     "an attention override that is faster": habit(

@@ -152,6 +152,7 @@ class Census:
             first_stage_model=stage,
             vae_dtype=torch.float32,
             encode=lambda _image: torch.zeros(ALL[row.model].latent),
+            decode=lambda _latent: self.a_image(row, None),
             spacial_compression_encode=lambda: 8,
         )
 
