@@ -72,17 +72,22 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     Raises ModelFileError for weights that do not fit what it is taken for.
     """
     try:
-        config, weights = detect(path)
+        config, weights, beside = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
         return None
     if config is None:
         return None
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
-    model = build(config, weights, chosen, cast, META)
+    model = build(config, weights, beside, chosen, cast, META)
+    # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
+    read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        load_weights(model, {name: tensor if is_note(name) else tensor.to(META) for name, tensor in weights.items()})
+        load_weights(
+            model,
+            {name: one if is_note(name) or name in read else one.to(META) for name, one in weights.items()},
+        )
     except RuntimeError as error:
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "

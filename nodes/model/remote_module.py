@@ -3,6 +3,7 @@ device, and what it computes is computed by the worker group."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -13,7 +14,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from ...parallel_backend.compat import hooks_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.patches import packed
-from ...worker.comfyui.source import HostSource
+from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.wire.operations import PATCH
@@ -27,6 +28,8 @@ ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
 INSIDE = ("patches", "patches_replace")
+# Of an argument that is a dict, what the class makes anew where it lacks.
+MADE_ANEW = {"minimax_payload": ("layout",)}
 # Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
 # their own, which run here.
 READ_BY_CLASSES = {
@@ -57,6 +60,9 @@ class RemoteModule(RemoteWeights):
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
+        for method in PARTS:
+            if hasattr(module, method):
+                module.__dict__[method] = functools.partial(self.send_part, method)
         module.__dict__[ATTRIBUTE] = self
         self.own = dict(vars(module))
 
@@ -81,11 +87,20 @@ class RemoteModule(RemoteWeights):
                     f"The {name} of this model is computed in ComfyUI with its weights, which are in worker processes.",
                     "Use the stock loader.",
                 )
+        for name, parts in MADE_ANEW.items():
+            if isinstance(whole := values.get(name), dict):
+                values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
         with self.group.turn(check_interrupt):
             self.load()
             parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
         return parts if isinstance(latents, (list, tuple)) else parts[0]
+
+    def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Another method of the module, which computes with its weights, in the ranks."""
+        with self.group.turn(check_interrupt):
+            self.load()
+            return self.group.part(method, args, kwargs, check_interrupt).to(args[0].device)
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""

@@ -35,27 +35,29 @@ def import_comfyui(source: HostSource) -> None:
         import comfy.sd  # noqa: F401
 
 
-def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights]:
-    """What ComfyUI takes the diffusion model in a file for, None if it knows no such, and its weights by ComfyUI's
-    names. They are views of the file's pages."""
+def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
+    """What ComfyUI takes the diffusion model in a file for, None if it knows no such; its weights by ComfyUI's names;
+    and what else a checkpoint has. They are views of the file's pages."""
     import comfy.model_detection
     import comfy.utils
 
     weights, metadata = comfy.utils.load_torch_file(str(file), return_metadata=True)
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
+    beside: Weights = {}
     own = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
     if own:
+        beside = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, metadata = comfy.utils.convert_old_quants(own, "", metadata=metadata)
     if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
-        return config, weights
+        return config, weights, beside
     if (converted := comfy.model_detection.convert_diffusers_mmdit(weights, "")) is not None:
-        return comfy.model_detection.model_config_from_unet(converted, ""), converted
+        return comfy.model_detection.model_config_from_unet(converted, ""), converted, beside
     config = comfy.model_detection.model_config_from_diffusers_unet(weights)
     if config is None:
-        return None, weights
+        return None, weights, beside
     names = comfy.utils.unet_to_diffusers(config.unet_config)
-    return config, {own: weights[name] for name, own in names.items() if name in weights}
+    return config, {own: weights[name] for name, own in names.items() if name in weights}, beside
 
 
 def choose_dtypes(
@@ -83,13 +85,17 @@ def choose_dtypes(
 def build(
     config: comfy.supported_models_base.BASE,
     weights: Weights,
+    beside: Weights,
     dtype: torch.dtype | None,
     cast: torch.dtype | None,
     device: torch.device | None,
 ) -> comfy.model_base.BaseModel:
-    """The model with its parameters on a device, and nothing read into them."""
+    """The model with its parameters on a device, and nothing read into them.
+
+    beside: where a checkpoint has what ComfyUI computes conditions with, and says what its model predicts.
+    """
     config.set_inference_dtype(dtype, cast)
-    return config.get_model(weights, "", device=device).eval()
+    return config.get_model({**beside, **weights}, "", device=device).eval()
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

@@ -20,6 +20,7 @@ from ..wire.operations import (
     LOAD,
     OPERATIONS,
     PARK,
+    PART,
     SAMPLE,
     TRACE,
     UNLOAD,
@@ -158,6 +159,20 @@ class WorkerGroup:
             size = tuple(tuple(tensor.shape) for path, tensor in fresh.items() if path.startswith("args."))
             results = self._request(header, {**fresh, **new}, check, size=size)
             return [results[f"{PREDICTION}.{place}"] for place in range(len(results))]
+
+    def part(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> torch.Tensor:
+        """What a method beside the forward of a loaded model of ComfyUI's own class returns, a tensor.
+
+        Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        """
+        tensors: Tensors = {}
+        try:
+            packed_args = pack(list(args), "args", tensors)
+            packed_kwargs = {name: pack(value, f"kwargs.{name}", tensors) for name, value in kwargs.items()}
+        except UnsendableError as error:
+            raise RequestRefused(*error.explanation) from error
+        header = PART.header(method=method, args=packed_args, kwargs=packed_kwargs)
+        return self._request(header, tensors, check)[PREDICTION]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, check: Check, on_step: OnStep

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parallel_backend.errors import ModelFileError
+from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule
 from parallel_backend.weights.loading import Check, go_on
@@ -17,7 +17,7 @@ from parallel_backend.weights.parking import Parking
 
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
 from ..comfyui.patches import Patch, applied
-from ..comfyui.source import HostSource
+from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
 
 CPU = torch.device("cpu")
@@ -41,12 +41,12 @@ class HostModel:
         import_comfyui(source)
         import comfy.model_patcher
 
-        config, weights = detect(source.file)
+        config, weights, beside = detect(source.file)
         if config is None:
             raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
         check()
         dtype, cast = dtype_of(source.dtype), dtype_of(source.cast)
-        model = build(config, weights, dtype, cast, None)
+        model = build(config, weights, beside, dtype, cast, None)
         if missing := load_weights(model, weights):
             raise ModelFileError(
                 f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
@@ -85,6 +85,14 @@ class HostModel:
     def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""
         return self.module(moved(args, self.mesh.device), moved(kwargs, self.mesh.device))
+
+    @torch.inference_mode()
+    def part(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What another method of the model gives on this rank. Raises RequestError for one that it does not have."""
+        device, run = self.mesh.device, getattr(self.module.model, method, None)
+        if not callable(run) or method not in PARTS:
+            raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
+        return run(*moved(args, device), **moved(kwargs, device))
 
 
 def moved(value: Any, device: torch.device) -> Any:

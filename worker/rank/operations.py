@@ -27,7 +27,7 @@ from parallel_backend.weights.vae_files import load_vae
 
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource
-from ..wire.operations import ADAPT, CALL, FORWARD, LOAD, OPERATIONS, PARK, PATCH, SAMPLE, TRACE, UNLOAD, VAE
+from ..wire.operations import ADAPT, CALL, FORWARD, LOAD, OPERATIONS, PARK, PART, PATCH, SAMPLE, TRACE, UNLOAD, VAE
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
@@ -45,6 +45,7 @@ from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
 Model = TypeVar("Model", ParallelTransformer, HostModel)
+Output = TypeVar("Output")
 
 
 class Operations:
@@ -70,6 +71,7 @@ class Operations:
             ADAPT.name: self.adapt,
             PATCH.name: self.patch,
             CALL.name: self.call,
+            PART.name: self.part,
             FORWARD.name: self.forward,
             SAMPLE.name: self.sample,
             VAE.name: self.run_vae,
@@ -132,16 +134,20 @@ class Operations:
         given = {**fresh, **conditions}
         args = made(lambda values: tuple(unpack(each, given) for each in values), job.header["args"], "arguments")
         kwargs = made(lambda values: unpack(values, given), {DICT: job.header["kwargs"]}, "arguments")
-        try:
-            output = model.call(args, kwargs)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise ModelFailed(error) from error
+        output = from_model(lambda: model.call(args, kwargs))
         if output is None:
             return None
         parts = [output] if torch.is_tensor(output) else output
         return {f"{PREDICTION}.{place}": part.cpu() for place, part in enumerate(parts)}
+
+    def part(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
+        model = self.loaded(job, HostModel)
+        args = made(lambda values: tuple(unpack(each, tensors) for each in values), job.header["args"], "arguments")
+        kwargs = made(lambda values: unpack(values, tensors), {DICT: job.header["kwargs"]}, "arguments")
+        if dist.get_rank():
+            return None
+        return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs)).cpu()}
 
     def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
@@ -243,6 +249,16 @@ class Operations:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
         self.unpark(job, model.parking)
         return model
+
+
+def from_model(run: Callable[[], Output]) -> Output:
+    """What the model's own code gives. Raises ModelFailed for what it raises."""
+    try:
+        return run()
+    except RequestError:
+        raise
+    except Exception as error:
+        raise ModelFailed(error) from error
 
 
 def read_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:

@@ -62,5 +62,7 @@ def prompt(
         "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
         latent_image=latent, seed=7, steps=3, cfg=case.cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
     )  # fmt: skip
+    if "|" in case.latent:
+        sampled = graph.add("LTXVSeparateAVLatent", av_latent=sampled)
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")
     return graph.prompt
