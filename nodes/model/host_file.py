@@ -11,10 +11,9 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
+from ...worker.comfyui.model import META, build_empty, choose_dtypes, detect, dtype_name, load_weights
 from ...worker.comfyui.source import HostSource
 
-META = torch.device("meta")
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments for how it attends.
 ATTENTION = (
@@ -79,7 +78,7 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         return None
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
-    model = build(config, weights, beside, chosen, cast, META)
+    model = build_empty(config, weights, beside, chosen, cast)
     # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.

@@ -28,13 +28,14 @@ ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
 INSIDE = ("patches", "patches_replace")
+# Those that the class writes its own results into, for its next call.
+WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
 # Of an argument that is a dict, what the class makes anew where it lacks.
 MADE_ANEW = {"minimax_payload": ("layout",)}
 # Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
 # their own, which run here.
 READ_BY_CLASSES = {
     "optimized_attention_override": "an attention override",
-    "ar_state": "sampling frame by frame (autoregressive)",
     "model_patch_data": "a model patch's data",
     "x_ref_attn_map": "a map of attention to references",
 }
@@ -137,6 +138,9 @@ def sendable(options: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in options.items():
         if name in KEPT_HERE:
+            continue
+        if name in WRITTEN_BY_CLASSES:
+            asked.append(WRITTEN_BY_CLASSES[name])
             continue
         try:
             pack(value, name, {})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import comfy.supported_models_base
 
 Weights = dict[str, torch.Tensor]
+META = torch.device("meta")
 
 
 def import_comfyui(source: HostSource) -> None:
@@ -96,6 +97,25 @@ def build(
     """
     config.set_inference_dtype(dtype, cast)
     return config.get_model({**beside, **weights}, "", device=device).eval()
+
+
+def build_empty(
+    config: comfy.supported_models_base.BASE,
+    weights: Weights,
+    beside: Weights,
+    dtype: torch.dtype | None,
+    cast: torch.dtype | None,
+) -> comfy.model_base.BaseModel:
+    """The same on the meta device. A class that computes numbers from tensors as it is made (ACE-Step 1.5) cannot do so
+    there: it is made on the CPU, where nothing is read into its memory, nor so taken, and moved."""
+    try:
+        return build(config, weights, beside, dtype, cast, META)
+    except (RuntimeError, NotImplementedError) as error:
+        if META.type not in str(error):
+            raise
+        model = build(config, weights, beside, dtype, cast, None)
+        model.diffusion_model.to(META)
+        return model
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
