@@ -17,14 +17,11 @@ import torch
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..models.comfyui.checks import modules_at
-from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
+from ..models.comfyui.spec import ALWAYS_WHOLE, BlockList, HostSpec, Streams, names
 from .attention import ParallelAttention, install_attention
 from .masks import attend_by
 from .streams import Names, StreamLayout
 
-# Of every model and every block of ComfyUI's: a dict of what nodes ask for, of all rows and tokens. A schedule in it
-# may be as long as the batch.
-ALWAYS_WHOLE = "transformer_options"
 IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
 

@@ -27,6 +27,7 @@ ACE_STEP = BlockList(
     sides={"position_embeddings": (0, "x")},
     windows={"self_attn": "sliding_window"},
     whole=("temb", "encoder_hidden_states", "encoder_attention_mask"),
+    refused=("attention_mask",),
 )
 register(
     HostSpec(

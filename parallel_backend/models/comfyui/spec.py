@@ -12,6 +12,9 @@ from typing import Any
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
 Streams = str | tuple[str | None, ...]
+# Of every model and every block of ComfyUI's: a dict of what nodes ask for, of all rows and tokens. A schedule in it
+# may be as long as the batch.
+ALWAYS_WHOLE = "transformer_options"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class BlockList:
     everywhere: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
+    # Arguments that a block has and that may not be given: how they would have to be cut is not known.
+    refused: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
     dim: int = 1
     grid: int = 1
@@ -90,7 +95,7 @@ class HostSpec:
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""
-        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where)))
+        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
 
 
 def names(streams: str) -> tuple[str, ...]:
