@@ -12,11 +12,11 @@ from comfy_api.latest import io
 from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
-from ..parallel_backend.models.comfyui.checks import auto_plan, check_module
+from ..parallel_backend.models.comfyui.checks import auto_plan, changes_of, check_module
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Remark, remark, why_one_rank
+from .plan_words import Remark, remark, why_one_rank, why_tokens_stay
 from .workers.group import device_count, device_type, most_ranks, settings
 
 AUTO = "auto"
@@ -105,7 +105,9 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
 def resolve_host_plan(plan: ParallelPlan | None, module: torch.nn.Module) -> ResolvedPlan:
     """As `resolve_plan`, for one of ComfyUI's own diffusion models, which may be on the meta device."""
     if plan is None:
-        return ResolvedPlan(auto_plan(device_count(), module))
+        chosen = auto_plan(device_count(), module)
+        changes = changes_of(module) if device_count() > 1 else []
+        return ResolvedPlan(chosen, (why_tokens_stay(type(module).__name__, changes),) if changes else ())
     check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
     resolved = fit_to_machine(plan)
     check_module(resolved.plan, module)

@@ -74,11 +74,11 @@ class ParallelTransformer:
         self.slot = ForwardSlot(plan.patch_count)
         layout = TokenLayout(spec.streams[0], mesh["sequence"], self.slot)
         attention = ParallelAttention(mesh, layout, backend)
-        self.stage = keep_stage(model, spec, mesh["pipefusion"], hooks)
-        self.link = StageLink(spec, mesh, self.stage, self.slot) if plan.pipefusion > 1 else None
+        self.stage = keep_stage(model, spec.rows(), mesh["pipefusion"], hooks, spec.skips is not None)
+        self.link = StageLink(mesh, self.slot) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
-            install_token_boundary(model, self.stage.blocks, spec, layout, hooks, self.link)
+            install_token_boundary(model, spec, layout, hooks, self.stage, self.link)
             for block in self.stage.blocks:
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
@@ -203,6 +203,10 @@ class ParallelTransformer:
         except StageExit:
             return None
         return self.spec.output(self.model.config, sample, rows)
+
+    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:  # noqa: ARG002 (a module's depends on them)
+        """What of the latents becomes a token, over their last dims."""
+        return self.spec.geometry(self.model.config)[1]
 
     def local_condition(self, name: str, whole: torch.Tensor, axis: Axis) -> torch.Tensor:
         """This rank's rows of a condition, on its device; the same tensor as long as the whole one is the same."""

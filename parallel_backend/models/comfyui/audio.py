@@ -8,7 +8,9 @@ STABLE_AUDIO = BlockList(
     returns="x",
     attention={"self_attn": "x"},
     sides={"rotary_pos_emb": (0, "x")},
+    last={"local_add_cond": (1, "x")},
     whole=("context", "global_cond", "context_mask"),
+    refused=("mask",),
 )
 register(
     HostSpec(
@@ -62,5 +64,6 @@ register(
         heads="blocks.0.attn.heads",
         head_dim="blocks.0.attn.head_dim",
         coupled="it takes one at a time",
+        unstaged="video and sound go through them together",
     )
 )

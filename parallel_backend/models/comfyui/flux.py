@@ -1,5 +1,7 @@
 """Flux.1 and Flux.2, and those whose blocks are Flux's: Chroma, HunyuanVideo, HunyuanImage, Hunyuan3D 2.0."""
 
+from dataclasses import replace
+
 from .spec import BlockList, HostSpec, register
 
 JOINED = {"x": "txt+img"}
@@ -23,11 +25,16 @@ SINGLE = BlockList(
     whole=("vec", "attn_mask"),
 )
 
-register(
-    HostSpec("comfy.ldm.flux.model.Flux", (DOUBLE, SINGLE), heads="params.num_heads", width="params.hidden_size"),
-    "comfy.ldm.chroma.model.Chroma",
-    "comfy.ldm.chroma_radiance.model.ChromaRadiance",
+MODEL = HostSpec(
+    "comfy.ldm.flux.model.Flux",
+    (DOUBLE, SINGLE),
+    heads="params.num_heads",
+    width="params.hidden_size",
+    patches=("img", "patch_size"),
 )
+register(MODEL, "comfy.ldm.chroma.model.Chroma")
+# Its head mixes the pixels of neighbours.
+register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", patches=None))
 register(
     HostSpec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
@@ -37,5 +44,11 @@ register(
     )
 )
 register(
-    HostSpec("comfy.ldm.hunyuan_video.model.HunyuanVideo", (DOUBLE, SINGLE), heads="num_heads", width="hidden_size")
+    HostSpec(
+        "comfy.ldm.hunyuan_video.model.HunyuanVideo",
+        (DOUBLE, SINGLE),
+        heads="num_heads",
+        width="hidden_size",
+        patches=("img", "patch_size"),
+    )
 )

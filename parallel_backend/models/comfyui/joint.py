@@ -11,6 +11,7 @@ HIDREAM = (
         attention={"block.attn1": "img+txt"},
         sides={"rope": (1, "img+txt")},
         whole=("adaln_input",),
+        refused=("image_tokens_masks",),
     ),
     BlockList(
         path="single_stream_blocks",
@@ -19,6 +20,7 @@ HIDREAM = (
         attention={"block.attn1": "img+txt"},
         sides={"rope": (1, "img+txt")},
         whole=("adaln_input",),
+        refused=("image_tokens_masks", "text_tokens"),
     ),
 )
 register(
@@ -27,6 +29,7 @@ register(
         HIDREAM,
         heads="num_attention_heads",
         head_dim="attention_head_dim",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -62,6 +65,7 @@ register(
         (JOYIMAGE,),
         heads="double_blocks.0.attn.num_attention_heads",
         width="double_blocks.0.attn.img_attn_proj.in_features",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -75,6 +79,11 @@ PIXELDIT = BlockList(
     whole=("c", "attn_mask"),
 )
 register(
-    HostSpec("comfy.ldm.pixeldit.model.PixDiT_T2I", (PIXELDIT,), heads="num_groups", width="hidden_size"),
+    HostSpec(
+        "comfy.ldm.pixeldit.model.PixDiT_T2I",
+        (PIXELDIT,),
+        heads="num_groups",
+        width="hidden_size",
+    ),
     "comfy.ldm.pixeldit.pid.PidNet",
 )

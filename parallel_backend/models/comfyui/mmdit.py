@@ -15,6 +15,7 @@ register(
         (SD3,),
         heads="num_heads",
         width="hidden_size",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -38,5 +39,6 @@ register(
         (AURA_DOUBLE, AURA_SINGLE),
         heads="double_layers.0.attn.n_heads",
         head_dim="double_layers.0.attn.head_dim",
+        patches=("img", "patch_size"),
     )
 )
