@@ -416,11 +416,10 @@ CASES = {
     ),
 }
 LTX_2 = {
-    **{"in_channels": 128, "cross_attention_dim": 64, "attention_head_dim": 16, "num_attention_heads": 4},
-    **{"caption_channels": 24, "num_layers": 2, "audio_in_channels": 128, "audio_cross_attention_dim": 32},
-    **{"audio_attention_head_dim": 8, "audio_num_attention_heads": 4},
-    **{"connector_attention_head_dim": 8, "connector_num_attention_heads": 3},
-}
+    "in_channels": 128, "cross_attention_dim": 64, "attention_head_dim": 16, "num_attention_heads": 4, "num_layers": 2,
+    "caption_channels": 24, "audio_in_channels": 128, "audio_cross_attention_dim": 32, "audio_attention_head_dim": 8,
+    "audio_num_attention_heads": 4, "connector_attention_head_dim": 8, "connector_num_attention_heads": 3,
+}  # fmt: skip
 # What the ranks run by ComfyUI's own class.
 HOST_CASES = {
     "longcat-image": StockCase(
@@ -434,6 +433,12 @@ HOST_CASES = {
         wan(model_type="vace", in_dim=16, num_layers=4, vace_layers=2, vace_in_dim=96),
         VIDEO,
         text(7, 4096, **{"list vace_frames": normal(1, 32, 2, 8, 12), "list vace_mask": normal(1, 64, 2, 8, 12)}),
+    ),
+    "krea-2": StockCase(
+        "krea2.model.SingleStreamDiT",
+        {"features": 256, "heads": 2, "kvheads": 1, "layers": 2, "txtdim": 160, "txtlayers": 2, "channels": 16},
+        (1, 16, 1, 9, 12),
+        text(7, 320),
     ),
     # Its text goes through a part of the model before the first step, and its latents are those of video and of sound.
     "ltx-2": StockCase(
