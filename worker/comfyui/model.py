@@ -33,7 +33,8 @@ def import_comfyui(source: HostSource) -> None:
 
         comfy.options.enable_args_parsing()
         import comfy.cli_args
-        import comfy.sd  # noqa: F401
+        import comfy.model_management  # before what imports it in a circle
+        import comfy.model_patcher  # noqa: F401 (and with it every model, but not comfy.sd's VAEs and their media packages)
 
 
 def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:

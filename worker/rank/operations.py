@@ -19,7 +19,6 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser, LoopStopped
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.vae import ParallelVAE
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import Check
 from parallel_backend.weights.parking import Parking
@@ -190,6 +189,8 @@ class Operations:
 
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes images by the VAE in a file, which stays loaded until another is asked for."""
+        from parallel_backend.vae import ParallelVAE  # and diffusers, seconds that other ranks do not need
+
         state, wanted = self.state, (job.header["path"], job.header["dtype"])
         if state.vae is None or state.vae[0] != wanted:
             state.vae = None
