@@ -85,9 +85,10 @@ class FilledBlock:
         """Where the image is among joined tokens tells the lengths of both, if a node has had all blocks skipped that
         have them apart."""
         options, joined = values.get(ALWAYS_WHOLE), list(self.spec.tokens.values())
-        if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
+        streams = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
+        if isinstance(options, dict) and IMAGE_PLACES in options and len(streams) == 2:
             start, stop = options[IMAGE_PLACES]
-            for name, length in zip(names(joined[0]), (start, stop - start), strict=False):
+            for name, length in zip(streams, (start, stop - start), strict=True):
                 self.layout.learn((name,), length)
 
     def cut_options(self, values: dict[str, Any]) -> None:
