@@ -18,6 +18,8 @@ from .model_files import read_header
 META = torch.device("meta")
 # Models that ComfyUI takes for a supported one by how a name begins that only they have.
 OTHERS = {"controlnet_": "a ControlNet"}
+DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")  # SeedVR2's, whose text is always the same
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments for how it attends.
 ATTENTION = (
@@ -73,8 +75,8 @@ class HostFile:
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:
     """What ComfyUI detects in a file. dtype: instead of its own choice.
 
-    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model, and for weights
-    that do not fit what it is taken for.
+    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model to sample from,
+    and for weights that do not fit what it is taken for.
     """
     if not is_gguf(path):
         refuse_others(path)
@@ -84,13 +86,17 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         config, weights = None, {}
     if config is None:
         raise unknown(path)
+    if type(config).__name__ in DETECTORS:
+        raise ModelFileError(
+            f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
+        )
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build(config, weights, chosen, cast, META)
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        on_meta = {name: tensor if is_note(name) else tensor.to(META) for name, tensor in weights.items()}
-        missing = load_weights(model, on_meta)
+        seen = {name: seen_here(name, tensor, cast or chosen) for name, tensor in weights.items()}
+        missing = load_weights(model, seen)
     except RuntimeError as error:
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
@@ -128,6 +134,9 @@ def refuse_others(path: Path) -> None:
             raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
-def is_note(name: str) -> bool:
-    """Whether a tensor is what a file says of a layer, in words."""
-    return name.endswith(".comfy_quant")
+def seen_here(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A tensor of a file as ComfyUI's process has it: without its numbers, but for what nodes read, and what says how a
+    layer is stored."""
+    if name in READ_BY_NODES:
+        return tensor.to(dtype or tensor.dtype, copy=True)
+    return tensor if name.endswith(".comfy_quant") else tensor.to(META)

@@ -186,12 +186,18 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     asked = []
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
-    options = {name: value for name, value in model_options.items() if not is_gathering(value)}
-    asked += [words for name, words in GUIDANCE_OPTIONS.items() if options.get(name)]
+    asked += [
+        words
+        for name, words in GUIDANCE_OPTIONS.items()
+        if model_options.get(name) and not is_gathering(model_options[name])
+    ]
     if "model_sampling" in guider.model_patcher.object_patches and not remote_module(guider.inner_model):
         asked.append("a ModelSampling node")
+    options = model_options.get("transformer_options", {})
+    for key in ("patches", "patches_replace"):
+        asked += [f"the model patch {name!r}" for name, functions in options.get(key, {}).items() if functions]
     for kind in WRAPPED_EACH_STEP:
-        wrappers = model_options.get("transformer_options", {}).get("wrappers", {}).get(kind, {})
+        wrappers = options.get("wrappers", {}).get(kind, {})
         asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions and name != KEY]
     for kind, conds in guider.conds.items():
         if len(conds) > 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.model_base
@@ -13,9 +14,10 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
 from ...parallel_backend.axes import BATCH_AXES
-from ...parallel_backend.compat import hooks_of
 from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
 from ...parallel_backend.plan import ParallelPlan
+from ...worker.comfyui.model import dtype_name
+from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import HostSource
 from ...worker.errors import RequestRefused
@@ -29,22 +31,40 @@ from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
 from ..plan_words import Remark, in_words
+from .patches import check_inside, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt
+from .untouched import Untouched, put_elsewhere
 
 AUTO = "auto"
-ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
-# Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
-KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
-INSIDE = ("patches", "patches_replace")
-# Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
-# their own, which run here.
-READ_BY_CLASSES = {
-    "optimized_attention_override": "an attention override",
-    "ar_state": "sampling frame by frame (autoregressive)",
-    "model_patch_data": "a model patch's data",
-    "x_ref_attn_map": "a map of attention to references",
-}
+MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
+ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
+
+
+class Run:
+    """One sampling. Objects that nodes have run inside of the model live in the ranks for as long."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.objects: list[Any] = []
+        self.residuals = 0  # bytes, the most so far
+
+    def tell_residuals(self, control: Any) -> None:
+        """Says how much of ControlNets goes to the ranks with a step, where that is more than before."""
+        tensors: Tensors = {}
+        pack(control, "control", tensors)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if size > self.residuals:
+            self.residuals = size
+            logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
+
+    def name_object(self, value: Any) -> str:
+        """A name for an object, which is kept for the run: another would be taken for the same."""
+        for place, known in enumerate(self.objects):
+            if known is value:
+                return str(place)
+        self.objects.append(value)
+        return str(len(self.objects) - 1)
 
 
 class RemoteModule(RemoteWeights):
@@ -72,7 +92,11 @@ class RemoteModule(RemoteWeights):
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
         module.__dict__[ATTRIBUTE] = self
-        self.own = dict(vars(module))
+        put_elsewhere(module)
+        self.untouched = Untouched(module)
+        self.own_source = self.source
+        self.attributes: dict[str, Any] = {}  # that nodes have given the module, by path
+        self.run = Run()
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """The call of a class that has no place for a call of ours inside of the wrappers."""
@@ -87,7 +111,11 @@ class RemoteModule(RemoteWeights):
         """
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        values["transformer_options"] = sendable(values.get("transformer_options") or {})
+        values["transformer_options"] = {
+            **sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object),
+            RUN: self.run.name,
+            ATTRIBUTES: self.attributes,
+        }
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -105,6 +133,7 @@ class RemoteModule(RemoteWeights):
                 )
             return self.recording.note(latents, timestep, given, branches)
         parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
+        self.run.tell_residuals(given.get("control"))
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:
@@ -148,6 +177,19 @@ class RemoteModule(RemoteWeights):
         more = values.pop(rest, {})
         return {**values, **more}
 
+    def use(self, key: str | None, patches: Patches, objects: Mapping[str, Any]) -> None:
+        """Has the calls that follow be those of a patcher: with its changes of the weights, and what it replaces.
+
+        key: tells the changes from others. objects: of ComfyUI's model, by path.
+        """
+        self.patched = (key, patches)
+        prefix = f"{MODULE}."
+        self.attributes = {
+            name.removeprefix(prefix): value for name, value in objects.items() if name.startswith(prefix)
+        }
+        cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
+        self.source = {**self.own_source, **cast}
+
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:
             try:
@@ -158,39 +200,11 @@ class RemoteModule(RemoteWeights):
 
         self.group.adapt(key, build, check_interrupt, PATCH)
 
-    def check_untouched(self) -> None:
-        """Raises Refused for what a node has put on the module, which would be without effect."""
-        found = [name for name, value in vars(self.module).items() if self.own.get(name, value) is not value]
-        found += [name for name, value in vars(self.module).items() if name not in self.own and callable(value)]
-        hooked = [name or "the model" for name, part in self.module.named_modules() if any(hooks_of(part))]
-        if found or hooked:
-            raise Refused(
-                f"The parallel model cannot honour a change of its {', '.join([*found, *hooked][:3])}: its inside runs "
-                "in worker processes.",
-                "Remove that node, or use the stock loader.",
-            )
-
-
-def sendable(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that are data. Raises Refused for what would run inside of the model, naming it."""
-    asked = [f"the model patch {name!r}" for key in INSIDE for name, value in options.get(key, {}).items() if value]
-    found = {}
-    for name, value in options.items():
-        if name in KEPT_HERE:
-            continue
-        try:
-            pack(value, name, {})
-        except UnsendableError:
-            if name in READ_BY_CLASSES:
-                asked.append(READ_BY_CLASSES[name])
-            continue
-        found[name] = value
-    if asked:
-        raise Refused(
-            f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes.",
-            "Remove that node, or use the stock loader.",
-        )
-    return found
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
+        self.untouched.check(self.attributes)
+        check_inside(options, self.plan)
+        self.run = Run()
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

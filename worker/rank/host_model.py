@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,16 +12,21 @@ import torch
 from parallel_backend.errors import ModelFileError
 from parallel_backend.groups.calls import Call, Output
 from parallel_backend.groups.mesh import Mesh
-from parallel_backend.module import ParallelModule
+from parallel_backend.module import ParallelModule, moved
+from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 
+from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
+from ..comfyui.patched_options import attributes_of, with_functions
 from ..comfyui.patches import Patch, put_on
 from ..comfyui.source import HostSource
 from ..wire.tensors import Tensors
+from .request_checks import made
 
 CPU = torch.device("cpu")
+OPTIONS = "transformer_options"
 
 
 @dataclass
@@ -31,6 +36,7 @@ class HostModel:
     patcher: Any
     module: ParallelModule
     parking: Parking
+    maker: Maker
     adapted: bool = False  # whether the weights are other than the file's
 
     @classmethod
@@ -57,7 +63,7 @@ class HostModel:
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         patcher.load(mesh.device, full_load=True)
         module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
-        return cls(patcher, module, Parking(model.diffusion_model, mesh.device))
+        return cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui))
 
     @property
     def mesh(self) -> Mesh:
@@ -65,6 +71,7 @@ class HostModel:
 
     def park(self) -> None:
         """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
+        self.maker.begin("")
         self.parking.take()
 
     def replan(self, mesh: Mesh) -> None:
@@ -85,4 +92,24 @@ class HostModel:
 
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
-        return self.module(calls)
+        given = [self.prepared(call.kwargs) for call in calls]
+        with attributes_of(self.module.model, given[0][1]):  # of a patcher, whose calls these are
+            return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
+
+    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], dict[str, Any]]:
+        """The forwards of a sampler's step as the module takes them, and attributes for the model meanwhile."""
+        given = [self.prepared(each.conditions.kwargs) for each in passes]
+        found = [
+            replace(each, conditions=each.conditions._replace(kwargs=kwargs))
+            for each, (kwargs, _) in zip(passes, given, strict=True)
+        ]
+        return found, given[0][1]
+
+    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A call's arguments on this rank's device, with functions in the options in place of what describes them; and
+        attributes for the model meanwhile. Raises RequestError."""
+        kwargs = moved(kwargs, self.mesh.device)
+        if OPTIONS not in kwargs:
+            return kwargs, {}
+        options, attributes = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
+        return {**kwargs, OPTIONS: options}, attributes

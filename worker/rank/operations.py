@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from parallel_backend.weights.loading import Check
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.vae_files import load_vae
 
+from ..comfyui.patched_options import attributes_of
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource
 from ..wire.operations import ADAPT, ADAPTED, CALL, FORWARD, LOAD, OPERATIONS, PARK, PATCH, SAMPLE, TRACE, UNLOAD, VAE
@@ -154,13 +155,16 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
-        is_own = isinstance(self.state.transformer, HostModel)
-        model = self.loaded(job, HostModel).module if is_own else self.loaded(job, ParallelTransformer)
+        host = self.loaded(job, HostModel) if isinstance(self.state.transformer, HostModel) else None
+        model = host.module if host else self.loaded(job, ParallelTransformer)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         call = SamplerCall.from_json(job.header["call"])
         stepper = stepper_of(call, own["noise"], model)
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
+        attributes: dict[str, Any] = {}
+        if host:
+            passes, attributes = host.passes(passes)
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
@@ -169,23 +173,24 @@ class Operations:
         whole = job.groups.whole().group
         watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
-            latents = denoise(
-                model,
-                first_latents(stepper, own),
-                stepper,
-                passes,
-                call.guidance,
-                timestep_scale=scale_of(call, model),
-                inpainting=inpainting_of(own),
-                watch=watch,
-                to_first=True,
-            )
+            with attributes_of(host.module.model if host else None, attributes):
+                latents = denoise(
+                    model,
+                    first_latents(stepper, own),
+                    stepper,
+                    passes,
+                    call.guidance,
+                    timestep_scale=scale_of(call, model),
+                    inpainting=inpainting_of(own),
+                    watch=watch,
+                    to_first=True,
+                )
         except LoopStopped as stopped:
             watch.close()
             raise Cancelled from stopped
         except Exception as error:
             # Stages do not refuse a forward at the same place: one may wait for another that has refused.
-            if not is_own or isinstance(error, RequestError) and model.link is None:
+            if not host or isinstance(error, RequestError) and model.link is None:
                 raise
             raise ModelFailed(error) from error
         watch.close()
