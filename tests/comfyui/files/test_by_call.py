@@ -124,6 +124,18 @@ def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) ->
     assert relative_error(ours, latents(host, prompt(IMAGE, steps=6))) > TOLERANCE, "guidance does not end"
 
 
+def test_an_automatic_plan_shares_nothing_that_a_nodes_patch_needs_whole(host: ComfyHost, files: Path) -> None:
+    """Normalised attention guidance reads cond and uncond of one batch."""
+
+    def guided(graph: Graph, loaded: Link) -> Link:
+        return graph.add("NAGuidance", model=loaded, nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5)
+
+    drawn(host, IMAGE, AUTO, cfg=2.0)
+    assert plan_of(host) == {"cfg": 2}
+    drawn(host, IMAGE, AUTO, cfg=2.0, patch=guided)
+    assert plan_of(host) == {"ulysses": 2}
+
+
 def test_what_was_added_to_the_weights_stays_under_another_plan(host: ComfyHost, files: Path) -> None:
     layer = "double_blocks.0.img_attn.qkv.weight"
     shape = load_file(files / f"{IMAGE}.safetensors")[layer].shape
