@@ -117,9 +117,9 @@ def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
     plan = auto_plan(devices, module, work)
     why = devices_of_auto(devices, device_type() == "cuda", settings().ranks > 0)
     if devices > 1:
-        tokens = shareable(module)
+        tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
-        why += why_by_call(plan, work, heads, couples(module))
+        why += why_by_call(plan, work, heads, couples(module) or not work.rows)
         if changes := changes_of(module):
             why.append(why_tokens_stay(type(module).__name__, changes))
     return ResolvedPlan(plan, tuple(why))

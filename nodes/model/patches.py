@@ -72,6 +72,12 @@ def check_plan(name: str, function: Any, plan: ParallelPlan) -> None:
             )
 
 
+def bearable(options: Options) -> dict[str, bool]:
+    """Whether what is run inside of the model bears that tokens are shared, and rows, by the name in a Work."""
+    shares = [KNOWN[home_of(function)] for _, function in functions_of(options)]
+    return {"tokens": all(each.tokens for each in shares), "rows": all(each.rows for each in shares)}
+
+
 def known(function: Any) -> bool:
     return home_of(function) in KNOWN
 

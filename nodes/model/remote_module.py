@@ -8,6 +8,7 @@ import inspect
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_base
@@ -32,7 +33,7 @@ from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
 from ..plan_words import Remark, in_words
-from .patches import check_inside, sendable
+from .patches import bearable, check_inside, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt
 from .untouched import Untouched, put_elsewhere
 
@@ -89,6 +90,7 @@ class RemoteModule(RemoteWeights):
         """auto: what decides on the plan by what is asked; None where it does not depend on that."""
         super().__init__(group, source.to_json(), plan, weight_bytes, note)
         self.auto = auto
+        self.bears: dict[str, bool] = {}  # see `bearable`
         self.module = module
         self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
@@ -118,7 +120,7 @@ class RemoteModule(RemoteWeights):
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         values["transformer_options"] = {
-            **sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object),
+            **sendable(values.get("transformer_options") or {}, self.decided_plan, self.run.name_object),
             RUN: self.run.name,
             ATTRIBUTES: self.attributes,
         }
@@ -172,7 +174,7 @@ class RemoteModule(RemoteWeights):
     def settle(self, work: Work) -> None:
         """Has an automatic plan follow from what is asked. The ranks keep the weights."""
         is_first = self.auto is not None and self.auto.is_open
-        if self.auto is None or not self.auto.follow(work):
+        if self.auto is None or not self.auto.follow(replace(work, **self.bears)):
             return
         before, self.plan = self.plan, self.auto.plan
         self.note = in_words(self.auto.why)
@@ -218,8 +220,15 @@ class RemoteModule(RemoteWeights):
     def begin(self, options: Mapping[str, Any]) -> None:
         """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
         self.untouched.check(self.attributes)
-        check_inside(options, self.plan)
+        check_inside(options, self.decided_plan)
+        self.bears = bearable(options)
         self.run = Run()
+
+    @property
+    def decided_plan(self) -> ParallelPlan:
+        """The plan; one of a single rank, which everything can be run under, while it is still to follow from what is
+        asked."""
+        return ParallelPlan() if self.auto and self.auto.is_open else self.plan
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

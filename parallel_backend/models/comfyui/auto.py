@@ -26,11 +26,14 @@ Reason = TypeVar("Reason")
 class Work:
     """What is asked of a model at a time: so many parts of one size, each of which can be computed by itself.
 
-    has_branches: whether some are of cond and others of uncond.
+    has_branches: whether some are of cond and others of uncond. tokens, rows: whether what nodes have run inside of the
+    model bears that tokens, or the rows of a batch, are shared.
     """
 
     parts: int = 1
     has_branches: bool = False
+    tokens: bool = True
+    rows: bool = True
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
@@ -56,11 +59,13 @@ def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
     """The plan for so many devices. What can be computed apart is, as that needs no communication, and the rest of them
     share tokens, where the class's spec says how.
 
-    It is of as many ranks whatever the work: another number would be another group.
+    It is of as many ranks whatever the work, since another number would be another group; but where neither can be
+    shared, of one.
     """
-    tokens = shareable(model)
-    ranks = 1 if couples(model) and tokens is None else devices
-    ways = 1 if couples(model) else math.gcd(ranks, work.parts) if tokens else ranks
+    tokens = shareable(model) if work.tokens else None
+    shares_rows = work.rows and not couples(model)
+    ranks = devices if shares_rows or tokens else 1
+    ways = 1 if not shares_rows else math.gcd(ranks, work.parts) if tokens else ranks
     cfg = 2 if work.has_branches and ways % 2 == 0 else 1
     ulysses = math.gcd(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
     return ParallelPlan(dp=ways // cfg, cfg=cfg, ulysses=ulysses, ring=ranks // ways // ulysses)

@@ -17,6 +17,8 @@ from tests.support.host.stock_prompts import prompt, write_cases
 
 TOLERANCE = 1e-5
 IMAGE, VIDEO = "longcat-image", "wan-2.1-vace"
+# Models for which ComfyUI runs texts of different lengths one after the other.
+IMAGES = (IMAGE, "qwen-image", "z-image", "lumina-2")
 AUTO: dict[str, int] = {}
 AXES = ("dp", "cfg", "ring", "ulysses")
 DECIDED = "[ParallelDiT] Flux: "
@@ -25,12 +27,14 @@ STEPS = 3
 
 @pytest.fixture(scope="module")
 def files(comfyui: Path, models: Path) -> Path:
-    """The folder with the models; of the image's texts, another negative one is longer, and the video's are of no
-    length."""
-    write_cases(comfyui, models, [IMAGE, VIDEO])
-    texts = load_file(models / "input" / f"{IMAGE} negative.safetensors")
-    longer = texts["conditioning"].repeat(1, 2, 1)[:, :11].flip(1)
-    save_file({**texts, "conditioning": longer.contiguous()}, models / "input" / f"{IMAGE} longer.safetensors")
+    """The folder with the models. For images there is another negative text, which is longer; for the video there are
+    texts without what is of as many frames."""
+    write_cases(comfyui, models, [*IMAGES, VIDEO])
+    for name in IMAGES:
+        texts = load_file(models / "input" / f"{name} negative.safetensors")
+        text = texts["conditioning"]
+        longer = torch.cat([text, text[:, :4].flip(1)], 1)
+        save_file({**texts, "conditioning": longer}, models / "input" / f"{name} longer.safetensors")
     for which in ("positive", "negative"):
         path = models / "input" / f"{VIDEO} {which}.safetensors"
         save_file({"conditioning": load_file(path)["conditioning"]}, path.with_stem(f"{VIDEO} {which} alone"))
@@ -120,6 +124,18 @@ def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) ->
     assert relative_error(ours, latents(host, prompt(IMAGE, steps=6))) > TOLERANCE, "guidance does not end"
 
 
+def test_an_automatic_plan_shares_nothing_that_a_nodes_patch_needs_whole(host: ComfyHost, files: Path) -> None:
+    """Normalised attention guidance reads cond and uncond of one batch."""
+
+    def guided(graph: Graph, loaded: Link) -> Link:
+        return graph.add("NAGuidance", model=loaded, nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5)
+
+    drawn(host, IMAGE, AUTO, cfg=2.0)
+    assert plan_of(host) == {"cfg": 2}
+    drawn(host, IMAGE, AUTO, cfg=2.0, patch=guided)
+    assert plan_of(host) == {"ulysses": 2}
+
+
 def test_what_was_added_to_the_weights_stays_under_another_plan(host: ComfyHost, files: Path) -> None:
     layer = "double_blocks.0.img_attn.qkv.weight"
     shape = load_file(files / f"{IMAGE}.safetensors")[layer].shape
@@ -142,10 +158,11 @@ def test_what_was_added_to_the_weights_stays_under_another_plan(host: ComfyHost,
 
 
 @pytest.mark.parametrize("plan", [{"cfg": 2}, AUTO], ids=["cfg", "auto"])
+@pytest.mark.parametrize("name", IMAGES)
 def test_cond_and_uncond_of_different_lengths_are_one_request(
-    plan: dict[str, int], host: ComfyHost, files: Path
+    name: str, plan: dict[str, int], host: ComfyHost, files: Path
 ) -> None:
-    assert drawn(host, IMAGE, plan, negative="longer") == STEPS
+    assert drawn(host, name, plan, negative="longer", cfg=3.0) == STEPS
     assert plan_of(host) == {"cfg": 2}
 
 
