@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 
 from .axes import EVERY_AXES
-from .errors import RequestError
-from .groups.collectives import collect
+from .errors import PlanError, RequestError
+from .groups.collectives import collect, gather
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import shard_sizes
 from .hooks import Hooks
 from .models.comfyui import host_spec
-from .models.comfyui.checks import check_module, sizes_of
+from .models.comfyui.checks import check_module, patch_of, sizes_of
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
-from .seams.filled import ALWAYS_WHOLE, install_filled_boundary
+from .seams.filled.boundary import ALWAYS_WHOLE, install_filled_boundary
+from .seams.filled.stages import StageEnds
+from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot
-from .seams.streams import StreamLayout
+from .seams.stages import StageExit, StageLink, keep_stage
 
-BATCH_DIM = 0
+BATCH_DIM, CHANNEL_DIM = 0, 1
+
+
+class ModuleConditions(NamedTuple):
+    """What a module gets beside latents and timesteps: the rest of its arguments, and channels that are no part of what
+    is sampled, which follow the latents' own."""
+
+    kwargs: dict[str, Any]
+    channels: torch.Tensor | None = None
 
 
 class ParallelModule:
     """Applies a plan to an unmodified module, from outside.
 
-    The batch is shared over dp and cfg, tokens over ulysses and ring, as the spec of its class says; a class without
-    one has its batch shared alone. Raises PlanError where the plan asks for more than that.
+    The batch is shared over dp and cfg, tokens over ulysses and ring, blocks over pipefusion, as the spec of its class
+    says; a class without one has its batch shared alone. Raises PlanError where the plan asks for more than that.
     """
 
     def __init__(self, model: torch.nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
@@ -39,22 +50,35 @@ class ParallelModule:
         self._install(mesh)
 
     def _install(self, mesh: Mesh) -> None:
-        check_module(mesh.plan, self.model)
+        """Raises PlanError; nothing is on the model then."""
+        plan, spec, model = mesh.plan, self.spec, self.model
+        check_module(plan, model)
         self.mesh = mesh
-        self.slot = ForwardSlot()
-        if mesh["sequence"].degree == 1 or self.spec is None:
+        self.slot = ForwardSlot(plan.patch_count)
+        self.link: StageLink | None = None
+        if mesh["sequence"].degree * plan.pipefusion * plan.patch_count == 1 or spec is None:
             return
-        layout = StreamLayout(mesh["sequence"], self.slot)
-        head_dim = sizes_of(self.model, self.spec).head_dim
-        backend = choose_backend(mesh.plan.attention, mesh.device, self.dtype, head_dim, mesh.plan.ring)
-        install_filled_boundary(self.model, self.spec, layout, ParallelAttention(mesh, layout, backend), self.hooks)
+        backend = choose_backend(plan.attention, mesh.device, self.dtype, sizes_of(model, spec).head_dim, plan.ring)
+        layout = StreamLayout(spec.patches[0] if spec.patches else "", mesh["sequence"], self.slot)
+        ends = None
+        if plan.pipefusion > 1:
+            rows = [blocks.row() for blocks in spec.blocks]
+            stage = keep_stage(model, rows, mesh["pipefusion"], self.hooks, spec.skips)
+            self.link = StageLink(mesh, self.slot)
+            ends = StageEnds(layout, stage, self.link)
+        attention = ParallelAttention(mesh, layout, backend)
+        install_filled_boundary(model, spec, layout, attention, self.hooks, ends)
 
     def replan(self, mesh: Mesh) -> None:
-        """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError; nothing has changed
-        then."""
-        check_module(mesh.plan, self.model)
+        """Puts another plan on the weights that are there, for which the stages stay. Runs no collectives. Raises
+        PlanError; nothing has changed then."""
+        before = self.mesh
         self.remove()
-        self._install(mesh)
+        try:
+            self._install(mesh)
+        except PlanError:
+            self._install(before)
+            raise
 
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before."""
@@ -66,10 +90,11 @@ class ParallelModule:
 
         The first argument has the latents, batch first, or several of them. Every rank calls it with the same values.
         """
+        self.mesh.plan.check_one_forward()
         size = len(args[0][0] if isinstance(args[0], (list, tuple)) else args[0])
         axis = self.mesh["batch"]
         with self.mesh.timeline.step("forward"):
-            output = self.forward(args, kwargs, size, axis)
+            output = self.forward(args, kwargs, size, axis, Forward(self.slot.every_segment()))
             if output is None or any(self.mesh[name].index for name in EVERY_AXES):
                 return None  # another rank has the same and sends it, or this one has no rows
             if isinstance(output, torch.Tensor):
@@ -77,15 +102,60 @@ class ParallelModule:
             parts = [collect(part, BATCH_DIM, size, axis) for part in output]
             return None if parts[0] is None else parts
 
-    def forward(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis) -> Any:
-        """This rank's rows of the batch through the model; None where it has none."""
+    def predict(
+        self,
+        latents: torch.Tensor,
+        timestep_B: torch.Tensor,
+        conditions: ModuleConditions,
+        axis: Axis,
+        forward: Forward,
+    ) -> torch.Tensor | None:
+        """The whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W), on every rank of the last stage;
+        None on others. See ParallelTransformer.predict."""
+        device, size = self.mesh.device, len(latents)
+        grid = [length // side for length, side in zip(latents.shape[2:], self.patch(latents), strict=True)]
+        forward.image_tokens = math.prod(grid)
+        given = latents.to(device, self.dtype)
+        if conditions.channels is not None:
+            given = torch.cat([given, conditions.channels.to(given)], CHANNEL_DIM)
+        local = self.forward((given, timestep_B.to(device)), conditions.kwargs, size, axis, forward)
+        if local is None:
+            if self.link and not self.link.is_last:
+                return None
+            local = given[:0, : latents.shape[1]]
+        return gather(local, BATCH_DIM, size, axis)
+
+    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
+        """What of these latents becomes a token, over their last dims; ones where that is not known."""
+        dims = latents.ndim - 2
+        return patch_of(self.model, self.spec, dims) if self.spec else (1,) * dims
+
+    def check(self, latents: torch.Tensor, _timestep_B: torch.Tensor, _conditions: ModuleConditions) -> None:
+        """Raises RequestError, on every rank alike, for latents that do not fall into PipeFusion's patches."""
+        patch = self.patch(latents)
+        if self.mesh.plan.patch_count > 1 and any(
+            size % side for size, side in zip(latents.shape[2:], patch, strict=True)
+        ):
+            shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
+            raise RequestError(
+                f"The latent measures {shape}, and the model works on patches of {sides}.",
+                "Use sizes that are multiples of these, in latent pixels, or a stock KSampler.",
+            )
+
+    def forget(self) -> None:
+        """Drops what is remembered of the last request: nothing is."""
+
+    def forward(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
+        """This rank's rows of the batch through the model; None where it has none, or they went to the next stage."""
         if not shard_sizes(size, axis.degree)[axis.index]:
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
         kwargs = {name: value if name == ALWAYS_WHOLE else rows_of(value, size, axis) for name, value in kwargs.items()}
-        forward = Forward(self.slot.every_segment())
-        with self.slot.enter(forward):
-            output = self.model(*args, **kwargs)
+        try:
+            with self.slot.enter(forward):
+                output = self.model(*args, **kwargs)
+        except StageExit:
+            return None
         if forward.segments and not forward.gathered:
             raise RequestError(
                 "A node has the model skip its last block, behind which the ranks' tokens come together.",

@@ -13,8 +13,11 @@ from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
 from ...worker.comfyui.source import HostSource
+from .model_files import read_header
 
 META = torch.device("meta")
+# Models that ComfyUI takes for a supported one by how a name begins that only they have.
+OTHERS = {"controlnet_": "a ControlNet"}
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
 READ_BY_NODES = ("positive_conditioning", "negative_conditioning")  # SeedVR2's, whose text is always the same
 SHAREABLE = "use_pytorch_cross_attention"
@@ -54,7 +57,8 @@ class HostFile:
         """
         own = comfy.cli_args.args
         arguments = [*(["--cpu"] if on_cpu else [])]
-        chosen = [SHAREABLE] if plan.world_size > 1 else [name for name in ATTENTION if getattr(own, name, False)]
+        shares = plan.world_size * plan.patch_count > 1
+        chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
         arguments += [f"--{name.replace('_', '-')}" for name in chosen]
         if features := sorted(feature.value for feature in own.fast):
             arguments += ["--fast", *features]
@@ -68,17 +72,25 @@ class HostFile:
         )
 
 
-def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile | None:
-    """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice.
+def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:
+    """What ComfyUI detects in a file. dtype: instead of its own choice.
 
-    Raises ModelFileError for weights that do not fit what it is taken for, and for what is no model to sample from.
+    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model, for one that is
+    no model to sample from, and for weights that do not fit what it is taken for.
     """
+    header, _ = read_header(path)
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in header):
+            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
     try:
         config, weights = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
-        return None
+        config, weights = None, {}
     if config is None:
-        return None
+        raise ModelFileError(
+            f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
+            "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
+        )
     if type(config).__name__ in DETECTORS:
         raise ModelFileError(
             f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
@@ -88,13 +100,20 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     model = build(config, weights, chosen, cast, META)
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        load_weights(model, {name: seen_here(name, tensor, cast or chosen) for name, tensor in weights.items()})
+        seen = {name: seen_here(name, tensor, cast or chosen) for name, tensor in weights.items()}
+        missing = load_weights(model, seen)
     except RuntimeError as error:
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
             f"{error}",
             "Download it again.",
         ) from error
+    if missing:
+        raise ModelFileError(
+            f"{len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__} are not in {path.name}, the "
+            f"first is {missing[0]}; the file is incomplete or of another model.",
+            "Download it again.",
+        )
     return HostFile(path, model, chosen, cast, weight_bytes)
 
 

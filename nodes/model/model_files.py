@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from ...parallel_backend.errors import Explanation, ModelFileError
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.weights.folder import model_class, read_json
-from ...parallel_backend.weights.loading import ModelSource, TensorSlice
+from ...parallel_backend.weights.loading import ModelSource
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
@@ -31,13 +31,11 @@ TORCH_DTYPES = {
 
 @dataclass
 class ModelDescription:
-    """A model in a diffusers folder, or in a file as a folder would describe it.
+    """A model in a diffusers folder.
 
     model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
-    shapes: of its parameters by diffusers' names; with a prefix, of the file's tensors by ComfyUI's.
-    names, prefix: where the parameters lie in a file, see ModelSource. scaled: whether weights have scales beside them.
-    tensors, detected: with a prefix, the file's tensors by ComfyUI's names for them, and what it detects of the model.
-    pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
+    shapes: of its parameters. pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where
+    there is one.
     """
 
     model_class: str
@@ -45,17 +43,12 @@ class ModelDescription:
     files: tuple[str, ...]
     dtype: torch.dtype
     shapes: dict[str, torch.Size]
-    names: dict[str, TensorSlice] | None = None
-    prefix: str | None = None
-    scaled: bool = False
-    tensors: dict[str, str] = field(default_factory=dict)
-    detected: dict[str, Any] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
 
     def source(self, dtype: str) -> ModelSource:
         """What the ranks load. dtype: what they cast the weights to, a key of DTYPES."""
-        return ModelSource(self.model_class, self.config, self.files, dtype, self.names, self.prefix)
+        return ModelSource(self.model_class, self.config, self.files, dtype)
 
 
 def list_models() -> dict[str, Path]:

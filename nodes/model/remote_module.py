@@ -15,7 +15,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
+from ...worker.comfyui.patched_options import ATTRIBUTES, FUNCTIONS, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import HostSource
 from ...worker.errors import RequestRefused
@@ -31,6 +31,7 @@ from .untouched import Untouched, put_elsewhere
 
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
+BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 
 
 class Run:
@@ -99,11 +100,8 @@ class RemoteModule(RemoteWeights):
         """
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        values["transformer_options"] = {
-            **sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object),
-            RUN: self.run.name,
-            ATTRIBUTES: self.attributes,
-        }
+        options = sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object)
+        values["transformer_options"] = {**options, RUN: self.run.name, ATTRIBUTES: self.attributes}
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -112,6 +110,19 @@ class RemoteModule(RemoteWeights):
                     "Use the stock loader.",
                 )
         given = {name: value for name, value in values.items() if value is not None}
+        if self.recording:
+            if FUNCTIONS in options or self.attributes:
+                raise Refused(
+                    "The Parallel Sampler has nothing run inside of the model that other nodes ask for.",
+                    "Remove that node, or use a stock KSampler, with a plan without PipeFusion.",
+                )
+            given["transformer_options"] = options
+            if isinstance(latents, (list, tuple)):
+                raise Refused(
+                    "The Parallel Sampler takes no latent of several parts, such as video with sound.",
+                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                )
+            return self.recording.note(latents, timestep, given, options[BRANCHES])
         with self.group.turn(check_interrupt):
             self.load()
             parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..errors import RequestError, UnknownModelError
 from ..hooks import Hooks
+from .rows import BlockRow
 
 if TYPE_CHECKING:
     import torch
@@ -137,6 +138,11 @@ class ModelSpec:
     def __post_init__(self) -> None:
         if not self.returned:
             object.__setattr__(self, "returned", self.streams)
+
+    def rows(self) -> tuple[BlockRow, ...]:
+        """Its block lists, for pipeline stages."""
+        returned = {name: self.streams[:1] if name in self.joined else self.returned for name in self.blocks}
+        return tuple(BlockRow(name, returned[name], self.shared) for name in self.blocks)
 
     def limits(self, config: Config) -> Limits:
         """What bounds a plan for a model of this config: the arguments of `ParallelPlan.check_model`."""

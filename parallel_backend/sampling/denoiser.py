@@ -8,19 +8,44 @@ are yet to come. What comes out depends on the number of patches, not on the num
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..errors import RequestError
 from ..groups.collectives import gather, shard_sizes
+from ..groups.mesh import Axis, Mesh
 from ..seams.attention import StaleCache
 from ..seams.forward import Forward
 from ..seams.stages import Message, StageLink
 from ..transformer import Conditions, ParallelTransformer
 from .schedulers import check_patchwise
 from .stepper import Stepper
+
+
+class Predictor(Protocol):
+    """A model on a mesh, a step of which is a forward or several; see ParallelTransformer and ParallelModule."""
+
+    mesh: Mesh
+    link: StageLink | None
+
+    def patch(self, latents: torch.Tensor, /) -> tuple[int, ...]: ...
+    def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, /) -> None: ...
+    def predict(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward, /
+    ) -> torch.Tensor | None: ...
+    def forget(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One of a step's forwards. branches: what its rows are, one batch of latents after the other: 0 for cond, 1 for
+    uncond. conditions: what the model takes beside latents and timesteps."""
+
+    branches: tuple[int, ...]
+    conditions: Any
 
 
 class LoopStopped(Exception):
@@ -83,44 +108,76 @@ class Denoiser:
         Raises RequestError, on every rank alike, for input that the model cannot take, and LoopStopped.
         """
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
-        run = _Run(self.transformer, latents, stepper, conditions, negative, guidance, inpainting, watch, to_first)
-        timeline = self.transformer.mesh.timeline
-        try:
-            for step in range(run.steps):
-                with timeline.step(f"step {step + 1}"):
-                    if not run.watch.proceed(step):
-                        run.stop(step)
-                    run.step(step)
-            return run.finish()
-        finally:
-            run.release()
+        spec = self.transformer.spec
+        passes = passes_of(conditions, negative, spec.uniform)
+        return denoise(
+            self.transformer,
+            latents,
+            stepper,
+            passes,
+            guidance,
+            timestep_scale=spec.timestep_scale,
+            inpainting=inpainting,
+            watch=watch,
+            to_first=to_first,
+        )
+
+
+@torch.inference_mode()
+def denoise(
+    model: Predictor,
+    latents: torch.Tensor,
+    stepper: Stepper,
+    passes: Sequence[Pass],
+    guidance: float,
+    *,
+    timestep_scale: float,
+    inpainting: Inpainting | None = None,
+    watch: Watch | None = None,
+    to_first: bool = False,
+) -> torch.Tensor | None:
+    """Denoises `latents` by the forwards of each step, see Denoiser.sample. stepper: is used up.
+
+    timestep_scale: a scheduler's timestep times this is what the model takes.
+    """
+    run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
+    timeline = model.mesh.timeline
+    try:
+        for step in range(run.steps):
+            with timeline.step(f"step {step + 1}"):
+                if not run.watch.proceed(step):
+                    run.stop(step)
+                run.step(step)
+        return run.finish()
+    finally:
+        run.release()
 
 
 class _Run:
-    """One call of `sample`: its latents, scheduler copies, stale keys and values. Ends with the request."""
+    """One call of `denoise`: its latents, scheduler copies, stale keys and values. Ends with the request."""
 
     def __init__(
         self,
-        transformer: ParallelTransformer,
+        model: Predictor,
         latents: torch.Tensor,
         stepper: Stepper,
-        conditions: Conditions,
-        negative: Conditions | None,
+        passes: Sequence[Pass],
         guidance: float,
+        timestep_scale: float,
         inpainting: Inpainting | None,
         watch: Watch | None,
         to_first: bool,
     ) -> None:
-        self.transformer, self.guidance = transformer, guidance
-        self.link = transformer.link
-        self.plan = transformer.mesh.plan
+        self.model, self.guidance, self.timestep_scale = model, guidance, timestep_scale
+        self.link = model.link
+        self.plan = model.mesh.plan
         self.is_first, self.is_last = (self.link.is_first, self.link.is_last) if self.link else (True, True)
         self.watch = watch or Watch()
         self.to_first = to_first and self.link is not None
         self.patches = list(range(self.plan.patch_count))
-        self.branches = 1 if negative is None else 2
-        self.passes = forwards_of(conditions, negative, transformer.spec.uniform)
-        cfg = transformer.mesh["cfg"]
+        self.passes = passes
+        self.branches = [branch for each in passes for branch in each.branches]
+        cfg = model.mesh["cfg"]
         self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch of its own shape
         self.own_passes = [cfg.index] if self.splits_passes else list(range(len(self.passes)))
         self.stepper = stepper
@@ -129,16 +186,18 @@ class _Run:
         if self.plan.patch_count > 1:
             check_patchwise(stepper.scheduler)
         self.whole_steps = min(self.plan.sync_steps, self.steps) if self.plan.patch_count > 1 else self.steps
-        device = transformer.mesh.device
+        device = model.mesh.device
         self.latents = latents.to(device, torch.float32)
         self.inpainting = inpainting and Inpainting(
             *(part.to(device, torch.float32) for part in (inpainting.mask, inpainting.original, inpainting.noise))
         )
         self.inputs = stepper.model_input(self.latents, 0)
         self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
-        self.regions = patch_regions(transformer, latents)
-        for given in self.passes:
-            transformer.check(*self.arguments(0, given))
+        for each in self.passes:
+            model.check(*self.arguments(0, each))
+        self.regions: list[torch.Tensor] = []
+        if len(self.patches) > 1:
+            self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed)
@@ -155,26 +214,27 @@ class _Run:
         made = range(self.steps if self.to_first else self.steps - 1)
         return [Message(step, segments) for step in made for segments in of(step)]
 
-    def arguments(self, step: int, conditions: Conditions) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
+    def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Of one forward: the model's input, its timesteps, and its conditions."""
-        rows = torch.cat([self.inputs] * (self.branches // len(self.passes)))
-        timestep = self.stepper.timesteps[step] * self.transformer.spec.timestep_scale
-        return rows, torch.full((len(rows),), timestep), conditions
+        rows = torch.cat([self.inputs] * len(each.branches))
+        timestep = self.stepper.timesteps[step] * self.timestep_scale
+        return rows, torch.full((len(rows),), timestep), each.conditions
 
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
         """The guided prediction, of the segments given, on the last stage."""
-        mesh, predictions = self.transformer.mesh, []
+        mesh, predictions = self.model.mesh, []
         axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
             forward = Forward(segments, self.caches[index], step, index)
             arguments = self.arguments(step, self.passes[index])
-            predictions.append(self.transformer.predict(*arguments, axis, forward))
-        if predictions[0] is None or self.branches == 1:
+            predictions.append(self.model.predict(*arguments, axis, forward))
+        if predictions[0] is None or len(self.branches) == 1:
             return predictions[0]
         prediction = torch.cat(predictions)
         if self.splits_passes:
             prediction = gather(prediction, 0, 2 * len(prediction), mesh["cfg"])
-        cond, uncond = prediction.float().chunk(2)
+        parts = prediction.float().chunk(2)
+        cond, uncond = (parts[self.branches.index(branch)] for branch in (0, 1))
         return uncond + self.guidance * (cond - uncond)
 
     def step(self, step: int) -> None:
@@ -265,31 +325,33 @@ class _Run:
 
     def release(self) -> None:
         """Drops the request's state; the next request finds none of it."""
-        self.transformer.forget()
+        self.model.forget()
 
 
-def forwards_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Conditions]:
+def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Pass]:
     """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other.
 
     uniform: conditions that must be the same for a whole batch.
     """
     if negative is None:
-        return [conditions]
+        return [Pass((0,), conditions)]
     alike = conditions.keys() == negative.keys()
     alike = alike and all(negative[name].equal(conditions[name]) for name in uniform if name in conditions)
     if alike and all(negative[name].shape == value.shape for name, value in conditions.items()):
-        return [{name: torch.cat([value, negative[name]]) for name, value in conditions.items()}]
-    return [conditions, negative]
+        return [Pass((0, 1), {name: torch.cat([value, negative[name]]) for name, value in conditions.items()})]
+    return [Pass((0,), conditions), Pass((1,), negative)]
 
 
-def patch_regions(transformer: ParallelTransformer, latents: torch.Tensor) -> list[torch.Tensor]:
-    """The latent pixels of each patch, as masks over the latents' last dims: patches are ranges of tokens."""
-    _, patch = transformer.spec.geometry(transformer.model.config)
+def patch_regions(
+    latents: torch.Tensor, patch: tuple[int, ...], patches: int, device: torch.device
+) -> list[torch.Tensor]:
+    """The latent pixels of each of PipeFusion's patches, as masks over the latents' last dims: they are ranges of
+    tokens. patch: what becomes a token."""
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
-    tokens, patches = math.prod(grid), transformer.mesh.plan.patch_count
+    tokens = math.prod(grid)
     if patches > tokens:
         raise RequestError(f"The image has {tokens} tokens and cannot fall into {patches} patches.", "Use fewer.")
     owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
     for dim, side in enumerate(patch):
         owner = owner.repeat_interleave(side, dim)
-    return [(owner == index).to(transformer.mesh.device) for index in range(patches)]
+    return [(owner == index).to(device) for index in range(patches)]

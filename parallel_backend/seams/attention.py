@@ -31,6 +31,7 @@ class StaleCache:
 
     def __init__(self) -> None:
         self.held: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.masks: dict[object, torch.Tensor] = {}  # over the keys, which a run does not change
 
     def refresh(
         self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
@@ -74,7 +75,7 @@ class ParallelAttention:
     ) -> torch.Tensor:
         """`F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of theirs.
 
-        owner: the attention module, for the cache. seen: the streams attended to, if they are others.
+        owner: the attention module, or one of its calls, for the cache. seen: the streams attended to, if others.
         """
         if dropout_p or is_causal:
             raise RequestError(

@@ -17,21 +17,22 @@ from ..hooks import Hooks
 from ..models.spec import ModelSpec
 from .joined import JoinedStreams
 from .layout import TOKEN_DIM, TokenLayout
-from .stages import StageLink, StandIn, block_list
+from .stages import Stage, StageLink, StandIn, block_list
 
 
 def install_token_boundary(
     model: torch.nn.Module,
-    blocks: list[torch.nn.Module],
     spec: ModelSpec,
     layout: TokenLayout,
     hooks: Hooks,
+    stage: Stage,
     link: StageLink | None = None,
 ) -> None:
-    """Hooks the local blocks, in the order in which they run. link: to the stages before and after, if there are any.
+    """Hooks the stage's blocks, in the order in which they run. link: to the stages before and after, if there are any.
 
     With a link, `StageExit` leaves the model's forward on every stage but the last.
     """
+    blocks = stage.blocks
     every = [(name, block) for name in spec.blocks for block in block_list(model, name)]
     joins = {block: JoinedStreams(layout, spec.joined[name]) for name, block in every if name in spec.joined}
     image, joined = spec.streams[0], joins.get(blocks[-1])
@@ -41,7 +42,7 @@ def install_token_boundary(
 
     def enter(arguments: dict[str, Any]) -> None:
         if link and not link.is_first:
-            parts = link.receive(layout, like=arguments[image])
+            parts = receive(link, stage, spec, layout, arguments[image])
             arguments.update({image: joins[blocks[0]].join(parts)} if blocks[0] in joins else parts)
         else:
             arguments.update({stream: layout.take(arguments[stream], stream) for stream in spec.streams})
@@ -50,7 +51,8 @@ def install_token_boundary(
         streams = output if isinstance(output, tuple) else (output,)
         parts = joined.split(streams[0]) if joined else dict(zip(spec.returned, streams, strict=True))
         if link and not link.is_last:
-            link.send(parts)
+            skips = [layout.forward.skips[made] for made in stage.outgoing]
+            link.send([torch.cat([*(parts[name] for name in spec.streams), *skips], TOKEN_DIM)])
         if not spec.head:
             parts[image] = layout.restore(parts[image])
         if joined:
@@ -63,12 +65,32 @@ def install_token_boundary(
         if after in joins and before not in joins:
             _fill_between(before, after, joins[after], spec.returned, hooks)
     if link and spec.skips:
-        _install_skips(spec.skips, link, hooks)
+        _install_skips(spec.skips, stage, layout, hooks)
     if spec.side_inputs:
         _install_side_inputs(blocks, spec, layout, hooks)
     hooks.after(blocks[-1], leave)
     if spec.head:
         hooks.after(model.get_submodule(spec.head), lambda _head, _args, tokens: layout.restore(tokens))
+
+
+def receive(
+    link: StageLink, stage: Stage, spec: ModelSpec, layout: TokenLayout, like: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The streams' local tokens of the running segments, from the stage before, and what skips into this one or beyond
+    it. like: dtype, width and batch."""
+    names, segments = [*spec.streams, *stage.incoming], layout.segments
+    lengths = [segments[name] if isinstance(name, str) else segments[layout.image] for name in names]
+
+    def shares(running: list[int]) -> list[int]:
+        return [layout.share([length[index] for index in running], layout.axis.index) for length in lengths]
+
+    def shapes_of(running: list[int]) -> list[torch.Size]:
+        return [torch.Size((len(like), sum(shares(running)), like.shape[-1]))]
+
+    (tokens,) = link.receive(shapes_of, like)
+    found = dict(zip(names, tokens.split(shares(layout.running), TOKEN_DIM), strict=True))
+    layout.forward.skips = {made: found[made] for made in stage.incoming}
+    return {name: found[name] for name in spec.streams}
 
 
 def _fill_between(
@@ -95,18 +117,17 @@ def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]],
     hooks.before(block, rebind, with_kwargs=True)
 
 
-def _install_skips(argument: str, link: StageLink, hooks: Hooks) -> None:
+def _install_skips(argument: str, stage: Stage, layout: TokenLayout, hooks: Hooks) -> None:
     """Skip connections that cross stages: what goes out is kept where it is made, what comes in goes where it is used.
 
     The model's own bookkeeping sees the stand-ins' outputs in place of the real ones.
     """
-    stage = link.stage
 
     def keep(block: torch.nn.Module, made: int) -> None:
-        hooks.after(block, lambda _block, _args, output: link.slot.forward.skips.__setitem__(made, output))
+        hooks.after(block, lambda _block, _args, output: layout.forward.skips.__setitem__(made, output))
 
     def feed(block: torch.nn.Module, made: int) -> None:
-        _change_arguments(block, lambda arguments: arguments.update({argument: link.slot.forward.skips[made]}), hooks)
+        _change_arguments(block, lambda arguments: arguments.update({argument: layout.forward.skips[made]}), hooks)
 
     for place, block in enumerate(stage.blocks, stage.first):
         if place in stage.outgoing:

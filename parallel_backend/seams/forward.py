@@ -25,6 +25,8 @@ class Forward:
     step: int = 0
     # Of the step's forwards, which this is: cond and uncond may run apart.
     index: int = 0
+    # Of the image, where it falls into patches.
+    image_tokens: int = 0
     # By stream, the lengths of all its segments, known once the streams reach the first block.
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By name, a side input of the blocks, and this rank's share of it.

@@ -48,12 +48,12 @@ class TokenLayout:
 
     def begin(self, lengths: dict[str, int]) -> None:
         """The forward that runs has reached the blocks, with streams of these full lengths."""
-        rest, forward = [0] * (self.patches - 1), self.forward
-        forward.segments = {
-            stream: shard_sizes(length, self.patches) if stream == self.image else [length, *rest]
-            for stream, length in lengths.items()
-        }
-        forward.sides = {}
+        self.forward.segments = {stream: self.segments_of(stream, length) for stream, length in lengths.items()}
+        self.forward.sides = {}
+
+    def segments_of(self, stream: str, length: int) -> list[int]:
+        """The lengths of a stream's segments: the image's are all alike, and the rest goes with the first."""
+        return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
     def bounds(self, segment: int) -> tuple[int, int]:
         """Where a segment of the image lies among its tokens."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -19,9 +20,9 @@ from ..groups.collectives import shard_sizes
 from ..groups.mesh import Axis, Mesh
 from ..groups.timeline import Timeline
 from ..hooks import Hooks
-from ..models.spec import ModelSpec
+from ..models.rows import BlockRow
+from .arguments import Arguments
 from .forward import ForwardSlot
-from .layout import TOKEN_DIM, TokenLayout
 
 
 class Message(NamedTuple):
@@ -33,6 +34,8 @@ class Message(NamedTuple):
 
 
 Allocate = Callable[[Message], torch.Tensor | None]
+# The shapes of a message's tensors, by the segments that it is of.
+ShapesOf = Callable[[list[int]], list[torch.Size]]
 
 
 class StageExit(Exception):
@@ -58,8 +61,8 @@ class StandIn(torch.nn.Module):
             holder.add_module(name, module)
 
     def forward(self, *args: object, **kwargs: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        arguments = self.signature.bind(*args, **kwargs).arguments
-        streams = tuple(arguments[name] for name in self.returned)
+        given = Arguments(self.signature, args, kwargs).values
+        streams = tuple(given[name] for name in self.returned)
         return streams[0] if len(streams) == 1 else streams
 
 
@@ -67,9 +70,9 @@ class StandIn(torch.nn.Module):
 class Stage:
     """A pipeline stage's blocks, in the order in which they run. first: the place of its first among all blocks.
 
-    incoming: blocks of earlier stages whose output skips into this stage or beyond it; outgoing: those whose output
-    skips beyond this stage. missing: the names of other stages' blocks that have no weights here, so that they can be
-    put back only empty.
+    incoming: blocks of earlier stages whose output skips into this stage or beyond it; outgoing: those whose
+    output skips beyond this stage. missing: the names of other stages' blocks that have no weights here, so that they
+    can be put back only empty.
     """
 
     blocks: list[torch.nn.Module]
@@ -90,12 +93,14 @@ def block_list(model: torch.nn.Module, name: str) -> torch.nn.ModuleList:
     return cast("torch.nn.ModuleList", model.get_submodule(name))
 
 
-def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks) -> Stage:
+def keep_stage(model: torch.nn.Module, rows: Sequence[BlockRow], axis: Axis, hooks: Hooks, skips: bool) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
-    Stages differ by one block at most.
+    Stages differ by one block at most. skips: whether the first half of the blocks feeds the second, as `skip_sources`
+    says.
     """
-    places = [(blocks, index) for blocks in spec.blocks for index in range(len(block_list(model, blocks)))]
+    by_path = {row.path: row for row in rows}
+    places = [(path, index) for path in by_path for index in range(len(block_list(model, path)))]
     sizes = shard_sizes(len(places), axis.degree)
     first = sum(sizes[: axis.index])
     local = places[first : first + sizes[axis.index]]
@@ -105,19 +110,26 @@ def keep_stage(model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks
             continue
         blocks = block_list(model, name)
         prefix = f"{name}.{index}."
-        keep = {path.removeprefix(prefix): model.get_submodule(path) for path in spec.shared if path.startswith(prefix)}
-        returned = spec.streams[:1] if name in spec.joined else spec.returned
+        shared = [path for path in by_path[name].shared if path.startswith(prefix)]
+        keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared}
         if any(weight.is_meta for weight in blocks[index].parameters()):
             missing.append(f"{name}.{index}")
         hooks.on_removal(functools.partial(blocks.__setitem__, index, blocks[index]))
-        blocks[index] = StandIn(blocks[index], returned, keep)
-    sources = skip_sources(len(places)) if spec.skips else {}
+        blocks[index] = StandIn(blocks[index], by_path[name].returned, keep)
+    sources = skip_sources(len(places)) if skips else {}
 
     def outstanding(boundary: int) -> tuple[int, ...]:
         return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
 
-    blocks = [block_list(model, name)[index] for name, index in local]
-    return Stage(blocks, first, outstanding(first), outstanding(first + len(local)), sources, tuple(missing))
+    end = first + len(local)
+    return Stage(
+        [block_list(model, name)[index] for name, index in local],
+        first,
+        outstanding(first),
+        outstanding(end),
+        sources,
+        tuple(missing),
+    )
 
 
 class Inbox:
@@ -165,10 +177,8 @@ class StageLink:
     never delivers a send whose handle was dropped. slot: where the forward is that runs.
     """
 
-    def __init__(self, spec: ModelSpec, mesh: Mesh, stage: Stage, slot: ForwardSlot) -> None:
+    def __init__(self, mesh: Mesh, slot: ForwardSlot) -> None:
         axis = mesh["pipefusion"]
-        self.spec = spec
-        self.stage = stage
         self.slot = slot
         self.is_first = axis.index == 0
         self.is_last = axis.index == axis.degree - 1
@@ -176,7 +186,7 @@ class StageLink:
         self.outgoing = mesh.link_out
         self.timeline = mesh.timeline
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self.known: dict[int, dict[str, list[int]]] = {}  # by forward of a step, the lengths of its streams' segments
+        self.known: dict[int, ShapesOf] = {}  # by forward of a step
         self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline)
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
@@ -191,32 +201,27 @@ class StageLink:
         """Takes back what was announced for later steps, none of which is awaited yet."""
         self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]
 
-    def send(self, streams: dict[str, torch.Tensor]) -> None:
-        """Sends the local tokens to the next stage, as one message. Raises StageExit."""
-        skips = [self.slot.forward.skips[made] for made in self.stage.outgoing]
-        tokens = torch.cat([streams[name] for name in self.spec.streams] + skips, TOKEN_DIM)
-        if tokens.numel():
-            self._send(tokens)
+    def send(self, tokens: Sequence[torch.Tensor]) -> None:
+        """Sends local tokens to the next stage, as one message. Raises StageExit."""
+        message = torch.cat([part.flatten() for part in tokens])
+        if message.numel():
+            self._send(message)
         raise StageExit
 
-    def receive(self, layout: TokenLayout, like: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The streams' local tokens of the running segments, from the stage before. like: dtype, width and batch."""
+    def receive(self, shapes_of: ShapesOf, like: torch.Tensor) -> list[torch.Tensor]:
+        """The local tokens of the running segments, from the stage before. like: of their dtype."""
         forward = self.slot.forward
-        self.known[forward.index] = forward.segments
+        self.known[forward.index] = shapes_of
 
         def allocate(message: Message) -> torch.Tensor | None:
             if message.forward not in self.known:
                 return None
-            lengths = self._lengths(layout, self.known[message.forward], message.segments)
-            return like.new_empty(len(like), sum(lengths), like.shape[-1])
+            return like.new_empty(sum(map(math.prod, self.known[message.forward](message.segments))))
 
-        message = Message(forward.step, forward.running, forward.index)
-        tokens = self.inbox.take(message, allocate)
-        names = [*self.spec.streams, *self.stage.incoming]
-        lengths = self._lengths(layout, forward.segments, forward.running)
-        parts = dict(zip(names, tokens.split(lengths, TOKEN_DIM), strict=True))
-        forward.skips = {made: parts.pop(made) for made in self.stage.incoming}
-        return parts
+        tokens = self.inbox.take(Message(forward.step, forward.running, forward.index), allocate)
+        shapes = shapes_of(forward.running)
+        parts = tokens.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def send_latents(self, values: torch.Tensor) -> None:
         """Sends updated latents from the last stage to the first."""
@@ -232,11 +237,6 @@ class StageLink:
             for work, _ in self.in_flight:
                 work.wait()
         self.in_flight.clear()
-
-    def _lengths(self, layout: TokenLayout, segments: dict[str, list[int]], running: list[int]) -> list[int]:
-        """Local tokens in a message from the stage before: the streams, then the skips, which are of the image."""
-        streams = [*self.spec.streams, *[self.spec.streams[0]] * len(self.stage.incoming)]
-        return [layout.share([segments[stream][index] for index in running], layout.axis.index) for stream in streams]
 
     def _send(self, tensor: torch.Tensor) -> None:
         self.in_flight = [(work, kept) for work, kept in self.in_flight if not work.is_completed()]

@@ -20,14 +20,16 @@ README = REPOSITORY / "README.md"
 
 def table() -> str:
     """One row a class."""
-    lines = ["| ComfyUI's class | compared | dp, cfg | ulysses, ring |", "|---|---|---|---|"]
+    lines = ["| ComfyUI's class | compared | dp, cfg | ulysses, ring | pipefusion |", "|---|---|---|---|---|"]
     for model_class in sorted(host_classes(), key=lambda name: name.rpartition(".")[2].lower()):
         spec = named_spec(model_class)
         assert spec is not None
         rows = ", ".join(name for name, case in CASES.items() if case.model_class == model_class)
         batch = f"no{' for some' if spec.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
-        lines.append(f"| {model_class.rpartition('.')[2]} | {rows or '–'} | {batch} | {tokens} |")
+        stages = "no" if spec.unshared else f"no: {spec.unstaged}" if spec.unstaged else "patches=1"
+        stages = "yes" if spec.patches else stages
+        lines.append(f"| {model_class.rpartition('.')[2]} | {rows or '–'} | {batch} | {tokens} | {stages} |")
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from parallel_backend.models.comfyui import named_spec
+from parallel_backend.plan import ParallelPlan
 from tests.benchmarks.host_classes import table, written
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.references import relative_error
@@ -20,25 +20,54 @@ from tests.support.tiers import running
 
 TOLERANCE = 1e-5
 PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}, {"ring": 2, "ulysses": 2}]
+# Of these, a sampling: stages with all tokens at once, and PipeFusion.
+STAGES = [
+    {"pipefusion": 2, "patches": 1},
+    {"pipefusion": 2, "patches": 3},
+    {"pipefusion": 2, "ulysses": 2, "patches": 3},
+    {"pipefusion": 2, "ring": 2, "patches": 2},
+]
 UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks
+# Rows of classes that can be cut to patches, with references or padding beside the image's tokens.
+WITH_MORE_TOKENS = (
+    "flux-kontext", "flux2-edit-index-timestep-zero", "zimage", "zimage-omni", "qwen-image-edit",
+    "qwen-image-edit-index-timestep-zero", "joyimage", "wan-bernini", "wan-phantom", "wan-fun-control", "wan-s2v",
+    "wan-humo", "wan-scail", "wan-scail2",
+)  # fmt: skip
+# Rows with a timestep for each frame, of which no sampling is made.
+BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
 LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 
 
 def allows(row: str, plan: dict[str, int]) -> bool:
     """Whether the spec of the row's class has nothing against the plan."""
     spec = named_spec(ROWS[row].model_class)
+    assert spec
     couples = spec.coupled and not spec.coupled_where
+    if "pipefusion" in plan and (spec.unstaged or spec.unshared or row in BY_FRAME):
+        return False
+    if plan.get("patches", 1) > 1 and (not spec.patches or row in WITH_MORE_TOKENS):
+        return False
     return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
 
 
+def ranks_of(plan: dict[str, int]) -> int:
+    return ParallelPlan.from_json(plan).world_size
+
+
+def serial(plan: dict[str, int]) -> dict[str, int]:
+    """What of a plan makes a difference to the result: with stages it is a sampling, by so many patches."""
+    return {"pipefusion": 2, "patches": plan["patches"]} if "pipefusion" in plan else {}
+
+
 def is_slow(row: str, plan: dict[str, int]) -> bool:
-    return row in LONG or (math.prod(plan.values()) > 2 and row not in UNDER_EVERY_PLAN)
+    return row in LONG or (ranks_of(plan) > 2 and row not in UNDER_EVERY_PLAN)
 
 
 CASES = [
     pytest.param(row, plan, marks=[pytest.mark.slow] if is_slow(row, plan) else [])
     for row in ROWS
-    for plan in PLANS
+    for plan in [*PLANS, *STAGES]
     if allows(row, plan)
 ]
 
@@ -47,12 +76,14 @@ CASES = [
 def outputs(
     request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, torch.Tensor]:
-    """What rank 0 gets for the tests that run, by row and plan; under the plan {}, what the plain class gives."""
+    """What rank 0 gets for the tests that run, by row and plan, and what the plain class gives."""
     root = tmp_path_factory.mktemp("host-models")
     wanted = running(request, "row", "plan")
-    by_world: dict[int, list[tuple[str, dict[str, int]]]] = {1: [(row, {}) for row in dict(wanted)]}
+    by_world: dict[int, list[tuple[str, dict[str, int], bool]]] = {
+        1: [(row, json.loads(plan), False) for row, plan in {(row, json.dumps(serial(plan))) for row, plan in wanted}]
+    }
     for row, plan in wanted:
-        by_world.setdefault(math.prod(plan.values()), []).append((row, plan))
+        by_world.setdefault(ranks_of(plan), []).append((row, plan, True))
     results: dict[str, torch.Tensor] = {}
     for world, cases in by_world.items():
         (root / "cases.json").write_text(json.dumps(cases))
@@ -66,7 +97,8 @@ def outputs(
 def test_a_class_of_comfyui_on_ranks_equals_itself(
     row: str, plan: dict[str, int], outputs: dict[str, torch.Tensor]
 ) -> None:
-    alone, shared = outputs[f"{row} | {{}}"], outputs[f"{row} | {json.dumps(plan)}"]
+    alone = outputs[f"{row} | {json.dumps(serial(plan))} | False"]
+    shared = outputs[f"{row} | {json.dumps(plan)} | True"]
     assert alone.abs().mean() > 1e-3, "a model that gives nothing shows nothing"
     assert shared.shape == alone.shape
     assert relative_error(shared, alone) <= TOLERANCE

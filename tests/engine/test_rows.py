@@ -10,6 +10,7 @@ import torch
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.module import ParallelModule
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.forward import Forward
 
 ALONE = Axis(None, 1, 0)
 
@@ -40,7 +41,7 @@ def share(rank: int, batch: int) -> dict[str, Any] | None:
     }
     model = Recorder()
     parallel = ParallelModule(model, mesh, torch.float32)
-    output = parallel.forward((rows[:, None].float(), rows), given, batch, mesh["batch"])
+    output = parallel.forward((rows[:, None].float(), rows), given, batch, mesh["batch"], Forward([0]))
     assert (output is None) == (not hasattr(model, "given"))
     return getattr(model, "given", None)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES, WEIGHT_AXES
+from ...axes import BATCH_AXES, TOKEN_AXES
 from ...errors import PlanError
 from ...plan import ParallelPlan
 from .spec import HostSpec, host_spec
@@ -27,6 +27,9 @@ class HostSizes(NamedTuple):
     head_dim: int
 
 
+SKIP = "skip"  # the argument of a block that gets what an earlier one returned
+
+
 def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
     """The blocks of a list, or the single one that is there."""
     found = model.get_submodule(path)
@@ -39,7 +42,7 @@ def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
     return HostSizes(heads, size // heads if spec.width else size)
 
 
-def read_size(model: torch.nn.Module, path: str) -> int:
+def read_size(model: torch.nn.Module, path: str) -> Any:
     value: Any = model
     for name in path.split("."):
         value = getattr(value, name)
@@ -50,22 +53,22 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     """Raises PlanError, naming the degree, if the model's class forbids the plan, or this ComfyUI's class is not the
     one that its spec is of."""
     name, spec = type(model).__name__, host_spec(type(model))
-    for axis in (*STAGE_AXES, *WEIGHT_AXES):
-        degree = getattr(plan, axis)
-        if degree > 1:
-            raise PlanError(
-                f"{axis}={degree} is for the models of diffusers folders, and this file runs as ComfyUI's own {name}.",
-                f"Use {axis}=1, and ring={degree} or ulysses={degree} in its place.",
-                axis,
-            )
+    if plan.tp > 1:
+        raise PlanError(
+            f"tp={plan.tp} is for the models of diffusers folders, and this file runs as ComfyUI's own {name}.",
+            f"Use tp=1, and ring={plan.tp} or ulysses={plan.tp} in its place.",
+            "tp",
+        )
     if spec and spec.couples(model) and plan.ways(BATCH_AXES) > 1:
         raise PlanError(
             f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",
             "Use cfg=1 and dp=1, and ulysses or ring.",
             *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
         )
+    if plan.pipefusion * plan.patch_count > 1:
+        check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
-    if not shared:
+    if not shared and plan.pipefusion * plan.patch_count == 1:
         if plan.attention not in OWN_ATTENTION:
             raise PlanError(
                 f"attention={plan.attention} is for shared tokens; where none are, {name} attends as ComfyUI does.",
@@ -92,7 +95,30 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             "Use cfg or dp in place of ulysses and ring, or the version of ComfyUI that the README names.",
             *shared,
         )
-    plan.check_model(heads=sizes_of(model, spec).heads)
+    blocks = sum(len(modules_at(model, row.path)) for row in spec.blocks)
+    plan.check_model(heads=sizes_of(model, spec).heads, blocks=blocks, pipefusion=spec.patches is not None)
+
+
+def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | None) -> None:
+    """Raises PlanError if the class's blocks cannot be shared out over pipeline stages."""
+    reason = "how they run is not known here" if spec is None else spec.unstaged or spec.unshared
+    if reason:
+        degree = max(plan.pipefusion, 2)
+        raise PlanError(
+            f"The blocks of {type(model).__name__} cannot be shared out over pipeline stages: {reason}.",
+            f"Use pipefusion=1 and patches=0, and ring={degree} or ulysses={degree}, or cfg or dp, in its place.",
+            "pipefusion",
+            "patches",
+        )
+
+
+def patch_of(model: torch.nn.Module, spec: HostSpec, dims: int) -> tuple[int, ...]:
+    """What of the latents becomes a token, over their last dims: (H, W), or (F, H, W)."""
+    if spec.patches is None:
+        return (1,) * dims
+    size = read_size(model, spec.patches[1])
+    sizes = (size,) * 2 if isinstance(size, int) else tuple(size)
+    return ((1,) * dims + sizes)[-dims:]
 
 
 def auto_plan(devices: int, model: torch.nn.Module) -> ParallelPlan:

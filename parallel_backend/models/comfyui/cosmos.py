@@ -12,7 +12,15 @@ COSMOS = BlockList(
     dim=0,
     grid=3,
 )
-register(HostSpec("comfy.ldm.cosmos.model.GeneralDIT", (COSMOS,), heads="num_heads", width="model_channels"))
+register(
+    HostSpec(
+        "comfy.ldm.cosmos.model.GeneralDIT",
+        (COSMOS,),
+        heads="num_heads",
+        width="model_channels",
+        unstaged="they are kept by name",
+    )
+)
 
 PREDICT_2 = BlockList(
     path="blocks",

@@ -9,7 +9,15 @@ PIXART = BlockList(
     attention={"attn": "x"},
     whole=("y", "t", "mask", "HW"),
 )
-register(HostSpec("comfy.ldm.pixart.pixartms.PixArtMS", (PIXART,), heads="num_heads", width="hidden_size"))
+register(
+    HostSpec(
+        "comfy.ldm.pixart.pixartms.PixArtMS",
+        (PIXART,),
+        heads="num_heads",
+        width="hidden_size",
+        patches=("x", "patch_size"),
+    )
+)
 
 HUNYUAN = BlockList(
     path="blocks",
@@ -19,7 +27,16 @@ HUNYUAN = BlockList(
     sides={"freq_cis_img": (0, "x")},
     whole=("c", "text_states"),
 )
-register(HostSpec("comfy.ldm.hydit.models.HunYuanDiT", (HUNYUAN,), heads="num_heads", width="hidden_size"))
+register(
+    HostSpec(
+        "comfy.ldm.hydit.models.HunYuanDiT",
+        (HUNYUAN,),
+        heads="num_heads",
+        width="hidden_size",
+        patches=("x", "patch_size"),
+        skips=True,
+    )
+)
 
 KREA = BlockList(
     path="blocks",

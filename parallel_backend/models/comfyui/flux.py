@@ -25,15 +25,17 @@ SINGLE = BlockList(
     whole=("vec", "attn_mask"),
 )
 
-FLUX = HostSpec(
+MODEL = HostSpec(
     "comfy.ldm.flux.model.Flux",
     (DOUBLE, SINGLE),
     heads="params.num_heads",
     width="params.hidden_size",
     gathered_by=("final_layer", {"x": "img"}),
+    patches=("img", "patch_size"),
 )
-register(FLUX, "comfy.ldm.chroma.model.Chroma")
-register(replace(FLUX, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", gathered_by=None))
+register(MODEL, "comfy.ldm.chroma.model.Chroma")
+# Its head mixes the pixels of neighbours.
+register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", gathered_by=None, patches=None))
 register(
     HostSpec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
@@ -43,5 +45,11 @@ register(
     )
 )
 register(
-    HostSpec("comfy.ldm.hunyuan_video.model.HunyuanVideo", (DOUBLE, SINGLE), heads="num_heads", width="hidden_size")
+    HostSpec(
+        "comfy.ldm.hunyuan_video.model.HunyuanVideo",
+        (DOUBLE, SINGLE),
+        heads="num_heads",
+        width="hidden_size",
+        patches=("img", "patch_size"),
+    )
 )

@@ -27,6 +27,7 @@ register(
         HIDREAM,
         heads="num_attention_heads",
         head_dim="attention_head_dim",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -62,6 +63,7 @@ register(
         (JOYIMAGE,),
         heads="double_blocks.0.attn.num_attention_heads",
         width="double_blocks.0.attn.img_attn_proj.in_features",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -75,6 +77,11 @@ PIXELDIT = BlockList(
     whole=("c", "attn_mask"),
 )
 register(
-    HostSpec("comfy.ldm.pixeldit.model.PixDiT_T2I", (PIXELDIT,), heads="num_groups", width="hidden_size"),
+    HostSpec(
+        "comfy.ldm.pixeldit.model.PixDiT_T2I",
+        (PIXELDIT,),
+        heads="num_groups",
+        width="hidden_size",
+    ),
     "comfy.ldm.pixeldit.pid.PidNet",
 )

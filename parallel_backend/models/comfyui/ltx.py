@@ -32,7 +32,13 @@ VIDEO = BlockList(
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
 )
 register(
-    HostSpec("comfy.ldm.lightricks.model.LTXVModel", (VIDEO,), heads="num_attention_heads", width="inner_dim"),
+    HostSpec(
+        "comfy.ldm.lightricks.model.LTXVModel",
+        (VIDEO,),
+        heads="num_attention_heads",
+        width="inner_dim",
+        patches=("x", "patchifier.patch_size"),
+    ),
 )
 
 OF_VIDEO = ("v_timestep", "v_cross_scale_shift_timestep", "v_cross_gate_timestep")
@@ -40,7 +46,6 @@ OF_AUDIO = ("a_timestep", "a_cross_scale_shift_timestep", "a_cross_gate_timestep
 BOTH = BlockList(
     path="transformer_blocks",
     tokens={"x": ("v", "a")},
-    everywhere=("v", "a"),
     returns=("v", "a"),
     attention={"attn1": "v", "audio_attn1": "a", "audio_to_video_attn": "v|a", "video_to_audio_attn": "a|v"},
     sides={"v_pe": (1, "v"), "v_cross_pe": (1, "v"), "a_pe": (1, "a"), "a_cross_pe": (1, "a")},
@@ -51,5 +56,11 @@ BOTH = BlockList(
     ),
 )  # fmt: skip
 register(
-    HostSpec("comfy.ldm.lightricks.av_model.LTXAVModel", (BOTH,), heads="num_attention_heads", width="inner_dim"),
+    HostSpec(
+        "comfy.ldm.lightricks.av_model.LTXAVModel",
+        (BOTH,),
+        heads="num_attention_heads",
+        width="inner_dim",
+        unstaged="video and sound go through them together",
+    ),
 )

@@ -1,5 +1,7 @@
 """Lumina 2, and Z-Image, which is one."""
 
+from dataclasses import replace
+
 from .spec import BlockList, HostSpec, register
 
 # What is joined before the image's tokens is one stream to a spec: text, and what SigLIP has seen of references.
@@ -22,7 +24,9 @@ LAYERS = BlockList(
     whole=("x_mask", "adaln_input"),
 )
 
-register(
-    HostSpec("comfy.ldm.lumina.model.NextDiT", (REFINER, LAYERS), heads="n_heads", width="dim"),
-    "comfy.ldm.lumina.model.NextDiTPixelSpace",
+MODEL = HostSpec(
+    "comfy.ldm.lumina.model.NextDiT", (REFINER, LAYERS), heads="n_heads", width="dim", patches=("img", "patch_size")
 )
+register(MODEL)
+# It decodes pixels behind its blocks.
+register(replace(MODEL, model_class="comfy.ldm.lumina.model.NextDiTPixelSpace", patches=None))

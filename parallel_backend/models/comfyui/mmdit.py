@@ -16,6 +16,7 @@ register(
         heads="num_heads",
         width="hidden_size",
         gathered_by=("final_layer", {"x": "img"}),
+        patches=("img", "patch_size"),
     )
 )
 
@@ -39,5 +40,6 @@ register(
         (AURA_DOUBLE, AURA_SINGLE),
         heads="double_layers.0.attn.n_heads",
         head_dim="double_layers.0.attn.head_dim",
+        patches=("img", "patch_size"),
     )
 )

@@ -27,6 +27,7 @@ register(
         (REFINER, LAYERS),
         heads="layers.0.attn.heads",
         width="hidden_size",
+        patches=("img", "patch_size"),
     )
 )
 

@@ -16,6 +16,7 @@ register(
         heads="num_heads",
         width="hidden_size",
         coupled="it exchanges the halves of the batch's conditions",
+        unstaged="they skip from the first half to the second",
     )
 )
 
@@ -41,5 +42,6 @@ register(
         (REFINER, BLOCKS),
         heads="num_heads",
         width="model_channels",
+        unstaged="it makes a latent of several parts",
     )
 )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..rows import BlockRow
+
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
 Streams = str | tuple[str | None, ...]
 
@@ -54,15 +56,21 @@ class BlockList:
     # where it is None, they see all.
     windows: Mapping[str, str] = field(default_factory=dict)
     # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
-    # them filled (see `seams/streams.py`). They mix no tokens, and return the first of these streams.
+    # them filled (see `seams/filled/streams.py`). They mix no tokens, and return the first of these streams.
     filled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Streams of which each rank has to have a token, since blocks ask whether there are any.
-    everywhere: tuple[str, ...] = ()
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
+    # Submodules of blocks that the model reads outside of the blocks, by their paths in the model.
+    shared: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
     dim: int = 1
     grid: int = 1
+
+    def row(self) -> BlockRow:
+        """For pipeline stages. Raises StopIteration for a block that returns what is no argument of it."""
+        returns = self.returns if isinstance(self.returns, tuple) else (self.returns,)
+        returned = tuple(next(name for name, own in self.tokens.items() if own == stream) for stream in returns)
+        return BlockRow(self.path, returned, self.shared)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,13 @@ class HostSpec:
     coupled_where: str = ""
     # Why its tokens cannot be shared, if they cannot. It needs nothing of the above then.
     unshared: str = ""
+    # The stream whose tokens are the latents' patches, row by row, and where the model has their size: PipeFusion can
+    # run them patch by patch then.
+    patches: tuple[str, str] | None = None
+    # Why its blocks cannot be shared out over pipeline stages, if they cannot.
+    unstaged: str = ""
+    # Whether the first half of its blocks feeds the second, last to first, as "skip".
+    skips: bool = False
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""

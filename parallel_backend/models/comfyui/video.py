@@ -16,6 +16,7 @@ register(
         (COGVIDEOX,),
         heads="num_attention_heads",
         head_dim="attention_head_dim",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -34,6 +35,7 @@ register(
         (MOCHI,),
         heads="num_heads",
         head_dim="head_dim",
+        patches=("img", "patch_size"),
     )
 )
 
@@ -51,5 +53,6 @@ register(
         (KANDINSKY,),
         heads="visual_transformer_blocks.0.self_attention.num_heads",
         head_dim="visual_transformer_blocks.0.self_attention.head_dim",
+        patches=("x", "patch_size"),
     )
 )

@@ -19,6 +19,7 @@ MODEL = HostSpec(
     heads="num_heads",
     width="dim",
     gathered_by=("head", {"x": "x"}),
+    patches=("x", "patch_size"),
 )
 register(
     MODEL,
@@ -42,4 +43,12 @@ VACE = replace(
     tokens={"c": "x", "x": "x"},
     returns=("x", "x"),
 )
-register(replace(MODEL, model_class="comfy.ldm.wan.model.VaceWanModel", blocks=(BLOCKS, VACE)))
+register(
+    replace(
+        MODEL,
+        model_class="comfy.ldm.wan.model.VaceWanModel",
+        blocks=(BLOCKS, VACE),
+        patches=None,
+        unstaged="those of VACE run between the others",
+    )
+)

@@ -6,7 +6,7 @@ import torch
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import forwards_of
+from parallel_backend.sampling.denoiser import passes_of
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
@@ -34,11 +34,12 @@ def test_an_image_to_edit_of_a_wrong_shape_is_refused(shape: tuple[int, ...]) ->
 
 def test_conditions_of_a_whole_batch_that_differ_keep_the_prompts_apart() -> None:
     one, other = ({"image_ids": torch.full((1, 4, 3), value)} for value in (0, 1))
-    assert forwards_of(one, other, ("image_ids",)) == [one, other]
-    assert len(forwards_of(one, one, ("image_ids",))) == 1
+    assert [each.conditions for each in passes_of(one, other, ("image_ids",))] == [one, other]
+    assert [each.branches for each in passes_of(one, one, ("image_ids",))] == [(0, 1)]
 
 
 def test_a_mask_of_one_prompt_alone_keeps_the_prompts_apart() -> None:
     text = {"encoder_hidden_states": torch.ones(1, 3, 2)}
     masked = {**text, "encoder_hidden_states_mask": torch.ones(1, 3)}
-    assert [forwards_of(*pair) for pair in ((masked, text), (text, masked))] == [[masked, text], [text, masked]]
+    for pair in ((masked, text), (text, masked)):
+        assert [(each.branches, each.conditions) for each in passes_of(*pair)] == [((0,), pair[0]), ((1,), pair[1])]

@@ -1,5 +1,6 @@
 """`torchrun -m tests.support.ranks.host_ranks CASES OUT`:
-runs ComfyUI's own classes under plans, and saves what rank 0 gets, and what the plain class gives.
+runs ComfyUI's own classes under plans, a forward or with stages a sampling, and saves what rank 0 gets, and what the
+plain class gives.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -13,14 +14,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import diffusers
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.module import ParallelModule
+from parallel_backend.models.comfyui import named_spec
+from parallel_backend.models.comfyui.checks import patch_of
+from parallel_backend.module import ModuleConditions, ParallelModule
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.host import CASES
+from parallel_backend.sampling.denoiser import Pass, denoise
+from parallel_backend.sampling.stepper import Stepper
+from tests.support.cases.host import CASES, HostCase
+from tests.support.cases.host.base import SIGMA
+from tests.support.cases.host_oracle import SIGMAS, sample
 from tests.support.ranks.leaving import leave
 
 sys.path.append(os.environ["COMFYUI_PATH"])
@@ -38,19 +46,56 @@ def flat(output: Any) -> torch.Tensor:
     return torch.cat([part.flatten().float() for part in parts])
 
 
+class Sampling:
+    """A row as the sampling of what its model predicts."""
+
+    def __init__(self, case: HostCase, model: torch.nn.Module) -> None:
+        (self.x, timestep, *rest), self.kwargs = case.inputs()
+        self.kwargs = {"transformer_options": {}, **dict(zip(("context",), rest, strict=False)), **self.kwargs}
+        self.model, self.scale = model, float(timestep[0]) / SIGMA
+        with torch.inference_mode():
+            self.channels = model(self.x, timestep, **self.kwargs).shape[1]
+        self.latents, self.more = self.x[:, : self.channels], self.x[:, self.channels :]
+
+    def predict(self, latents: torch.Tensor, sigma: float) -> torch.Tensor:
+        given = torch.cat([latents, self.more], 1)
+        return self.model(given, torch.full((len(given),), sigma * self.scale), **self.kwargs)
+
+    def serial(self, case: HostCase, plan: ParallelPlan) -> torch.Tensor:
+        spec = named_spec(case.model_class)
+        assert spec
+        patch = patch_of(self.model, spec, self.latents.ndim - 2)
+        return sample(self.model, spec, self.predict, self.latents, patch, plan.patch_count, plan.sync_steps)
+
+    def parallel(self, module: ParallelModule) -> torch.Tensor | None:
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+        scheduler.set_timesteps(sigmas=SIGMAS[:-1].tolist())
+        stepper = Stepper(scheduler)
+        given = Pass((0,), ModuleConditions(self.kwargs, self.more))
+        scale = self.scale / stepper.scheduler.config.num_train_timesteps
+        return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
+
+
 def main(cases_path: str, out_path: str) -> None:
-    """Cases are pairs of a name in CASES and a plan; the result of the plan {} is the plain class's."""
+    """Cases are a name in CASES, a plan, and whether it runs in parallel; else, the plain class runs in one process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     meshes, results = {}, {}
-    for name, degrees in json.loads(Path(cases_path).read_text()):
+    for name, degrees, is_parallel in json.loads(Path(cases_path).read_text()):
         case, plan = CASES[name], ParallelPlan.from_json(degrees)
         args, kwargs = case.inputs()
         kwargs.setdefault("transformer_options", {})
         model = case.build()
-        if degrees:
-            if plan not in meshes:
-                meshes[plan] = build_mesh(plan, torch.device("cpu"))
+        samples = plan.pipefusion * plan.patch_count > 1
+        if is_parallel and plan not in meshes:
+            meshes[plan] = build_mesh(plan, torch.device("cpu"))
+        if samples:
+            sampling = Sampling(case, model)
+            if is_parallel:
+                output = sampling.parallel(ParallelModule(model, meshes[plan], torch.float32))
+            else:
+                output = sampling.serial(case, plan)
+        elif is_parallel:
             output = ParallelModule(model, meshes[plan], torch.float32)(args, kwargs)
             if (dist.get_rank() == 0) != (output is not None):
                 raise SystemExit("Exactly rank 0 shall hold the result.")
@@ -58,7 +103,7 @@ def main(cases_path: str, out_path: str) -> None:
             with torch.inference_mode():
                 output = model(*args, **kwargs)
         if dist.get_rank() == 0:
-            results[f"{name} | {json.dumps(degrees)}"] = flat(output)
+            results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = flat(output)
     if dist.get_rank() == 0:
         save_file(results, out_path)
     leave()

@@ -57,7 +57,7 @@ def toy() -> torch.nn.Module:
 def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
-    stage = keep_stage(toy(), SPEC, mesh["pipefusion"], Hooks())
+    stage = keep_stage(toy(), SPEC.rows(), mesh["pipefusion"], Hooks(), skips=False)
     layout = TokenLayout(SPEC.streams[0], mesh["sequence"], ForwardSlot(plan.patch_count))
     layout.begin({"x": TOKENS})
     tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()

@@ -19,6 +19,7 @@ NEXT = "comfy.ldm.lumina.model.NextDiT"
 CASES: dict[str, HostCase] = {
     "lumina2": HostCase(NEXT, LUMINA, with_(image(16), text(32, **TEXT_INPUTS))),
     "zimage": HostCase(NEXT, Z_IMAGE, with_(image(16), text(32, **TEXT_INPUTS))),
+    "zimage-without-padding": HostCase(NEXT, Z_IMAGE, with_(image(16, 16, 24), text(32, **TEXT_INPUTS))),
     "zimage-omni": HostCase(
         NEXT,
         Z_IMAGE | {"siglip_feat_dim": 24},

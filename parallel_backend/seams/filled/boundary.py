@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from ..errors import RequestError
-from ..hooks import Hooks
-from ..models.comfyui.checks import modules_at
-from ..models.comfyui.spec import BlockList, HostSpec, Streams, names
-from .attention import ParallelAttention, install_attention
+from ...errors import RequestError
+from ...hooks import Hooks
+from ...models.comfyui.checks import modules_at
+from ...models.comfyui.spec import BlockList, HostSpec, Streams, names
+from ..arguments import Arguments
+from ..attention import ParallelAttention, install_attention
+from ..stages import StandIn
 from .masks import attend_by
+from .stages import StageEnds
 from .streams import Names, StreamLayout
+
+Arrival = Callable[[dict[str, Any]], None]
 
 # Of every model and every block of ComfyUI's: a dict of what nodes ask for, of all rows and tokens. A schedule in it
 # may be as long as the batch.
@@ -28,46 +33,19 @@ ALWAYS_WHOLE = "transformer_options"
 IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
 
-class Arguments:
-    """The arguments of one call by name, however they are passed; those of `*args` are named by their place."""
-
-    def __init__(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
-        self.bound = signature.bind(*args, **kwargs)
-        kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
-        self.rest = kinds.get(inspect.Parameter.VAR_POSITIONAL)
-        self.extra = kinds.get(inspect.Parameter.VAR_KEYWORD)
-        self.defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
-        own = dict(self.bound.arguments)
-        rest, extra = own.pop(self.rest or "", ()), own.pop(self.extra or "", {})
-        self.values: dict[str, Any] = {**own, **{str(place): value for place, value in enumerate(rest)}, **extra}
-        self.count = len(rest)
-
-    def is_given(self, name: str) -> bool:
-        """Whether it says something that its default does not."""
-        value = self.values.get(name)
-        return value is not None and value is not self.defaults.get(name)
-
-    def passed(self) -> tuple[tuple, dict[str, Any]]:
-        """What to call with."""
-        values = dict(self.values)
-        if self.rest:
-            self.bound.arguments[self.rest] = tuple(values.pop(str(place)) for place in range(self.count))
-        for name in self.bound.arguments.keys() & values.keys():
-            self.bound.arguments[name] = values.pop(name)
-        if self.extra:
-            self.bound.arguments[self.extra] = values
-        return self.bound.args, self.bound.kwargs
-
-
 class FilledBlock:
     """The hooks on one block."""
 
-    def __init__(self, block: torch.nn.Module, spec: BlockList, layout: StreamLayout, is_last: bool) -> None:
-        """is_last: whether the tokens of all ranks come together behind it."""
+    def __init__(
+        self, block: torch.nn.Module, spec: BlockList, layout: StreamLayout, is_last: bool, arrivals: Sequence[Arrival]
+    ) -> None:
+        """is_last: whether the tokens of all ranks come together behind it. arrivals: put what comes from other stages
+        into its arguments."""
         self.spec = spec
         self.layout = layout
         self.is_last = is_last
-        self.signature = inspect.signature(block.forward)
+        self.arrivals = arrivals
+        self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
         self.known = {
             ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places, *spec.counts
         }  # fmt: skip
@@ -100,6 +78,8 @@ class FilledBlock:
         for name, cut in cuts.items():
             if given.values.get(name) is not None:
                 given.values[name] = cut(given.values[name])
+        for arrive in self.arrivals:
+            arrive(given.values)
         for name, tokens in spec.counts.items():
             given.values[name] = given.values[tokens].shape[spec.dim]
         self.cut_options(given.values)
@@ -134,19 +114,7 @@ class FilledBlock:
             self.sizes = filled.shape[dim : dim + grid]
             filled = filled.flatten(dim, dim + grid - 1)
         local = self.layout.cut(filled, names(streams), dim)
-        self.check_everywhere(streams)
         return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
-
-    def check_everywhere(self, streams: str) -> None:
-        """Raises RequestError where a rank has no token of a stream of which each needs one."""
-        ranks = self.layout.axis.degree
-        for name in names(streams):
-            length = self.layout.total((name,))
-            if name in self.spec.everywhere and length < ranks:
-                raise RequestError(
-                    f"The stream {name!r} of {length} tokens is too short for {ranks} ranks to share.",
-                    f"Use ulysses and ring of {max(length, 1)} ranks at most, or a longer latent.",
-                )
 
     def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
         dim, grid = self.spec.dim, self.spec.grid
@@ -198,13 +166,28 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
 
 
 def install_filled_boundary(
-    model: torch.nn.Module, spec: HostSpec, layout: StreamLayout, attention: ParallelAttention, hooks: Hooks
+    model: torch.nn.Module,
+    spec: HostSpec,
+    layout: StreamLayout,
+    attention: ParallelAttention,
+    hooks: Hooks,
+    ends: StageEnds | None,
 ) -> None:
-    """Hooks the blocks of a model, and the attention inside of them."""
+    """Hooks the blocks of a model, and the attention inside of them. ends: of the stage, of several."""
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
-    for blocks, block in every:
+    own = [(place, *row) for place, row in enumerate(every) if not isinstance(row[1], StandIn)]
+    for blocks, block in every[: own[0][0]]:
+        if block is modules_at(model, blocks.path)[0]:
+            learn_streams(block, blocks, layout, hooks)
+    for place, blocks, block in own:
         is_last = spec.gathered_by is None and block is every[-1][1]
-        filled = FilledBlock(block, blocks, layout, is_last)
+        arrivals: list[Arrival] = []
+        if ends:
+            if block is own[0][2] and not ends.link.is_first:
+                arrivals.append(partial(ends.receive, blocks))
+            arrivals.append(partial(ends.feed, place))
+            ends.skip(block, place, hooks)
+        filled = FilledBlock(block, blocks, layout, is_last, arrivals)
         hooks.before(block, filled.enter, with_kwargs=True)
         hooks.after(block, filled.leave)
         for path, streams in blocks.filled.items():
@@ -214,9 +197,23 @@ def install_filled_boundary(
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [attend_by(attention, layout, module, blocks, path, call) for call in calls]
             install_attention(module, attends, hooks)
+    if ends and not ends.link.is_last:
+        blocks, block = every[own[-1][0] + 1]
+        following = FilledBlock(block, blocks, layout, is_last=False, arrivals=())
+        ends.send(cast("StandIn", block), blocks, following.cut, hooks)
     if spec.gathered_by:
         path, arguments = spec.gathered_by
         change_arguments(model.get_submodule(path), arguments, partial(gather_last, layout, dim=1), hooks)
+
+
+def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: StreamLayout, hooks: Hooks) -> None:
+    """Has the streams' lengths learned from what another stage's block is given here."""
+    filled = FilledBlock(block, blocks, layout, is_last=False, arrivals=())
+
+    def learn(block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        filled.enter(block, args, kwargs)
+
+    hooks.before(block, learn, with_kwargs=True)
 
 
 def gather_last(layout: StreamLayout, filled: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
