@@ -11,7 +11,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, load_weights
+from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, is_gguf, load_weights
 from ...worker.comfyui.source import HostSource
 from .model_files import read_header
 
@@ -33,7 +33,7 @@ ATTENTION = (
 class HostFile:
     """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
 
-    weight_bytes: of the weights in the file.
+    weight_bytes: of the weights in the file, or as they are loaded, if that is more.
     """
 
     path: Path
@@ -75,22 +75,17 @@ class HostFile:
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:
     """What ComfyUI detects in a file. dtype: instead of its own choice.
 
-    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model, for one that is
-    no model to sample from, and for weights that do not fit what it is taken for.
+    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model to sample from,
+    and for weights that do not fit what it is taken for.
     """
-    header, _ = read_header(path)
-    for start, kind in OTHERS.items():
-        if any(name.startswith(start) for name in header):
-            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
+    if not is_gguf(path):
+        refuse_others(path)
     try:
         config, weights = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
         config, weights = None, {}
     if config is None:
-        raise ModelFileError(
-            f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
-            "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
-        )
+        raise unknown(path)
     if type(config).__name__ in DETECTORS:
         raise ModelFileError(
             f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
@@ -114,7 +109,29 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
             f"first is {missing[0]}; the file is incomplete or of another model.",
             "Download it again.",
         )
-    return HostFile(path, model, chosen, cast, weight_bytes)
+    loaded_bytes = sum(parameter.nbytes for parameter in model.diffusion_model.parameters())
+    return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
+
+
+def unknown(path: Path) -> ModelFileError:
+    """The error for a file that ComfyUI takes for no diffusion model. Of GGUF files, many are text encoders."""
+    kind = "of a kind"
+    if is_gguf(path):
+        from ...worker.comfyui.gguf_file import architecture
+
+        kind = f"of the architecture {architecture(path) or 'unknown'!r}"
+    return ModelFileError(
+        f"{path.name} is {kind} that ComfyUI does not know as a diffusion model.",
+        "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
+    )
+
+
+def refuse_others(path: Path) -> None:
+    """Raises ModelFileError for a file that is broken, and for models that ComfyUI takes for a supported one."""
+    header, _ = read_header(path)
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in header):
+            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
 def seen_here(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

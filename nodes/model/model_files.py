@@ -17,6 +17,7 @@ from ...parallel_backend.weights.loading import ModelSource
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
+GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, where it is installed
 REQUIRED_KEYS = ("_class_name", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {
@@ -52,7 +53,7 @@ class ModelDescription:
 
 
 def list_models() -> dict[str, Path]:
-    """What the loader offers: name to path. Safetensors files, diffusers folders, and the demo model.
+    """What the loader offers: name to path. Safetensors and GGUF files, diffusers folders, and the demo model.
 
     Of two by one name, the one in diffusion_models.
     """
@@ -63,12 +64,25 @@ def list_models() -> dict[str, Path]:
                 path = folder_paths.get_full_path(kind, name)  # None for a link to nowhere
                 if path:
                     models.setdefault(name, Path(path))
+    models.update({name: path for name, path in gguf_files().items() if name not in models})
     for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
             models.setdefault(index.parent.name, index.parent)
     if DEMO_FOLDER.is_dir():
         models[DEMO_NAME] = DEMO_FOLDER
     return models
+
+
+def gguf_files() -> dict[str, Path]:
+    """The GGUF files where diffusion models are, of which ComfyUI lists none by itself."""
+    kinds = [kind for kind in ("diffusion_models", GGUF_FOLDERS) if kind in folder_paths.folder_names_and_paths]
+    found: dict[str, Path] = {}
+    for root in (root for kind in kinds for root in folder_paths.get_folder_paths(kind)):
+        names, _ = folder_paths.recursive_search(root, excluded_dir_names=[".git"])
+        for name in folder_paths.filter_files_extensions(names, [".gguf"]):
+            if (path := Path(root, name)).is_file():
+                found.setdefault(name, path)
+    return found
 
 
 def why_not_listed(name: str) -> Explanation:

@@ -6,32 +6,39 @@ from __future__ import annotations
 import inspect
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.model_base
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import ATTRIBUTES, FUNCTIONS, RUN
+from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
+from ...worker.host.gathering import Answer, Gatherer, ModelCall
+from ...worker.host.session import OnStep
 from ...worker.wire.operations import PATCH
+from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
+from ..plan_words import Remark, in_words
 from .patches import check_inside, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt
 from .untouched import Untouched, put_elsewhere
 
+AUTO = "auto"
+BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
-BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 
 
 class Run:
@@ -74,9 +81,13 @@ class RemoteModule(RemoteWeights):
         module: torch.nn.Module,
         weight_bytes: int,
         note: str = "",
+        auto: PlanOfRun[tuple[Remark, ...]] | None = None,
     ) -> None:
+        """auto: what decides on the plan by what is asked; None where it does not depend on that."""
         super().__init__(group, source.to_json(), plan, weight_bytes, note)
+        self.auto = auto
         self.module = module
+        self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
@@ -100,8 +111,11 @@ class RemoteModule(RemoteWeights):
         """
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        options = sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object)
-        values["transformer_options"] = {**options, RUN: self.run.name, ATTRIBUTES: self.attributes}
+        values["transformer_options"] = {
+            **sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object),
+            RUN: self.run.name,
+            ATTRIBUTES: self.attributes,
+        }
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -110,24 +124,51 @@ class RemoteModule(RemoteWeights):
                     "Use the stock loader.",
                 )
         given = {name: value for name, value in values.items() if value is not None}
+        branches = values["transformer_options"].get(BRANCHES) or [0]
         if self.recording:
-            if FUNCTIONS in options or self.attributes:
-                raise Refused(
-                    "The Parallel Sampler has nothing run inside of the model that other nodes ask for.",
-                    "Remove that node, or use a stock KSampler, with a plan without PipeFusion.",
-                )
-            given["transformer_options"] = options
             if isinstance(latents, (list, tuple)):
                 raise Refused(
                     "The Parallel Sampler takes no latent of several parts, such as video with sound.",
                     "Use a stock KSampler for it, with a plan without PipeFusion.",
                 )
-            return self.recording.note(latents, timestep, given, options[BRANCHES])
-        with self.group.turn(check_interrupt):
-            self.load()
-            parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
+            return self.recording.note(latents, timestep, given, branches)
+        parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
         self.run.tell_residuals(given.get("control"))
         return parts if isinstance(latents, (list, tuple)) else parts[0]
+
+    def call(self, calls: list[ModelCall]) -> list[Answer]:
+        """Calls of the model in the ranks."""
+        with self.group.turn(check_interrupt):
+            self.settle(Work.of([call.size for call in calls], [call.branches for call in calls]))
+            self.load()
+            return self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
+    ) -> torch.Tensor:
+        rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
+        self.settle(Work.of(rows, [each.branches for each in passes]))
+        return super().sample(call, tensors, passes, on_step)
+
+    def shares_calls(self) -> bool:
+        """Whether the ranks run calls of one request at the same time, or may."""
+        return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
+
+    def begin_run(self) -> str:
+        if self.auto is None:
+            return str(self.plan)
+        self.auto.begin()
+        return AUTO
+
+    def settle(self, work: Work) -> None:
+        """Has an automatic plan follow from what is asked. The ranks keep the weights."""
+        is_first = self.auto is not None and self.auto.is_open
+        if self.auto is None or not self.auto.follow(work):
+            return
+        before, self.plan = self.plan, self.auto.plan
+        self.note = in_words(self.auto.why)
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
+        self.group.runs.planned(str(self.plan) if is_first else f"{before}, {self.plan}")
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""

@@ -15,6 +15,7 @@ from comfy_execution.utils import get_executing_context
 
 from ...worker.wire.tree import PLAIN
 from ..errors import Refused
+from .gathered_calls import add_gathering
 from .lora import accept, name_of, none_applied
 from .patches import say_once
 from .remote_model import KEY, RemoteDiT, no_weights
@@ -41,7 +42,7 @@ def note_run(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
         return executor(*args, **options)
-    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], str(remote.plan)):
+    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], remote.begin_run()):
         return executor(*args, **options)
 
 
@@ -250,4 +251,6 @@ def remote_patcher(model: comfy.model_base.BaseModel, weight_bytes: int) -> Remo
     )
     for wrapper in (refuse_nested, note_run):
         patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)
+    if isinstance(patcher.remote, RemoteModule):
+        add_gathering(patcher, patcher.remote.gatherer)
     return patcher

@@ -82,7 +82,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
 FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
-    "worker.comfyui": ("comfy",),
+    "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy"),
     "worker.rank.host_model": ("comfy",),
     "nodes": (
         "torch",

@@ -32,6 +32,9 @@ def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
 @contextmanager
 def attributes_of(model: Any, values: dict[str, Any]) -> Iterator[None]:
     """While entered, a model has these attributes, by path."""
+    if not values:
+        yield
+        return
     import comfy.utils
 
     before = {name: comfy.utils.set_attr(model, name, value) for name, value in values.items()}

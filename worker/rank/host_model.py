@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from parallel_backend.errors import ModelFileError
+from parallel_backend.groups.calls import Call, Output
 from parallel_backend.groups.mesh import Mesh
-from parallel_backend.module import ParallelModule
+from parallel_backend.module import ParallelModule, moved
+from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 
 from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
 from ..comfyui.patched_options import attributes_of, with_functions
-from ..comfyui.patches import Patch, applied
+from ..comfyui.patches import Patch, put_on
 from ..comfyui.source import HostSource
 from ..wire.tensors import Tensors
 from .request_checks import made
@@ -83,26 +85,31 @@ class HostModel:
         """
         device = self.mesh.device
         self.patcher.unpatch_model()
-        self.patcher.patches = applied(patches, tensors)
+        self.parking.beside = put_on(self.patcher, patches, tensors, device)
         self.patcher.load(device, full_load=True)
         self.adapted = bool(patches)
-        logging.info("the weights have changes of %d of them", len(self.patcher.patches))
+        logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
-    def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""
-        args, kwargs = moved(args, self.mesh.device), moved(kwargs, self.mesh.device)
-        asked = kwargs.get(OPTIONS, {})
-        options, attributes = made(lambda values: with_functions(values, self.maker), asked, "options")
-        with attributes_of(self.module.model, attributes):
-            return self.module(args, {**kwargs, OPTIONS: options} if asked else kwargs)
+    def call(self, calls: Sequence[Call]) -> list[Output] | None:
+        """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
+        given = [self.prepared(call.kwargs) for call in calls]
+        with attributes_of(self.module.model, given[0][1]):  # of a patcher, whose calls these are
+            return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
 
+    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], dict[str, Any]]:
+        """The forwards of a sampler's step as the module takes them, and attributes for the model meanwhile."""
+        given = [self.prepared(each.conditions.kwargs) for each in passes]
+        found = [
+            replace(each, conditions=each.conditions._replace(kwargs=kwargs))
+            for each, (kwargs, _) in zip(passes, given, strict=True)
+        ]
+        return found, given[0][1]
 
-def moved(value: Any, device: torch.device) -> Any:
-    """A value with all of its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {name: moved(item, device) for name, item in value.items()}
-    return value
+    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A call's arguments on this rank's device, with functions in the options in place of what describes them; and
+        attributes for the model meanwhile. Raises RequestError."""
+        kwargs = moved(kwargs, self.mesh.device)
+        if OPTIONS not in kwargs:
+            return kwargs, {}
+        options, attributes = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
+        return {**kwargs, OPTIONS: options}, attributes

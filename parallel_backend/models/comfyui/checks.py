@@ -121,16 +121,6 @@ def patch_of(model: torch.nn.Module, spec: HostSpec, dims: int) -> tuple[int, ..
     return ((1,) * dims + sizes)[-dims:]
 
 
-def auto_plan(devices: int, model: torch.nn.Module) -> ParallelPlan:
-    """The plan for so many devices: tokens are shared where the class's spec says how, and else the batch."""
-    spec = host_spec(type(model))
-    if spec and not spec.unshared and not list(missing_from(model, spec)):
-        return ParallelPlan.auto(devices, sizes_of(model, spec).heads, guided=False)
-    if devices % 2 or (spec and spec.couples(model)):
-        return ParallelPlan()
-    return ParallelPlan(cfg=2, dp=devices // 2)
-
-
 def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
     """What a spec relies on and the model does not have, as where ComfyUI has changed."""
     for blocks in spec.blocks:

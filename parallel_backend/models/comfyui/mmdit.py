@@ -15,8 +15,8 @@ register(
         (SD3,),
         heads="num_heads",
         width="hidden_size",
-        gathered_by=("final_layer", {"x": "img"}),
         patches=("img", "patch_size"),
+        gathered_by=("final_layer", {"x": "img"}),
     )
 )
 

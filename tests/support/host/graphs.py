@@ -164,6 +164,9 @@ class ChangeInside:
         return (model,)
 
 
+# As ComfyUI-GGUF does, whose folders are those of diffusion_models, too.
+folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.models_dir, "unet_gguf")], {".gguf"})
+
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,
     "Test_EmptyLatent": EmptyLatent,
@@ -317,6 +320,12 @@ def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
     """What GET /paralleldit/status answers."""
     with _open(f"{host.url}/paralleldit/status?group={group}", timeout=30) as response:
         return json.loads(response.read())
+
+
+def groups(host: ComfyHost) -> list[dict[str, Any]]:
+    """What GET /paralleldit/groups answers, as the panel asks when it is opened."""
+    with _open(f"{host.url}/paralleldit/groups", timeout=30) as response:
+        return json.loads(response.read())["groups"]
 
 
 def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
