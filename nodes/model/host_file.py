@@ -11,15 +11,13 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import build, choose_dtypes, detect, dtype_name, is_gguf, load_weights
+from ...worker.comfyui.model import META, build_empty, choose_dtypes, detect, dtype_name, is_gguf, load_weights
 from ...worker.comfyui.source import HostSource
 from .model_files import read_header
 
-META = torch.device("meta")
 # Models that ComfyUI takes for a supported one by how a name begins that only they have.
 OTHERS = {"controlnet_": "a ControlNet"}
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
-READ_BY_NODES = ("positive_conditioning", "negative_conditioning")  # SeedVR2's, whose text is always the same
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments for how it attends.
 ATTENTION = (
@@ -81,9 +79,9 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     if not is_gguf(path):
         refuse_others(path)
     try:
-        config, weights = detect(path)
+        config, weights, beside = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
-        config, weights = None, {}
+        config, weights, beside = None, {}, {}
     if config is None:
         raise unknown(path)
     if type(config).__name__ in DETECTORS:
@@ -92,10 +90,12 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         )
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
-    model = build(config, weights, chosen, cast, META)
+    model = build_empty(config, weights, beside, chosen, cast)
+    # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
+    read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        seen = {name: seen_here(name, tensor, cast or chosen) for name, tensor in weights.items()}
+        seen = {name: seen_here(name, one, name in read, cast or chosen) for name, one in weights.items()}
         missing = load_weights(model, seen)
     except RuntimeError as error:
         raise ModelFileError(
@@ -134,9 +134,9 @@ def refuse_others(path: Path) -> None:
             raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
-def seen_here(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def seen_here(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:
     """A tensor of a file as ComfyUI's process has it: without its numbers, but for what nodes read, and what says how a
     layer is stored."""
-    if name in READ_BY_NODES:
+    if is_read:
         return tensor.to(dtype or tensor.dtype, copy=True)
     return tensor if name.endswith(".comfy_quant") else tensor.to(META)

@@ -23,10 +23,11 @@ OVERRIDE = "optimized_attention_override"
 # their own, which run here.
 READ_BY_CLASSES = {
     OVERRIDE: "an attention override",
-    "ar_state": "sampling frame by frame (autoregressive)",
     "model_patch_data": "a model patch's data",
     "x_ref_attn_map": "a map of attention to references",
 }
+# Those that a class writes its own results into, for its next call.
+WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
 FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # in the name of an override that computes the same faster
 Options = Mapping[str, Any]
 
@@ -47,6 +48,7 @@ def check_inside(options: Options) -> None:
     asked += [
         words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
     ]
+    asked += [words for name, words in WRITTEN_BY_CLASSES.items() if options.get(name) is not None]
     if asked:
         raise Refused(
             f"The parallel model cannot honour {', '.join(dict.fromkeys(asked))}: its inside runs in worker processes.",

@@ -3,6 +3,7 @@ device, and what it computes is computed by the worker group."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import uuid
@@ -19,7 +20,7 @@ from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
 from ...worker.comfyui.patches import packed
-from ...worker.comfyui.source import HostSource
+from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.gathering import Answer, Gatherer, ModelCall
@@ -39,6 +40,8 @@ AUTO = "auto"
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
+# Of an argument that is a dict, what the class makes anew where it lacks.
+MADE_ANEW = {"minimax_payload": ("layout",)}
 
 
 class Run:
@@ -91,6 +94,9 @@ class RemoteModule(RemoteWeights):
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
+        for method in PARTS:
+            if hasattr(module, method):
+                module.__dict__[method] = functools.partial(self.send_part, method)
         module.__dict__[ATTRIBUTE] = self
         put_elsewhere(module)
         self.untouched = Untouched(module)
@@ -123,6 +129,9 @@ class RemoteModule(RemoteWeights):
                     f"The {name} of this model is computed in ComfyUI with its weights, which are in worker processes.",
                     "Use the stock loader.",
                 )
+        for name, parts in MADE_ANEW.items():
+            if isinstance(whole := values.get(name), dict):
+                values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
         branches = values["transformer_options"].get(BRANCHES) or [0]
         if self.recording:
@@ -180,6 +189,12 @@ class RemoteModule(RemoteWeights):
         self.note = in_words(self.auto.why)
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
         self.group.runs.planned(str(self.plan) if is_first else f"{before}, {self.plan}")
+
+    def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Another method of the module, which computes with its weights, in the ranks."""
+        with self.group.turn(check_interrupt):
+            self.load()
+            return self.group.part(method, args, kwargs, check_interrupt).to(args[0].device)
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""

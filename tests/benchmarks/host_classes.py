@@ -1,9 +1,9 @@
-"""What each of ComfyUI's own classes can do, and what it is compared by: the table in the README.
+"""What each of ComfyUI's own classes can do, and what it is compared by, and what diffusers' can: the README's tables.
 
 python -m tests.benchmarks.host_classes [--write]
 
-The table is printed; --write puts it into the README. tests/engine/test_host_models.py makes the comparisons, and says
-where the README's table is another.
+The tables are printed; --write puts them into the README. tests/engine/test_host_models.py makes the comparisons, and
+says where the README's tables are others.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 
 from demo.host import REPOSITORY
+from parallel_backend.models import model_classes, spec_for
 from parallel_backend.models.comfyui.spec import host_classes, named_spec
 from tests.support.cases.host import CASES
 
-START, END = "<!-- classes: start -->\n", "<!-- classes: end -->\n"
+CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the README
 README = REPOSITORY / "README.md"
 
 
@@ -33,19 +34,43 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def written() -> str:
+def folders() -> str:
+    """One row a class of diffusers'."""
+    lines = ["| diffusers' class | dp, cfg, ulysses, ring | tp | pipefusion |", "|---|---|---|---|"]
+    for model_class in model_classes():
+        spec = spec_for(model_class)
+        stages = "yes" if spec.pipefusion else "stages"
+        lines.append(f"| {model_class} | yes | {'yes' if spec.tensor_parallel else 'no'} | {stages} |")
+    return "\n".join(lines) + "\n"
+
+
+def tables() -> dict[str, str]:
+    return {CLASSES: table(), FOLDERS: folders()}
+
+
+def written() -> dict[str, str]:
     """The README's."""
-    return README.read_text().partition(START)[2].partition(END)[0]
+    text = README.read_text()
+    return {name: text.partition(start(name))[2].partition(end(name))[0] for name in (CLASSES, FOLDERS)}
+
+
+def start(name: str) -> str:
+    return f"<!-- {name}: start -->\n"
+
+
+def end(name: str) -> str:
+    return f"<!-- {name}: end -->\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    parser.add_argument("--write", action="store_true", help="put the tables into the README")
     options = parser.parse_args()
-    print(table())
-    if options.write:
-        before, rest = README.read_text().split(START)
-        README.write_text(before + START + table() + END + rest.split(END)[1])
+    for name, made in tables().items():
+        print(made)
+        if options.write:
+            before, rest = README.read_text().split(start(name))
+            README.write_text(before + start(name) + made + end(name) + rest.split(end(name))[1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each family can do, and how far its latents are from the stock loader's: the table in the README.
+"""How far the latents of files are from the stock loader's: the table in the README.
 
 COMFYUI_PATH=… python -m tests.benchmarks.parity [--write]
 
@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
-from parallel_backend.models import spec_for
 from tests.support.cases.stock_cases import CASES
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error, status
 from tests.support.host.stock_prompts import prompt, write_cases
@@ -25,7 +24,7 @@ README = REPOSITORY / "README.md"
 
 
 def measure(host: ComfyHost) -> dict[str, dict[str, dict[str, float]]]:
-    """By diffusers class, case and plan, the relative error."""
+    """By ComfyUI's class, case and plan, the relative error."""
     stock = {name: latents(host, prompt(name)) for name in CASES}
     errors: dict[str, dict[str, dict[str, float]]] = {}
     for words, plan in PLANS.items():
@@ -37,14 +36,11 @@ def measure(host: ComfyHost) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def table(errors: dict[str, dict[str, dict[str, float]]]) -> str:
-    """One row a diffusers class; the errors are the largest of its cases."""
-    lines = [f"| diffusers class | compared | dp, cfg, ulysses, ring | tp | PipeFusion | {' | '.join(PLANS)} |"]
-    lines.append("|---|---|---|---|---|" + "---|" * len(PLANS))
+    """One row a class; the errors are the largest of its cases."""
+    lines = [f"| ComfyUI's class | compared | {' | '.join(PLANS)} |", "|---|---|" + "---|" * len(PLANS)]
     for model_class, cases in sorted(errors.items()):
-        spec = spec_for(model_class)
-        flags = ["yes", "yes" if spec.tensor_parallel else "no", "yes" if spec.pipefusion else "stages only"]
         largest = [f"{max(found[plan] for found in cases.values()):.0e}" for plan in PLANS]
-        lines.append(f"| {' | '.join([model_class, ', '.join(cases), *flags, *largest])} |")
+        lines.append(f"| {' | '.join([model_class, ', '.join(cases), *largest])} |")
     return "\n".join(lines) + "\n"
 
 

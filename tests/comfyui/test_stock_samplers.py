@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.single_file_cases import PUBLISHED, original
+from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.host.graphs import Graph, Link, latents, relative_error, right_half
 
 TOLERANCE = 1e-4

@@ -16,10 +16,11 @@ import pytest
 from demo.host import ComfyHost
 from tests.support.editor.editor import Editor
 from tests.support.files.template_files import STOCK_FILES, Smaller, files_in, pictures, shrink
+from tests.support.templates.workflows import templates_folder
 from tests.support.tiers import slow_but
 
-WORKFLOWS = pytest.importorskip("comfyui_workflow_templates_json", reason="needs ComfyUI's templates package")
-FOLDER = Path(WORKFLOWS.__file__).parent / "templates"
+FOLDER = templates_folder()
+pytestmark = pytest.mark.skipif(FOLDER is None, reason="needs ComfyUI's templates package")
 OURS, STOCK, CHECKPOINT = "ParallelDiT_LoadDiffusionModel", "UNETLoader", "CheckpointLoaderSimple"
 LOADER_WIDGETS = {"unet_name": "model_name", "weight_dtype": "dtype"}
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from parallel_backend.models.comfyui import named_spec
 from parallel_backend.plan import ParallelPlan
-from tests.benchmarks.host_classes import table, written
+from tests.benchmarks.host_classes import tables, written
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.references import relative_error
 from tests.support.ranks.pool import RankPool
@@ -106,5 +106,5 @@ def test_a_class_of_comfyui_on_ranks_equals_itself(
     assert relative_error(shared, alone) <= TOLERANCE
 
 
-def test_the_readmes_table_of_classes_is_that_of_the_specs() -> None:
-    assert written() == table(), "write it: python -m tests.benchmarks.host_classes --write"
+def test_the_readmes_tables_of_classes_are_those_of_the_specs() -> None:
+    assert written() == tables(), "write it: python -m tests.benchmarks.host_classes --write"

@@ -11,7 +11,7 @@ import torch
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.models.comfyui.auto import PlanOfRun, Work, auto_plan
-from parallel_backend.models.comfyui.checks import check_module
+from parallel_backend.models.comfyui.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
@@ -64,7 +64,7 @@ UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
         (of_comfyui("comfy.ldm.minimax.model.MiniMaxH3Model"), {"cfg": 2}, "apart in MiniMaxH3Model: it takes one"),
         (of_comfyui(UNET, use_temporal_resblocks=True), {"dp": 2}, "apart in UNetModel: they are the frames"),
         (of_comfyui(UNET, use_temporal_resblocks=False), {"ulysses": 2}, "cannot be shared: it convolves"),
-        (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no double"),
+        (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no params"),
         (of_comfyui("comfy.ldm.new.model.New"), {"ulysses": 2}, "not there for New yet"),
         (of_comfyui("comfy.ldm.new.model.New"), {"attention": "flash"}, "New attends as ComfyUI does"),
     ],
@@ -79,10 +79,15 @@ def test_an_image_unet_shares_its_batch() -> None:
     check_module(ParallelPlan(cfg=2, dp=2), of_comfyui(UNET, use_temporal_resblocks=False))
 
 
+class Head(torch.nn.Module):
+    def forward(self, x, e):
+        raise NotImplementedError
+
+
 def flux(heads: int) -> torch.nn.Module:
     blocks = {name: torch.nn.ModuleList() for name in ("double_blocks", "single_blocks")}
     params = SimpleNamespace(num_heads=heads, hidden_size=64 * heads)
-    return of_comfyui("comfy.ldm.flux.model.Flux", params=params, **blocks)
+    return of_comfyui("comfy.ldm.flux.model.Flux", params=params, patch_size=2, final_layer=Head(), **blocks)
 
 
 FLUX, UNKNOWN = flux(24), of_comfyui("comfy.ldm.new.model.New")
@@ -144,3 +149,66 @@ def test_within_a_sampling_a_plan_goes_neither_to_nor_fro(works: list[Work], pla
 def test_a_plan_that_no_other_would_improve_stays() -> None:
     run = PlanOfRun(lambda work: (auto_plan(2, UNKNOWN, work), None))
     assert [run.follow(work) for work in (GUIDED, ALONE, ALONE, ALONE)] == [True, False, False, False]
+
+
+class Block(torch.nn.Module):
+    """One of ComfyUI's Wan, as its spec knows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = torch.nn.Identity()
+
+    def forward(self, x, e, freqs, context, context_img_len=257, transformer_options=None):
+        raise NotImplementedError
+
+
+class OtherBlock(Block):
+    def forward(self, x, e, pe, context, context_img_len=257, transformer_options=None):
+        raise NotImplementedError
+
+
+class WiderBlock(Block):
+    def forward(self, x, e, freqs, context, context_img_len=257, transformer_options=None, mask=None):
+        raise NotImplementedError
+
+
+def wan(*blocks: torch.nn.Module, **without: None) -> torch.nn.Module:
+    """ComfyUI's class with these blocks. without: parts that it is to lack."""
+    model = of_comfyui("comfy.ldm.wan.model.WanModel")
+    parts = {"blocks": torch.nn.ModuleList(blocks), "head": Head(), "num_heads": 4, "dim": 32, "patch_size": (1, 2, 2)}
+    for name, part in {**parts, **without}.items():
+        if part is not None:
+            setattr(model, name, part)
+    return model
+
+
+def without_attention() -> torch.nn.Module:
+    block = Block()
+    del block.self_attn
+    return block
+
+
+def test_a_class_as_its_spec_knows_it_has_its_tokens_shared() -> None:
+    model = wan(Block(), Block())
+    assert changes_of(model) == []
+    assert auto_plan(2, model, ALONE) == ParallelPlan(ulysses=2)
+    check_module(ParallelPlan(ulysses=2), model)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (wan(Block(), blocks=None), "it has no blocks"),
+        (wan(Block(), OtherBlock()), "blocks has no argument freqs; blocks has an argument pe"),
+        (wan(Block(), WiderBlock()), "blocks has an argument mask"),
+        (wan(Block(), without_attention()), "blocks: it has no self_attn"),
+        (wan(Block(), head=None), "it has no head"),
+        (wan(Block(), num_heads=None), "it has no num_heads"),
+    ],
+)
+def test_a_class_that_comfyui_has_changed_has_its_batch_shared_alone(model: torch.nn.Module, said: str) -> None:
+    """By auto; what asks for its tokens is refused, and says what has changed."""
+    assert auto_plan(2, model, GUIDED) == ParallelPlan(cfg=2)
+    check_module(auto_plan(2, model, GUIDED), model)
+    with pytest.raises(PlanError, match=f"not the one that is known here: {said}"):
+        check_module(ParallelPlan(ulysses=2), model)

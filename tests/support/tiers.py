@@ -16,6 +16,7 @@ from _pytest.mark.structures import ParameterSet
 NEEDS = {
     "browser": "a browser",
     "comfyui": "ComfyUI",
+    "older_comfyui": "ComfyUI",
     "ranks": "ranks",
     "own_ranks": "ranks",
     "drawn": "the demo model's pictures",

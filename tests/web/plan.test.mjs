@@ -38,7 +38,7 @@ function graphOf(nodes, links) {
 const PLAN = { type: 'ParallelDiT_Plan', widgets: { mode: 'manual', cfg: 2 }, outputs: ['PARALLEL_PLAN'] }
 const LOADER = {
   type: 'ParallelDiT_LoadDiffusionModel',
-  widgets: { model_name: 'flux', loop_mode: true },
+  widgets: { model_name: 'flux' },
   outputs: ['MODEL']
 }
 const sampler = (cfg) => ({ type: 'KSampler', widgets: { sampler_name: 'euler', cfg }, outputs: ['LATENT'] })
@@ -68,9 +68,7 @@ test('the question follows the model through reroutes, bypassed nodes and LoRAs 
   assert.deepEqual(questionOf(nodes.plan), {
     question: {
       values: { mode: 'manual', cfg: 2 },
-      loaders: [
-        { model_name: 'flux', loop_mode: true, samplers: [{ type: 'KSampler', sampler_name: 'euler', cfg: 3 }] }
-      ]
+      loaders: [{ model_name: 'flux', samplers: [{ type: 'KSampler', cfg: 3 }] }]
     },
     open: []
   })
@@ -92,9 +90,7 @@ test('behind a guider, the sampler has its guidance and the name of the sampler 
       ['select', 0, 'custom', 'sampler']
     ]
   )
-  assert.deepEqual(questionOf(nodes.plan).question.loaders[0].samplers, [
-    { type: 'SamplerCustomAdvanced', sampler_name: 'heun', cfg: 1 }
-  ])
+  assert.deepEqual(questionOf(nodes.plan).question.loaders[0].samplers, [{ type: 'SamplerCustomAdvanced', cfg: 1 }])
 })
 
 test('a linked degree is read off a primitive, and named as open behind a node that computes', () => {

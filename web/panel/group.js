@@ -19,7 +19,19 @@ const ICONS = {
   failed: 'pi pi-exclamation-triangle'
 }
 const BUTTONS = { start: 'pi pi-play', stop: 'pi pi-stop', restart: 'pi pi-refresh', park: 'pi pi-moon' }
-const KNOWN_OPERATIONS = ['load', 'adapt', 'patch', 'call', 'sample', 'forward', 'vae', 'park', 'unload', 'trace']
+const KNOWN_OPERATIONS = [
+  'load',
+  'adapt',
+  'patch',
+  'call',
+  'part',
+  'sample',
+  'forward',
+  'vae',
+  'park',
+  'unload',
+  'trace'
+]
 
 export class GroupView {
   constructor(number, actions, openLog) {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 PACK = Path(__file__).resolve().parents[2]
+META = torch.device("meta")
 
 
 def import_comfyui(source: HostSource) -> None:
@@ -35,7 +36,8 @@ def import_comfyui(source: HostSource) -> None:
 
         comfy.options.enable_args_parsing()
         import comfy.cli_args
-        import comfy.sd  # noqa: F401
+        import comfy.model_management  # before what imports it in a circle
+        import comfy.model_patcher  # noqa: F401 (and with it every model, but not comfy.sd's VAEs and their media packages)
 
 
 def is_gguf(file: str | Path) -> bool:
@@ -66,27 +68,29 @@ def has_packed(weights: Weights) -> bool:
     return any(is_packed(weight) for weight in weights.values())
 
 
-def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights]:
-    """What ComfyUI takes the diffusion model in a file for, None if it knows no such, and its weights by ComfyUI's
-    names. They are views of the file's pages."""
+def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
+    """What ComfyUI takes the diffusion model in a file for, None if it knows no such; its weights by ComfyUI's names;
+    and what else a checkpoint has. They are views of the file's pages."""
     import comfy.model_detection
     import comfy.utils
 
     weights, metadata = read(file)
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
+    beside: Weights = {}
     own = comfy.utils.state_dict_prefix_replace(dict(weights), {prefix: ""}, filter_keys=True)
     if own:
+        beside = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         weights, metadata = comfy.utils.convert_old_quants(own, "", metadata=metadata)
     if config := comfy.model_detection.model_config_from_unet(weights, "", metadata=metadata):
-        return config, weights
+        return config, weights, beside
     if (converted := comfy.model_detection.convert_diffusers_mmdit(weights, "")) is not None:
-        return comfy.model_detection.model_config_from_unet(converted, ""), converted
+        return comfy.model_detection.model_config_from_unet(converted, ""), converted, beside
     config = comfy.model_detection.model_config_from_diffusers_unet(weights)
     if config is None:
-        return None, weights
+        return None, weights, beside
     names = comfy.utils.unet_to_diffusers(config.unet_config)
-    return config, {own: weights[name] for name, own in names.items() if name in weights}
+    return config, {own: weights[name] for name, own in names.items() if name in weights}, beside
 
 
 def choose_dtypes(
@@ -115,13 +119,36 @@ def choose_dtypes(
 def build(
     config: comfy.supported_models_base.BASE,
     weights: Weights,
+    beside: Weights,
     dtype: torch.dtype | None,
     cast: torch.dtype | None,
     device: torch.device | None,
 ) -> comfy.model_base.BaseModel:
-    """The model with its parameters on a device, and nothing read into them."""
+    """The model with its parameters on a device, and nothing read into them.
+
+    beside: where a checkpoint has what ComfyUI computes conditions with, and says what its model predicts.
+    """
     config.set_inference_dtype(dtype, cast)
-    return config.get_model(weights, "", device=device).eval()
+    return config.get_model({**beside, **weights}, "", device=device).eval()
+
+
+def build_empty(
+    config: comfy.supported_models_base.BASE,
+    weights: Weights,
+    beside: Weights,
+    dtype: torch.dtype | None,
+    cast: torch.dtype | None,
+) -> comfy.model_base.BaseModel:
+    """The same on the meta device. A class that computes numbers from tensors as it is made (ACE-Step 1.5) cannot do so
+    there: it is made on the CPU, where nothing is read into its memory, nor so taken, and moved."""
+    try:
+        return build(config, weights, beside, dtype, cast, META)
+    except (RuntimeError, NotImplementedError) as error:
+        if META.type not in str(error):
+            raise
+        model = build(config, weights, beside, dtype, cast, None)
+        model.diffusion_model.to(META)
+        return model
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# Methods of a diffusion model beside its forward that compute with its weights, and that ComfyUI calls before the first
+# step.
+PARTS = ("preprocess_text_embeds",)
+
 
 @dataclass(frozen=True)
 class HostSource:

@@ -22,6 +22,7 @@ from ..wire.operations import (
     LOAD,
     OPERATIONS,
     PARK,
+    PART,
     SAMPLE,
     TRACE,
     UNLOAD,
@@ -165,6 +166,20 @@ class WorkerGroup:
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
             return found
+
+    def part(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> torch.Tensor:
+        """What a method beside the forward of a loaded model of ComfyUI's own class returns, a tensor.
+
+        Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        """
+        tensors: Tensors = {}
+        try:
+            packed_args = pack(list(args), "args", tensors)
+            packed_kwargs = {name: pack(value, f"kwargs.{name}", tensors) for name, value in kwargs.items()}
+        except UnsendableError as error:
+            raise RequestRefused(*error.explanation) from error
+        header = PART.header(method=method, args=packed_args, kwargs=packed_kwargs)
+        return self._request(header, tensors, check)[PREDICTION]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parallel_backend.errors import ModelFileError
+from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule, moved
@@ -21,7 +21,7 @@ from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
 from ..comfyui.patched_options import attributes_of, with_functions
 from ..comfyui.patches import Patch, put_on
-from ..comfyui.source import HostSource
+from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
 from .request_checks import made
 
@@ -48,12 +48,12 @@ class HostModel:
         import_comfyui(source)
         import comfy.model_patcher
 
-        config, weights = detect(source.file)
+        config, weights, beside = detect(source.file)
         if config is None:
             raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
         check()
         dtype, cast = dtype_of(source.dtype), dtype_of(source.cast)
-        model = build(config, weights, dtype, cast, None)
+        model = build(config, weights, beside, dtype, cast, None)
         if missing := load_weights(model, weights):
             raise ModelFileError(
                 f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
@@ -104,6 +104,14 @@ class HostModel:
             for each, (kwargs, _) in zip(passes, given, strict=True)
         ]
         return found, given[0][1]
+
+    @torch.inference_mode()
+    def part(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """What another method of the model gives on this rank. Raises RequestError for one that it does not have."""
+        device, run = self.mesh.device, getattr(self.module.model, method, None)
+        if not callable(run) or method not in PARTS:
+            raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
+        return run(*moved(args, device), **moved(kwargs, device))
 
     def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A call's arguments on this rank's device, with functions in the options in place of what describes them; and

@@ -20,7 +20,6 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.vae import ParallelVAE
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import Check
 from parallel_backend.weights.parking import Parking
@@ -29,11 +28,25 @@ from parallel_backend.weights.vae_files import load_vae
 from ..comfyui.patched_options import attributes_of
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource
-from ..wire.operations import ADAPT, ADAPTED, CALL, FORWARD, LOAD, OPERATIONS, PARK, PATCH, SAMPLE, TRACE, UNLOAD, VAE
+from ..wire.operations import (
+    ADAPT,
+    ADAPTED,
+    CALL,
+    FORWARD,
+    LOAD,
+    OPERATIONS,
+    PARK,
+    PART,
+    PATCH,
+    SAMPLE,
+    TRACE,
+    UNLOAD,
+    VAE,
+)
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
+from ..wire.tree import DICT, NEW_EACH_CALL, PREDICTION, unpack, unpack_call
 from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
@@ -47,6 +60,7 @@ from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
 Model = TypeVar("Model", ParallelTransformer, HostModel)
+Output = TypeVar("Output")
 
 
 class Operations:
@@ -72,6 +86,7 @@ class Operations:
             ADAPT.name: self.adapt,
             PATCH.name: self.patch,
             CALL.name: self.call,
+            PART.name: self.part,
             FORWARD.name: self.forward,
             SAMPLE.name: self.sample,
             VAE.name: self.run_vae,
@@ -131,12 +146,7 @@ class Operations:
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         given = {**fresh, **conditions}
         calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
-        try:
-            outputs = model.call(calls)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise ModelFailed(error) from error
+        outputs = from_model(lambda: model.call(calls))
         if outputs is None:
             return None
         return {
@@ -144,6 +154,15 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
+
+    def part(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
+        model = self.loaded(job, HostModel)
+        args = made(lambda values: tuple(unpack(each, tensors) for each in values), job.header["args"], "arguments")
+        kwargs = made(lambda values: unpack(values, tensors), {DICT: job.header["kwargs"]}, "arguments")
+        if dist.get_rank():
+            return None
+        return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs)).cpu()}
 
     def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
@@ -198,6 +217,8 @@ class Operations:
 
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes images by the VAE in a file, which stays loaded until another is asked for."""
+        from parallel_backend.vae import ParallelVAE  # and diffusers, seconds that other ranks do not need
+
         state, wanted = self.state, (job.header["path"], job.header["dtype"])
         if state.vae is None or state.vae[0] != wanted:
             state.vae = None
@@ -257,6 +278,16 @@ class Operations:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
         self.unpark(job, model.parking)
         return model
+
+
+def from_model(run: Callable[[], Output]) -> Output:
+    """What the model's own code gives. Raises ModelFailed for what it raises."""
+    try:
+        return run()
+    except RequestError:
+        raise
+    except Exception as error:
+        raise ModelFailed(error) from error
 
 
 def read_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,13 +11,15 @@ from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.vae import ParallelVAE
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .host_model import HostModel
 from .memory.release import release_memory
 from .sources import Source
+
+if TYPE_CHECKING:
+    from parallel_backend.vae import ParallelVAE
 
 
 class RankState:

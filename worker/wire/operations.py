@@ -57,6 +57,7 @@ CALL = Operation(
     latents="calls.0.args.0",
     is_step=True,
 )
+PART = Operation("part", "running a part of the model", {"method": str, "args": list, "kwargs": dict})
 FORWARD = Operation(
     "forward",
     "running the model",
@@ -81,7 +82,7 @@ UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each for each in (LOAD, ADAPT, PATCH, CALL, FORWARD, SAMPLE, VAE, PARK, UNLOAD, TRACE)
+    each.name: each for each in (LOAD, ADAPT, PATCH, CALL, PART, FORWARD, SAMPLE, VAE, PARK, UNLOAD, TRACE)
 }
 
 

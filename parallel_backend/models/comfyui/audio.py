@@ -8,7 +8,9 @@ STABLE_AUDIO = BlockList(
     returns="x",
     attention={"self_attn": "x"},
     sides={"rotary_pos_emb": (0, "x")},
+    last={"local_add_cond": (1, "x")},
     whole=("context", "global_cond", "context_mask"),
+    refused=("mask",),
 )
 register(
     HostSpec(
@@ -27,6 +29,7 @@ ACE_STEP = BlockList(
     sides={"position_embeddings": (0, "x")},
     windows={"self_attn": "sliding_window"},
     whole=("temb", "encoder_hidden_states", "encoder_attention_mask"),
+    refused=("attention_mask",),
 )
 register(
     HostSpec(

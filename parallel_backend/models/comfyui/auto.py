@@ -14,7 +14,7 @@ import torch
 
 from ...axes import BATCH_AXES
 from ...plan import ParallelPlan
-from .checks import missing_from, sizes_of
+from .checks import changes_of, sizes_of
 from .spec import HostSpec, host_spec
 
 IDLE_REQUESTS = 2
@@ -43,7 +43,7 @@ class Work:
 def shareable(model: torch.nn.Module) -> HostSpec | None:
     """The spec of the model's class, if it says how tokens are shared, and fits the class."""
     spec = host_spec(type(model))
-    return None if spec is None or spec.unshared or list(missing_from(model, spec)) else spec
+    return None if spec is None or spec.unshared or changes_of(model) else spec
 
 
 def couples(model: torch.nn.Module) -> bool:

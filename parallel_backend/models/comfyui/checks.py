@@ -5,8 +5,9 @@ Read in ComfyUI's process too, which has no torch.distributed.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from ...axes import BATCH_AXES, TOKEN_AXES
 from ...errors import PlanError
 from ...plan import ParallelPlan
-from .spec import HostSpec, host_spec
+from .spec import ALWAYS_WHOLE, BlockList, HostSpec, host_spec
 
 OWN_ATTENTION = ("auto", "native")  # of a plan, where attention is left to ComfyUI
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -89,9 +90,9 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             f"Use {shared[0]}=1" + ("." if spec.couples(model) else ", and cfg or dp in its place."),
             *shared,
         )
-    if changed := list(missing_from(model, spec)):
+    if changed := changes_of(model):
         raise PlanError(
-            f"This ComfyUI's {name} is not the one that is known here: it has no {', '.join(changed)}.",
+            f"This ComfyUI's {name} is not the one that is known here: {'; '.join(changed)}.",
             "Use cfg or dp in place of ulysses and ring, or the version of ComfyUI that the README names.",
             *shared,
         )
@@ -121,23 +122,55 @@ def patch_of(model: torch.nn.Module, spec: HostSpec, dims: int) -> tuple[int, ..
     return ((1,) * dims + sizes)[-dims:]
 
 
-def missing_from(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
-    """What a spec relies on and the model does not have, as where ComfyUI has changed."""
+def changes_of(model: torch.nn.Module) -> list[str]:
+    """How a model differs from the class that its spec is of, as where ComfyUI has changed; each as words."""
+    spec = host_spec(type(model))
+    return list(dict.fromkeys(differences(model, spec))) if spec else []
+
+
+def differences(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
+    """What a spec relies on and the model does not have, and what its blocks take that the spec does not know."""
+    sizes = (spec.heads, spec.width or spec.head_dim, spec.coupled_where, spec.patches[1] if spec.patches else "")
+    for path in filter(None, sizes):
+        try:
+            read_size(model, path)
+        except (AttributeError, IndexError):
+            yield f"it has no {path}"
+    if spec.gathered_by:
+        path, read = spec.gathered_by
+        yield from lacking(model, (path,), "")
+        with contextlib.suppress(AttributeError):
+            arguments = inspect.signature(model.get_submodule(path).forward).parameters
+            yield from (f"{path} has no argument {name}" for name in read if name not in arguments)
     for blocks in spec.blocks:
         try:
             modules = modules_at(model, blocks.path)
         except AttributeError:
-            yield blocks.path
+            yield f"it has no {blocks.path}"
             continue
-        for block in modules[:1]:
-            parameters = inspect.signature(block.forward).parameters.values()
-            takes_any = any(parameter.kind in VARIABLE for parameter in parameters)
-            named = {*blocks.tokens, *blocks.sides, *blocks.frames, *blocks.ranges, *blocks.places, *blocks.counts}
-            for name in sorted(named - {parameter.name for parameter in parameters}):
-                if not takes_any:
-                    yield f"{blocks.path}: the argument {name}"
-            for path in (*blocks.attention, *blocks.filled):
-                try:
-                    block.get_submodule(path)
-                except AttributeError:
-                    yield f"{blocks.path}: {path}"
+        for block in modules:
+            if not isinstance(vars(block).get("signature"), inspect.Signature):  # it stands where another stage has one
+                yield from differences_in_block(block, blocks)
+
+
+def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[str]:
+    parameters = inspect.signature(block.forward).parameters.values()
+    takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
+    if len(takes) == len(parameters):
+        yield from (f"{blocks.path} has no argument {name}" for name in sorted(blocks.cut - takes))
+    known = {ALWAYS_WHOLE, *blocks.cut, *blocks.whole, *blocks.refused}
+    yield from (f"{blocks.path} has an argument {name}" for name in sorted(takes - known))
+    yield from lacking(block, (*blocks.attention, *blocks.filled, *blocks.windows), f"{blocks.path}: ")
+    for path, attribute in blocks.windows.items():
+        with contextlib.suppress(AttributeError):
+            if not hasattr(block.get_submodule(path), attribute):
+                yield f"{blocks.path}: it has no {path}.{attribute}"
+
+
+def lacking(module: torch.nn.Module, paths: Iterable[str], where: str) -> Iterator[str]:
+    """The submodules that are not there."""
+    for path in paths:
+        try:
+            module.get_submodule(path)
+        except AttributeError:
+            yield f"{where}it has no {path}"

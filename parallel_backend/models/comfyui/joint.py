@@ -11,6 +11,7 @@ HIDREAM = (
         attention={"block.attn1": "img+txt"},
         sides={"rope": (1, "img+txt")},
         whole=("adaln_input",),
+        refused=("image_tokens_masks",),
     ),
     BlockList(
         path="single_stream_blocks",
@@ -19,6 +20,7 @@ HIDREAM = (
         attention={"block.attn1": "img+txt"},
         sides={"rope": (1, "img+txt")},
         whole=("adaln_input",),
+        refused=("image_tokens_masks", "text_tokens"),
     ),
 )
 register(

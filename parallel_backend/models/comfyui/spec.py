@@ -14,6 +14,9 @@ from ..rows import BlockRow
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
 Streams = str | tuple[str | None, ...]
+# Of every model and every block of ComfyUI's: a dict of what nodes ask for, of all rows and tokens. A schedule in it
+# may be as long as the batch.
+ALWAYS_WHOLE = "transformer_options"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class BlockList:
     # Arguments that may have an entry for each frame of a stream, in dim 1, or for each token: the stream, and the
     # number of dims that they have then.
     frames: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    # Arguments with an entry for each of the last tokens of a stream: the dim, and the stream. What is joined before
+    # those has none.
+    last: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     # Arguments that are ranges of tokens, as a list of (start, stop, …).
     ranges: Mapping[str, str] = field(default_factory=dict)
     # Arguments that are the place of a token.
@@ -60,11 +66,19 @@ class BlockList:
     filled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
+    # Arguments that a block has and that may not be given: how they would have to be cut is not known.
+    refused: tuple[str, ...] = ()
     # Submodules of blocks that the model reads outside of the blocks, by their paths in the model.
     shared: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
     dim: int = 1
     grid: int = 1
+
+    @property
+    def cut(self) -> set[str]:
+        """The arguments of which a rank gets its part."""
+        parts = (self.tokens, self.sides, self.frames, self.last, self.ranges, self.places, self.counts)
+        return {name for part in parts for name in part}
 
     def row(self) -> BlockRow:
         """For pipeline stages. Raises StopIteration for a block that returns what is no argument of it."""
@@ -105,7 +119,7 @@ class HostSpec:
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""
-        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where)))
+        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
 
 
 def names(streams: str) -> tuple[str, ...]:

@@ -28,8 +28,10 @@ register(
     "comfy.ldm.wan.model.SCAIL2WanModel",
     "comfy.ldm.wan.model.WanModel_S2V",
     "comfy.ldm.wan.model_animate.AnimateWanModel",
-    "comfy.ldm.wan.ar_model.CausalWanModel",
 )
+# Frame by frame, its blocks keep keys and values.
+CAUSAL = replace(BLOCKS, refused=("kv_cache", "crossattn_cache"))
+register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blocks=(CAUSAL,)))
 # It has two heads.
 register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", gathered_by=None))
 

@@ -17,7 +17,7 @@ import torch
 from ...errors import RequestError
 from ...hooks import Hooks
 from ...models.comfyui.checks import modules_at
-from ...models.comfyui.spec import BlockList, HostSpec, Streams, names
+from ...models.comfyui.spec import ALWAYS_WHOLE, BlockList, HostSpec, Streams, names
 from ..arguments import Arguments
 from ..attention import ParallelAttention, install_attention
 from ..stages import StandIn
@@ -27,9 +27,6 @@ from .streams import Names, StreamLayout
 
 Arrival = Callable[[dict[str, Any]], None]
 
-# Of every model and every block of ComfyUI's: a dict of what nodes ask for, of all rows and tokens. A schedule in it
-# may be as long as the batch.
-ALWAYS_WHOLE = "transformer_options"
 IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
 
@@ -46,9 +43,7 @@ class FilledBlock:
         self.is_last = is_last
         self.arrivals = arrivals
         self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
-        self.known = {
-            ALWAYS_WHOLE, *spec.whole, *spec.tokens, *spec.sides, *spec.frames, *spec.ranges, *spec.places, *spec.counts
-        }  # fmt: skip
+        self.known = {ALWAYS_WHOLE, *spec.whole, *spec.cut}
         self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
 
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -72,6 +67,7 @@ class FilledBlock:
             **{name: partial(self.cut, streams=streams) for name, streams in spec.tokens.items()},
             **{name: partial(self.cut_side, name=name) for name in spec.sides},
             **{name: partial(self.cut_frames, name=name) for name in spec.frames},
+            **{name: partial(self.cut_last, name=name) for name in spec.last},
             **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in spec.ranges.items()},
             **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in spec.places.items()},
         }
@@ -133,6 +129,10 @@ class FilledBlock:
         if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
             return value
         return self.remembered(name, value, lambda whole: self.layout.cut(whole, names(streams), dim))
+
+    def cut_last(self, value: Any, name: str) -> Any:
+        dim, stream = self.spec.last[name]
+        return self.remembered(name, value, lambda whole: self.layout.cut_last(whole, stream, dim))
 
     def cut_frames(self, value: Any, name: str) -> Any:
         """An argument with an entry for each frame, of which each token gets its own; one for all stays as it is."""

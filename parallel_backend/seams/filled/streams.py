@@ -109,6 +109,13 @@ class StreamLayout(TokenLayout):
         parts = [filled.narrow(dim, run.whole, run.length) for run in self.shares(streams)]
         return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim)
 
+    def cut_last(self, values: torch.Tensor, stream: str, dim: int) -> torch.Tensor:
+        """Those of one value for each of a stream's last tokens that are for this rank's."""
+        before = self.total((stream,)) - values.shape[dim]
+        ranges = [(run.whole - before, run.whole + run.length - before) for run in self.runs((stream,))]
+        parts = [values.narrow(dim, max(start, 0), max(stop, 0) - max(start, 0)) for start, stop in ranges]
+        return torch.cat(parts, dim) if parts else values.narrow(dim, 0, 0)
+
     def fill(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
         """`cut`'s inverse, with zeros for other ranks' tokens."""
         shape = list(local.shape)

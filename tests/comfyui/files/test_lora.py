@@ -18,7 +18,7 @@ from demo.host import ComfyHost, PromptError
 from parallel_backend.weights.adapters import Addition, add, write_weights
 from parallel_backend.weights.loading import LocalPart, ModelSource, build_transformer, load_weights
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
+from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
 from tests.support.host.graphs import (
     Graph,
     Job,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from demo.host import REPOSITORY
-from tests.support.cases.published_cases import PUBLISHED
+from tests.support.cases.files.published_cases import PUBLISHED
 
 
 @pytest.fixture(scope="module")

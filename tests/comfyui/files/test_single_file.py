@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.support.cases.original_layouts import Weights
-from tests.support.cases.single_file_cases import FILES, PUBLISHED, REFUSED, refused
+from tests.support.cases.files.original_layouts import Weights
+from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, refused
 from tests.support.host.graphs import Job, latents, refusal, relative_error
 
 TOLERANCE = 1e-5

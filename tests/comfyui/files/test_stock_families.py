@@ -14,7 +14,7 @@ from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
-from tests.support.cases.folders import FOLDERS
+from tests.support.cases.files.folders import FOLDERS
 from tests.support.cases.stock_cases import CASES
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases

@@ -16,7 +16,7 @@ class StockCase:
     """A tiny model, by whose published proportions ComfyUI detects it, or which says what it is.
 
     module: of the class, below comfy.ldm. config: of the class.
-    latent: the shape of the latents.
+    latent: the shape of the latents; of video with sound, of both, with a "|" between them.
     texts: (generator) to what a CONDITIONING holds, of the positive and of the negative text.
     renamed: parts of ComfyUI's names to what they are in the files of the model's authors.
     metadata: what a file of the authors says of the model beside its weights.
@@ -25,7 +25,7 @@ class StockCase:
 
     module: str
     config: Mapping[str, Any]
-    latent: tuple[int, ...]
+    latent: tuple[int | str, ...]
     texts: Callable[[torch.Generator], Tensors]
     cfg: float = 2.0
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -415,6 +415,11 @@ CASES = {
         renamed=HUNYUANVIDEO_NAMES,
     ),
 }
+LTX_2 = {
+    "in_channels": 128, "cross_attention_dim": 64, "attention_head_dim": 16, "num_attention_heads": 4, "num_layers": 2,
+    "caption_channels": 24, "audio_in_channels": 128, "audio_cross_attention_dim": 32, "audio_attention_head_dim": 8,
+    "audio_num_attention_heads": 4, "connector_attention_head_dim": 8, "connector_num_attention_heads": 3,
+}  # fmt: skip
 # What the ranks run by ComfyUI's own class.
 HOST_CASES = {
     "longcat-image": StockCase(
@@ -428,6 +433,16 @@ HOST_CASES = {
         wan(model_type="vace", in_dim=16, num_layers=4, vace_layers=2, vace_in_dim=96),
         VIDEO,
         text(7, 4096, **{"list vace_frames": normal(1, 32, 2, 8, 12), "list vace_mask": normal(1, 64, 2, 8, 12)}),
+    ),
+    "krea-2": StockCase(
+        "krea2.model.SingleStreamDiT",
+        {"features": 256, "heads": 2, "kvheads": 1, "layers": 2, "txtdim": 160, "txtlayers": 2, "channels": 16},
+        (1, 16, 1, 9, 12),
+        text(7, 320),
+    ),
+    # Its text goes through a part of the model before the first step, and its latents are those of video and of sound.
+    "ltx-2": StockCase(
+        "lightricks.av_model.LTXAVModel", LTX_2, (1, 128, 3, 5, 7, "|", 1, 8, 11, 16), text(13, 24), metadata=LTX_2
     ),
 }
 FULL_WIDTH = flux_case(

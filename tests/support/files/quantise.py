@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.cases.formats import FORMATS
+from tests.support.cases.files.formats import FORMATS
 
 NO_QUANTISATION = ("mod.", "modulation.")  # parts of names
 

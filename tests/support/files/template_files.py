@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from demo.host import REPOSITORY
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.single_file_cases import PREFIX, PUBLISHED
+from tests.support.cases.files.single_file_cases import PREFIX, PUBLISHED
 from tests.support.files.stock_files import ENCODERS, VAES, Weights
 from tests.support.host.stock_prompts import write_cases
 

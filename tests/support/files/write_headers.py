@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.support.cases.published_cases import PUBLISHED
+from tests.support.cases.files.published_cases import PUBLISHED
 
 
 def main(comfyui: str, folder: str) -> None:

@@ -80,5 +80,7 @@ def prompt(
         sampled = graph.add("ParallelDiT_Sampler", scheduler=scheduler, **of_steps, **common)
     else:
         sampled = graph.add("KSampler", sampler_name="euler", scheduler="simple", **of_steps, **common)
+    if "|" in case.latent:
+        sampled = graph.add("LTXVSeparateAVLatent", av_latent=sampled)
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")
     return graph.prompt

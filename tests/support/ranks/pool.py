@@ -22,10 +22,14 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 class RankPool:
-    """Started by its first job. Each job has fresh ranks, so that one that fails spoils none after it."""
+    """Started by its first job. Each job has fresh ranks, so that one that fails spoils none after it.
 
-    def __init__(self, folder: Path) -> None:
+    environment: of the ranks, beside this process's own.
+    """
+
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
+        self.environment = environment
         self.jobs = 0
         self.process: subprocess.Popen | None = None
 
@@ -44,7 +48,7 @@ class RankPool:
         if self.process is None:
             command = [sys.executable, "-m", f"{PROGRAMS}.forks"]
             self.process = subprocess.Popen(
-                command, cwd=REPOSITORY, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE,
+                command, cwd=REPOSITORY, env={**os.environ, **ENVIRONMENT, **self.environment}, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, text=True, start_new_session=True,
             )  # fmt: skip
         self.jobs += 1

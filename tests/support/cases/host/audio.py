@@ -10,6 +10,11 @@ STABLE_AUDIO = {
     "io_channels": 16, "embed_dim": 256, "cond_token_dim": 64, "project_cond_tokens": False, "global_cond_dim": 32,
     "depth": 3, "num_heads": 4,
 }  # fmt: skip
+# Its sound to keep has no entries for the tokens that the model puts before those of the latents.
+STABLE_AUDIO_3 = STABLE_AUDIO | {
+    "global_cond_type": "adaLN", "global_cond_shared_embed": True, "local_add_cond_dim": 17, "num_memory_tokens": 5,
+    "attn_kwargs": {"qk_norm": "rms", "differential": True}, "norm_type": "rms_norm", "timestep_features_type": "expo",
+}  # fmt: skip
 ACE_STEP = {
     "num_layers": 2, "inner_dim": 64, "attention_head_dim": 16, "num_attention_heads": 4, "speaker_embedding_dim": 16,
     "text_embedding_dim": 24, "ssl_latent_dims": [8, 8], "lyric_encoder_vocab_size": 50, "lyric_hidden_size": 1024,
@@ -41,6 +46,18 @@ CASES: dict[str, HostCase] = {
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
         STABLE_AUDIO,
         with_(sound(16, 77), text(64, global_embed=lambda random: random(BATCH, 32))),
+    ),
+    "stable-audio-3": HostCase(
+        "comfy.ldm.audio.dit.AudioDiffusionTransformer",
+        STABLE_AUDIO_3,
+        with_(
+            sound(16, 77),
+            text(
+                64,
+                global_embed=lambda random: random(BATCH, 32),
+                local_add_cond=lambda random: random(BATCH, 17, 77),
+            ),
+        ),
     ),
     "ace-step": HostCase(
         "comfy.ldm.ace.model.ACEStepTransformer2DModel",

@@ -8,9 +8,9 @@ from functools import cache
 
 import torch
 
-from tests.support.cases import original_layouts
 from tests.support.cases.families import FAMILIES, Family
-from tests.support.cases.original_layouts import OriginalLayout, Weights
+from tests.support.cases.files import original_layouts
+from tests.support.cases.files.original_layouts import OriginalLayout, Weights
 
 PREFIX = "model.diffusion_model."
 FP8 = torch.float8_e4m3fn

@@ -1,0 +1,107 @@
+"""Which of the workflows that ComfyUI ships run with our loader in place of the stock one: the table in the README.
+
+COMFYUI_PATH=… python -m tests.benchmarks.templates [--write] [--all]
+
+Each workflow's model files are described by the loader's own code, from names and shapes of published proportions, and
+its nodes are put behind the loader's MODEL (`tests/support/templates/describe.py`). The table is printed, with
+--all each workflow as well; --write puts it into the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from demo.host import REPOSITORY
+from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
+from tests.support.templates.model_files import other_use
+from tests.support.templates.workflows import Workflow, workflows
+
+START, END = "<!-- templates: start -->\n", "<!-- templates: end -->\n"
+README = REPOSITORY / "README.md"
+TOKENS = "loads; tokens are shared over Ulysses and ring"
+BATCH = "loads; the batch alone is shared (cfg, dp)"
+ONE = "loads, on one device: neither can be shared"
+REFUSED = "is refused"
+NO_MODEL = "has no diffusion model"
+WAYS = (TOKENS, BATCH, ONE)  # of a workflow's models, the last of these counts
+
+
+def describe(comfyui: Path, *names: str) -> Mapping[str, Any]:
+    """By file, of those that the workflows name and of these, what the loader's code says of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.support.templates.describe", str(comfyui), folder, *names]
+        run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]:
+    """What comes of a workflow, and why, where it is refused or has no diffusion model."""
+    files = [name for name in workflow.models if not other_use(name)]
+    if not files:
+        return NO_MODEL, "; ".join(sorted({other_use(name) for name in workflow.models})) or "it loads none"
+    found = [described[name] for name in files]
+    for each in found:
+        if "refused" in each:
+            return REFUSED, each["refused"]
+        for node in sorted(each["nodes"].keys() & workflow.nodes):
+            return REFUSED, node
+    return max((way_of(each["plan"]) for each in found), key=WAYS.index), ""
+
+
+def way_of(plan: Mapping[str, int]) -> str:
+    for way, axes in ((TOKENS, TOKEN_AXES), (BATCH, BATCH_AXES)):
+        if any(plan[axis] > 1 for axis in axes):
+            return way
+    return ONE
+
+
+def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
+    """A row a kind of outcome, and one a reason where it is refused; uses are by the package's index."""
+    rows = list(outcomes)
+    with_model = [workflow for workflow, kind, _ in rows if kind != NO_MODEL]
+    uses = sum(workflow.usage for workflow in with_model)
+
+    def row(words: str, found: list[Workflow]) -> str:
+        return f"| {words} | {len(found)} | {100 * sum(each.usage for each in found) / uses:.1f} % |"
+
+    lines = [f"| of {len(with_model)} workflows with a diffusion model | workflows | of their uses |", "|---|---|---|"]
+    for way in WAYS:
+        lines.append(row(way, [workflow for workflow, kind, _ in rows if kind == way]))
+    refused = [(workflow, why) for workflow, kind, why in rows if kind == REFUSED]
+    lines.append(row(REFUSED, [workflow for workflow, _ in refused]))
+    for why in sorted({why for _, why in refused}):
+        lines.append(row(f"– {why}", [workflow for workflow, reason in refused if reason == why]))
+    return "\n".join(lines) + "\n"
+
+
+def written() -> str:
+    """The README's."""
+    return README.read_text().partition(START)[2].partition(END)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    parser.add_argument("--all", action="store_true", help="print what comes of each workflow")
+    options = parser.parse_args()
+    described = describe(Path(os.environ["COMFYUI_PATH"]))
+    outcomes = [(workflow, *outcome(workflow, described)) for workflow in workflows()]
+    if options.all:
+        print(*(f"{workflow.name}: {kind} {why}" for workflow, kind, why in outcomes), sep="\n")
+    print(table(outcomes))
+    if options.write:
+        before, rest = README.read_text().split(START)
+        README.write_text(before + START + table(outcomes) + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The workflows that ComfyUI ships: their model files are taken, and what comes of them is the README's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.templates import NO_MODEL, REFUSED, describe, outcome, table, written
+from tests.support.templates.workflows import templates_folder, workflows
+
+pytestmark = pytest.mark.skipif(templates_folder() is None, reason="needs ComfyUI's templates package")
+
+V_PREDICTION = "noobai-xl-vpred.safetensors"
+
+
+@pytest.fixture(scope="module")
+def described(comfyui: Path) -> Mapping[str, Any]:
+    return describe(comfyui, V_PREDICTION)
+
+
+def test_the_readmes_table_of_workflows_is_what_comes_of_them(described: Mapping[str, Any]) -> None:
+    found = [(workflow, *outcome(workflow, described)) for workflow in workflows()]
+    assert written() == table(found), "write it: python -m tests.benchmarks.templates --write"
+
+
+def test_every_model_file_of_a_workflow_is_taken(described: Mapping[str, Any]) -> None:
+    """What is refused is for a node, never for the file."""
+    assert {name: each["refused"] for name, each in described.items() if "refused" in each} == {}
+
+
+def test_few_workflows_with_a_diffusion_model_are_refused(described: Mapping[str, Any]) -> None:
+    kinds = [outcome(workflow, described)[0] for workflow in workflows()]
+    with_model = [kind for kind in kinds if kind != NO_MODEL]
+    assert len(with_model) > 200
+    assert with_model.count(REFUSED) <= 12
+
+
+def test_what_a_checkpoint_says_beside_its_weights_is_heard(described: Mapping[str, Any]) -> None:
+    """As of a model that predicts velocities, among others of its class that predict noise."""
+    assert described[V_PREDICTION]["predicts"] == "V_PREDICTION"
+    assert described["sd_xl_base_1.0.safetensors"]["predicts"] == "EPS"
+
+
+def test_a_node_can_read_the_texts_that_seedvr2_brings_in_its_file(described: Mapping[str, Any]) -> None:
+    found = described["seedvr2_7b_int8_convrot.safetensors"]["buffers"]
+    assert {"positive_conditioning", "negative_conditioning"} <= {*found}

@@ -1,0 +1,31 @@
+"""`python -m tests.support.host.rows_of COMFYUI`:
+which rows of the equality table a ComfyUI can make, as JSON: by row, what it has changed of the class, in words.
+
+Rows of classes that it does not have, or makes of other arguments, are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from parallel_backend.models.comfyui.checks import changes_of
+from tests.support.cases.host import CASES
+
+
+def main(comfyui: str) -> None:
+    sys.path.append(comfyui)
+    sys.argv = [sys.argv[0], "--cpu"]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    found = {}
+    for name, case in CASES.items():
+        try:
+            found[name] = changes_of(case.build())
+        except (ImportError, TypeError):
+            continue
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

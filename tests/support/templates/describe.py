@@ -1,0 +1,123 @@
+"""`python -m tests.support.templates.describe COMFYUI FOLDER NAME...`:
+what the loader's code says of each model file that ComfyUI's workflows name, and of these, and its MODEL of the nodes
+in the workflows, as JSON.
+
+In place of the files stand names and shapes by published proportions (`model_files`); all else is the loader's and
+ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
+"buffers" of its own that nodes can read, the "plan" that auto gives two devices, and "nodes": why it refuses some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from demo.host import REPOSITORY
+from tests.support.templates.model_files import MODEL_FILES, ModelFile, model_file, other_use
+from tests.support.templates.model_nodes import DEVICES, PATCHES, executed
+from tests.support.templates.workflows import workflows
+
+
+def main(comfyui: str, folder: str, *names: str) -> None:
+    sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
+    sys.argv = [sys.argv[0], "--cpu", "--base-directory", folder]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    logging.disable(logging.CRITICAL)
+    pack = pack_without_server()
+    host_nodes = importlib.import_module("nodes")
+    asyncio.run(host_nodes.init_builtin_extra_nodes())
+    used: dict[str, set[str]] = {name: set() for name in names}
+    for workflow in workflows():
+        for name in workflow.models:
+            if not other_use(name):
+                used.setdefault(name, set()).update(workflow.nodes)
+    described: dict[str, Any] = {}
+    for kind in MODEL_FILES:
+        files = [name for name in used if model_file(name) is kind]
+        types = {each for name in files for each in used[name]}
+        if files:
+            found = describe(pack, host_nodes.NODE_CLASS_MAPPINGS, kind, types)
+            described |= dict.fromkeys(files, found)
+    print(json.dumps(described))
+
+
+def pack_without_server() -> SimpleNamespace:
+    """The pack's modules, without what needs a server."""
+    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    places = {
+        "file": "pack.nodes.model.host_file",
+        "module": "pack.nodes.model.remote_module",
+        "patcher": "pack.nodes.model.remote_patcher",
+        "client": "pack.worker.host.client",
+        "errors": "pack.nodes.errors",
+        "checks": "pack.parallel_backend.models.comfyui.checks",
+    }
+    return SimpleNamespace(**{name: importlib.import_module(place) for name, place in places.items()})
+
+
+def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) -> Any:
+    contents = contents_of(kind)
+    with patch("comfy.utils.load_torch_file", lambda *_, **__: contents):
+        file = pack.file.describe_host_file(Path("model.safetensors"))
+    if file is None:
+        return {"refused": f"ComfyUI detects no {kind.detected_as} in it"}
+    if type(file.model.model_config).__name__ != kind.detected_as:
+        return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
+    plan = pack.checks.auto_plan(DEVICES, file.module)
+    group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
+    pack.module.RemoteModule(group, file.source(plan, True), plan, file.module, 1)
+    patcher = pack.patcher.remote_patcher(file.model, 1)
+    refused = {}
+    for each in sorted(types):
+        if why := refusal(pack, node_classes, each, patcher):
+            refused[each] = why
+    return {
+        "model_class": file.model_class,
+        "predicts": file.model.model_type.name,
+        "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
+        "plan": plan.to_json(),
+        "nodes": refused,
+    }
+
+
+def refusal(pack: SimpleNamespace, node_classes: Mapping[str, Any], node: str, patcher: Any) -> str:
+    """Why a MODEL of ours refuses a node; empty where it does not."""
+    try:
+        if node in PATCHES:
+            options = PATCHES[node]
+        else:
+            options = executed(node_classes[node], patcher).model_options.get("transformer_options", {})
+        pack.module.sendable(options)
+    except pack.errors.Refused as error:
+        return str(error)
+    return ""
+
+
+def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What reading such a file gives: weights of no memory, and metadata."""
+    supported = importlib.import_module("comfy.supported_models")
+    config_class = getattr(supported, kind.detected_as)
+    config = config_class({**config_class.unet_config, **kind.sizes})
+    beside = {name: torch.zeros(shape) for name, shape in kind.beside.items()}
+    built = sys.modules["pack.worker.comfyui.model"].build_empty(config, {}, beside, torch.bfloat16, None)
+    shapes = {name: one.shape for name, one in built.diffusion_model.state_dict().items()}
+    shapes |= dict.fromkeys(kind.marks, torch.Size([0]))
+    zero = torch.zeros((), dtype=torch.bfloat16)
+    weights = {kind.prefix + name: zero.expand(shape) for name, shape in shapes.items()}
+    return {**weights, **beside}, {"config": json.dumps(dict(kind.metadata))} if kind.metadata else {}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,28 @@
+// Pure: workflows that were saved with an earlier version of the pack.
+
+import { LOADER } from './graph.js'
+
+const GONE = 'loop_mode' // a value of the loader, true or false, behind its dtype
+const PLACE = 2
+
+/** Takes out of a saved workflow, its subgraphs included, what the loader no longer has. */
+export function renewWorkflow(workflow) {
+  for (const graph of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
+    for (const node of graph.nodes ?? []) {
+      if (node.type === LOADER) renewLoader(node, graph.links ?? [])
+    }
+  }
+}
+
+/** Links are objects in a subgraph, and [id, origin, slot, target, slot, type] elsewhere; they name inputs by place. */
+function renewLoader(node, links) {
+  const values = node.widgets_values
+  if (Array.isArray(values) && typeof values[PLACE] === 'boolean') values.splice(PLACE, 1)
+  const slot = (node.inputs ?? []).findIndex((input) => input.name === GONE && input.link == null)
+  if (slot < 0) return
+  node.inputs.splice(slot, 1)
+  for (const link of links) {
+    if (Array.isArray(link) && link[3] === node.id && link[4] > slot) link[4] -= 1
+    else if (link.target_id === node.id && link.target_slot > slot) link.target_slot -= 1
+  }
+}
