@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
+from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.functions import KNOWN, describe, home_of
+from ...worker.comfyui.functions import KNOWN, Known, describe, home_of
 from ...worker.comfyui.patched_options import FUNCTIONS
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import pack
@@ -42,8 +42,8 @@ def functions_of(options: Options) -> Iterator[tuple[str, Any]]:
             yield name, function
 
 
-def check_inside(options: Options, plan: ParallelPlan) -> None:
-    """Raises Refused for what of the options cannot be honoured in the ranks under this plan, naming it."""
+def check_inside(options: Options) -> None:
+    """Raises Refused for what of the options cannot be honoured in the ranks under any plan, naming it."""
     asked = [f"the model patch {name!r} of {name_of(each)}" for name, each in functions_of(options) if not known(each)]
     asked += [
         words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
@@ -54,27 +54,45 @@ def check_inside(options: Options, plan: ParallelPlan) -> None:
             f"The parallel model cannot honour {', '.join(dict.fromkeys(asked))}: its inside runs in worker processes.",
             "Remove that node, or use the stock loader.",
         )
+
+
+def asked_of(options: Options) -> Iterator[tuple[str, Known]]:
+    """Which functions are asked for, by the name of their place: of options as they go to the ranks, or as nodes have
+    them."""
     for name, function in functions_of(options):
-        check_plan(name, function, plan)
+        yield name, KNOWN[home_of(function)]
+    described = options.get(FUNCTIONS) or {PATCHES: {}, REPLACED: {}}
+    for name, functions in described[PATCHES].items():
+        yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for each in functions)
+    for name, functions in described[REPLACED].items():
+        yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for _, each in functions)
 
 
-def check_plan(name: str, function: Any, plan: ParallelPlan) -> None:
+def check_plan(options: Options, plan: ParallelPlan) -> None:
     """Raises Refused where a function would see a part of what it needs."""
-    shares = KNOWN[home_of(function)]
-    for axes, is_right, what in ((TOKEN_AXES, shares.tokens, "tokens"), (BATCH_AXES, shares.rows, "rows of the batch")):
+    for name, shares in asked_of(options):
+        check_shares(name, shares, plan)
+
+
+def check_shares(name: str, shares: Known, plan: ParallelPlan) -> None:
+    needs = (
+        (STAGE_AXES, False, "blocks", "ulysses or ring"),
+        (TOKEN_AXES, shares.tokens, "tokens", "cfg or dp"),
+        (BATCH_AXES, shares.rows, "rows of the batch", "ulysses or ring"),
+    )
+    for axes, is_right, what, others in needs:
         split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
         if split and not is_right:
-            others = "cfg or dp" if axes is TOKEN_AXES else "ulysses or ring"
             raise Refused(
-                f"The parallel model cannot honour the model patch {name!r} of {name_of(function)} under "
+                f"The parallel model cannot honour the model patch {name!r} of {shares.node} under "
                 f"{', '.join(split)}: it needs all {what} in one place.",
                 f"Use {others} in the Parallel Plan in place of {' and '.join(axes)}, or remove that node.",
             )
 
 
-def bearable(options: Options) -> dict[str, bool]:
+def bearable(asked: Iterable[Options]) -> dict[str, bool]:
     """Whether what is run inside of the model bears that tokens are shared, and rows, by the name in a Work."""
-    shares = [KNOWN[home_of(function)] for _, function in functions_of(options)]
+    shares = [each for options in asked for _, each in asked_of(options)]
     return {"tokens": all(each.tokens for each in shares), "rows": all(each.rows for each in shares)}
 
 
@@ -119,9 +137,9 @@ def say_once(words: str) -> None:
     logging.info("[ParallelDiT] %s", words)
 
 
-def sendable(options: Options, plan: ParallelPlan, name_object: Callable[[Any], str]) -> dict[str, Any]:
+def sendable(options: Options, name_object: Callable[[Any], str]) -> dict[str, Any]:
     """The options as what goes to the ranks. Raises Refused, see `check_inside`."""
-    check_inside(options, plan)
+    check_inside(options)
     left_out = {*KEPT_HERE, PATCHES, REPLACED}
     found = {name: value for name, value in options.items() if name not in left_out and is_data(name, options)}
     try:

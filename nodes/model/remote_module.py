@@ -33,7 +33,7 @@ from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
 from ..plan_words import Remark, in_words
-from .patches import bearable, check_inside, sendable
+from .patches import bearable, check_inside, check_plan, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt
 from .untouched import Untouched, put_elsewhere
 
@@ -90,7 +90,6 @@ class RemoteModule(RemoteWeights):
         """auto: what decides on the plan by what is asked; None where it does not depend on that."""
         super().__init__(group, source.to_json(), plan, weight_bytes, note)
         self.auto = auto
-        self.bears: dict[str, bool] = {}  # see `bearable`
         self.module = module
         self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
@@ -120,7 +119,7 @@ class RemoteModule(RemoteWeights):
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         values["transformer_options"] = {
-            **sendable(values.get("transformer_options") or {}, self.decided_plan, self.run.name_object),
+            **sendable(values.get("transformer_options") or {}, self.run.name_object),
             RUN: self.run.name,
             ATTRIBUTES: self.attributes,
         }
@@ -150,7 +149,8 @@ class RemoteModule(RemoteWeights):
     def call(self, calls: list[ModelCall]) -> list[Answer]:
         """Calls of the model in the ranks."""
         with self.group.turn(check_interrupt):
-            self.settle(Work.of([call.size for call in calls], [call.branches for call in calls]))
+            work = Work.of([call.size for call in calls], [call.branches for call in calls])
+            self.settle(work, [call.kwargs for call in calls])
             self.load()
             return self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
 
@@ -158,7 +158,8 @@ class RemoteModule(RemoteWeights):
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
     ) -> torch.Tensor:
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
-        self.settle(Work.of(rows, [each.branches for each in passes]))
+        work = Work.of(rows, [each.branches for each in passes])
+        self.settle(work, [each.conditions for each in passes if isinstance(each.conditions, Mapping)])
         return super().sample(call, tensors, passes, on_step)
 
     def shares_calls(self) -> bool:
@@ -171,10 +172,19 @@ class RemoteModule(RemoteWeights):
         self.auto.begin()
         return AUTO
 
-    def settle(self, work: Work) -> None:
-        """Has an automatic plan follow from what is asked. The ranks keep the weights."""
+    def settle(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
+        """Has an automatic plan follow from what is asked. The ranks keep the weights.
+
+        asked: the calls' arguments. Raises Refused for what nodes ask for that the plan does not allow.
+        """
+        options = [each.get("transformer_options", {}) for each in asked]
+        self.follow(replace(work, **bearable(options)))
+        for each in options:
+            check_plan(each, self.plan)
+
+    def follow(self, work: Work) -> None:
         is_first = self.auto is not None and self.auto.is_open
-        if self.auto is None or not self.auto.follow(replace(work, **self.bears)):
+        if self.auto is None or not self.auto.follow(work):
             return
         before, self.plan = self.plan, self.auto.plan
         self.note = in_words(self.auto.why)
@@ -220,15 +230,10 @@ class RemoteModule(RemoteWeights):
     def begin(self, options: Mapping[str, Any]) -> None:
         """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
         self.untouched.check(self.attributes)
-        check_inside(options, self.decided_plan)
-        self.bears = bearable(options)
+        check_inside(options)
+        if self.auto is None:
+            check_plan(options, self.plan)
         self.run = Run()
-
-    @property
-    def decided_plan(self) -> ParallelPlan:
-        """The plan; one of a single rank, which everything can be run under, while it is still to follow from what is
-        asked."""
-        return ParallelPlan() if self.auto and self.auto.is_open else self.plan
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

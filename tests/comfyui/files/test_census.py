@@ -16,6 +16,7 @@ from demo.host import REPOSITORY
 from tests.support.census.habits import HABITS
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.census.rows import ROWS
+from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
 
 TOLERANCE = 1e-5
@@ -29,11 +30,10 @@ def census(comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFact
     base = tmp_path_factory.mktemp("census")
     write_cases(comfyui, base, list(CENSUS_MODELS))
     out = base / "census.json"
-    path = os.pathsep.join([str(REPOSITORY / "tests/support/census/tiny"), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out)],
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, **TINY_MODELS},
         capture_output=True,
         text=True,
         timeout=900,

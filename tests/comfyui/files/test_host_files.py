@@ -215,6 +215,16 @@ def test_a_patch_of_comfyuis_own_is_run_in_the_ranks(plan: dict[str, int], host:
     assert relative_error(latents(host, ours(QUANTISED, plan, patch=skip)), right) <= TOLERANCE
 
 
+def test_an_automatic_plan_keeps_rows_together_for_a_node_that_needs_them(host: ComfyHost, stock: Callable) -> None:
+    guided = behind("NAGuidance", nag_scale=5.0, nag_alpha=0.5, nag_tau=1.5)
+    right = latents(host, prompt(QUANTISED, patch=guided))
+    assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is guided"
+    asked = ours(QUANTISED, {"ulysses": 2}, patch=guided)
+    (plan,) = (node for node in asked.values() if node["class_type"] == "ParallelDiT_Plan")
+    plan["inputs"] = {"mode": "auto"}
+    assert relative_error(latents(host, asked), right) <= TOLERANCE
+
+
 def test_what_would_run_inside_of_the_model_is_refused_by_name(host: ComfyHost, files: Path) -> None:
     """`test_census.py` has what becomes of every node."""
     with pytest.raises(PromptError, match="cannot honour the model patch 'attn1_patch' of TomePatchModel"):

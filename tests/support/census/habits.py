@@ -284,5 +284,6 @@ HABITS: dict[str, Row] = {
     "a ControlNet from 30 % on": habit(equal(), controlled),
     "a video frame by frame": habit(refused("a sampler that runs a part of it", "wan-causal"), frame_by_frame),
     "a LoRA of one text": habit(equal(), hook_lora),
+    "a LoRA of one text, with the rows apart": replace(habit(equal(), hook_lora), plan={"cfg": 2}),
     "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
 }

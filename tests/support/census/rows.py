@@ -118,6 +118,9 @@ ROWS: dict[str, Row] = {
     "SkipLayerGuidanceDiT of the first and the last": replace(
         equal(double_layers="0, 1", single_layers="2", **ALWAYS), node="SkipLayerGuidanceDiT"
     ),
+    "SkipLayerGuidanceDiTSimple with its rows apart": replace(
+        equal(double_layers="0", single_layers="1", **ALWAYS), plan={"cfg": 2}, node="SkipLayerGuidanceDiTSimple"
+    ),
     "SkipLayerGuidanceDiT of a Wan": replace(
         equal("wan", double_layers="0, 3", **ALWAYS), node="SkipLayerGuidanceDiT"
     ),

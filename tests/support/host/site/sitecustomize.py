@@ -24,9 +24,20 @@ def detect_tiny_models(module: Any) -> None:
             return detect(state_dict, prefix, *args, metadata=metadata, **options)
         import comfy.supported_models
 
-        return getattr(comfy.supported_models, tiny["class"])(tiny["config"])
+        return getattr(comfy.supported_models, tiny["class"])(
+            {name: value_of(each) for name, each in tiny["config"].items()}
+        )
 
     module.model_config_from_unet = detect_tiny
+
+
+def value_of(written: Any) -> Any:
+    """A value of a config, of which dtypes are written as text."""
+    if not str(written).startswith("torch."):
+        return written
+    import torch
+
+    return getattr(torch, written.removeprefix("torch."))
 
 
 class Loader(importlib.abc.Loader):
