@@ -16,12 +16,11 @@ from .errors import Refused
 from .model.families import family_for
 from .model.host_file import HostFile, describe_host_file
 from .model.host_names import host_names
-from .model.loop_mode import serve_stock_samplers
-from .model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
-from .model.remote_model import Handover, RemoteDiT, Schedule
+from .model.model_files import describe_folder, list_models, why_not_listed
+from .model.remote_model import Handover, RemoteDiT
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patcher
-from .model.single_file import UnknownFile, describe_file
+from .model.schedule import Schedule
 from .parallel_plan import PlanType, resolve_host_plan, resolve_plan
 from .plan_words import in_words
 from .workers.group import GROUPS, device_type, worker_group
@@ -44,8 +43,8 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=list(list_models()),
-                    tooltip="A safetensors file in models/diffusion_models, a checkpoint in models/checkpoints (its "
-                    "diffusion model alone is read), a diffusers folder in models/diffusers or "
+                    tooltip="A safetensors or GGUF file in models/diffusion_models, a checkpoint in models/checkpoints "
+                    "(its diffusion model alone is read), a diffusers folder in models/diffusers or "
                     "models/diffusion_models, or the demo model.",
                 ),
                 io.Combo.Input(
@@ -54,14 +53,6 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                     default=AUTO,
                     tooltip="What the model computes in, and what its weights are cast to. auto: what ComfyUI would "
                     "choose for its own device.",
-                ),
-                io.Boolean.Input(
-                    "loop_mode",
-                    default=True,
-                    optional=True,
-                    tooltip="A stock KSampler with euler runs its whole loop in the workers, which gives the same "
-                    "image. Off: ComfyUI runs the loop, and the workers one forward at a time, as for all other "
-                    "samplers.",
                 ),
                 PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
                 io.Int.Input(
@@ -82,21 +73,15 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return True if model_name in list_models() else str(why_not_listed(model_name))
 
     @classmethod
-    def execute(
-        cls, model_name: str, dtype: str, loop_mode: bool = True, plan: ParallelPlan | None = None, group: int = 1
-    ) -> io.NodeOutput:
+    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1) -> io.NodeOutput:
         check_installed()
         models = list_models()
         if model_name not in models:
             raise Refused(*why_not_listed(model_name))
         path = models[model_name]
-        try:
-            description = describe_folder(path) if path.is_dir() else describe_file(path)
-        except UnknownFile:
-            host_file = describe_host_file(path, DTYPES.get(dtype))
-            if host_file is None:
-                raise
-            return io.NodeOutput(host_model(model_name, host_file, plan, group))
+        if path.is_file():
+            return io.NodeOutput(host_model(model_name, describe_host_file(path, DTYPES.get(dtype)), plan, group))
+        description = describe_folder(path)
         spec = spec_for(description.model_class)
         family = family_for(description.model_class)
         if family is None:
@@ -111,8 +96,6 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
         if note:
             logging.warning("[ParallelDiT] %s", note)
-        if description.dtype in FLOAT8:
-            log_float8(model_name, dtype, description)
         handover = Handover(
             conditions=functools.partial(family.conditions, model),
             geometry=spec.geometry(source.config),
@@ -122,10 +105,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
         names = host_names(description)
         dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note)
-        patcher = remote_model(model, dit)
-        if loop_mode:
-            serve_stock_samplers(patcher)
-        return io.NodeOutput(patcher)
+        return io.NodeOutput(remote_model(model, dit))
 
 
 def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
@@ -139,17 +119,6 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     weight_bytes = 1 if on_cpu else max(1, file.weight_bytes)  # 0 would have ComfyUI count the weights
     RemoteModule(worker_group(group), file.source(plan, on_cpu), plan, file.module, weight_bytes, note)
     return remote_patcher(file.model, weight_bytes)
-
-
-def log_float8(model_name: str, dtype: str, description: ModelDescription) -> None:
-    """Says what becomes of weights that are stored in fp8."""
-    logging.info(
-        "[ParallelDiT] %s stores its weights in %s; the ranks keep those of the blocks so, and compute in %s%s.",
-        model_name,
-        str(description.dtype).removeprefix("torch."),
-        dtype,
-        " with their scales" if description.scaled else "",
-    )
 
 
 def host_dtype(stored: torch.dtype, supported: list[torch.dtype]) -> torch.dtype:

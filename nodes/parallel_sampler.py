@@ -14,10 +14,9 @@ from comfy_api.latest import io
 
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
-from .errors import Refused
-from .model.loop_mode import LoopSampler
-from .model.remote_model import RemoteDiT
-from .model.remote_module import remote_module
+from .model.loop_mode import LoopSampler, stand_in
+from .model.own_schedule import own_schedule
+from .model.remote_module import RemoteModule
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 
@@ -56,9 +55,9 @@ class ParallelSampler(io.ComfyNode):
                     options=list(SCHEDULERS),
                     default=MODELS_OWN,
                     tooltip="A diffusers scheduler, with the settings in the model's folder. model's own: the one that "
-                    "the folder or the model's family names. Those with flow in their names are for flow matching "
-                    "(SD3, Flux, Wan and others), CogVideoX ones for CogVideoX, the rest for DiT, PixArt and "
-                    "HunyuanDiT.",
+                    "the folder names; of a file, Euler flow or DPM++ with ComfyUI's own shift or betas. Those with "
+                    "flow in their names are for flow matching (SD3, Flux, Wan and others), CogVideoX ones for "
+                    "CogVideoX, the rest for DiT, PixArt and HunyuanDiT.",
                 ),
                 io.Conditioning.Input("positive", tooltip="What the image shall show."),
                 io.Conditioning.Input("negative", tooltip="What it shall not."),
@@ -88,7 +87,8 @@ class ParallelSampler(io.ComfyNode):
         latent_image: dict[str, Any],
         denoise: float,
     ) -> io.NodeOutput:
-        dit = looped(model)
+        remote = stand_in(model.model)
+        schedule, scale = own_schedule(model) if isinstance(remote, RemoteModule) else (remote.schedule, 1.0)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
@@ -99,9 +99,10 @@ class ParallelSampler(io.ComfyNode):
         def call(guidance: float) -> SamplerCall:
             return SamplerCall(
                 scheduler=scheduler,
-                config=dit.schedule.config,
-                default=dit.schedule.default,
-                linear_sigmas=dit.schedule.linear_sigmas,
+                config=schedule.config,
+                default=schedule.default,
+                linear_sigmas=schedule.linear_sigmas,
+                timestep_scale=scale,
                 steps=steps,
                 denoise=denoise,
                 guidance=guidance,
@@ -126,20 +127,3 @@ class ParallelSampler(io.ComfyNode):
         )
         device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
         return io.NodeOutput({**output, "samples": denoised.to(device=device, dtype=dtype)})
-
-
-def looped(patcher: Any) -> RemoteDiT:
-    """What stands for the model, whose loop the worker group can run. Raises Refused where it cannot."""
-    module = patcher.model.diffusion_model
-    if isinstance(module, RemoteDiT):
-        return module
-    if remote_module(patcher.model):
-        raise Refused(
-            "The Parallel Sampler runs the models of diffusers' classes, and this file runs as ComfyUI's own "
-            f"{type(module).__name__}.",
-            "Use a stock KSampler for it, with a plan without PipeFusion.",
-        )
-    raise Refused(
-        "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
-        "Use a stock KSampler for it.",
-    )

@@ -132,9 +132,11 @@ class ParallelModule:
         return patch_of(self.model, self.spec, dims) if self.spec else (1,) * dims
 
     def check(self, latents: torch.Tensor, _timestep_B: torch.Tensor, _conditions: ModuleConditions) -> None:
-        """Raises RequestError, on every rank alike, for latents that do not fall into patches."""
+        """Raises RequestError, on every rank alike, for latents that do not fall into PipeFusion's patches."""
         patch = self.patch(latents)
-        if any(size % side for size, side in zip(latents.shape[2:], patch, strict=True)):
+        if self.mesh.plan.patch_count > 1 and any(
+            size % side for size, side in zip(latents.shape[2:], patch, strict=True)
+        ):
             shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
             raise RequestError(
                 f"The latent measures {shape}, and the model works on patches of {sides}.",

@@ -24,10 +24,8 @@ from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
 from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
-from .weights.float8 import FLOAT8_DEVICES, linear_weights
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights
 from .weights.parking import Parking
-from .weights.single_file import by_parameter, locate
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -49,14 +47,12 @@ class ParallelTransformer:
     def __init__(self, model: ModelMixin, mesh: Mesh, remembers: bool = True) -> None:
         """remembers: whether work on the conditions alone is done once; only where nobody else writes to them."""
         self.model = model
-        self.dtype = model.dtype  # while no weight is in fp8
+        self.dtype = model.dtype
         self.spec: ModelSpec = spec_for(type(model).__name__)
         self.remembers = remembers
         self.hooks = Hooks()
         self.parking = Parking(model, mesh.device)
         self.source: ModelSource | None = None
-        self.named_by_file = False
-        self.float8: set[str] = set()
         self.adapted: set[str] = set()
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         self._install(mesh, self._backend_for(mesh))
@@ -106,7 +102,7 @@ class ParallelTransformer:
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before, and this transformer of no use.
 
-        Additions to the weights stay in them, and weights in fp8 as they are. All ranks call it together: tensor
+        Additions to the weights stay in them. All ranks call it together: tensor
         parallel weights are gathered. Raises RequestError where other stages' weights were never read; nothing has
         changed then.
         """
@@ -128,30 +124,23 @@ class ParallelTransformer:
 
         Raises ModelFileError too, and what `check` does.
         """
-        located = locate(source)
-        transformer = cls(build_transformer(located), mesh)
-        if mesh.device.type in FLOAT8_DEVICES:
-            transformer.float8 = linear_weights(transformer.model, transformer.spec.blocks)
-        load_weights(transformer.model, located, mesh.device, transformer.parts, transformer.float8, check)
-        transformer.source = located
-        transformer.named_by_file = source.prefix is not None
+        transformer = cls(build_transformer(source), mesh)
+        load_weights(transformer.model, source, mesh.device, transformer.parts, check)
+        transformer.source = source
         return transformer
 
     def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor], check: Check = go_on) -> None:
         """Gives the weights these additions in place of those that they had; without any, they are as in the files.
 
-        They name parameters, or the tensors of the files where the source left it to the ranks to find the parameters.
         Only for a model that was loaded. Runs no collectives. Raises ModelFileError, or what `check` does, and then
         some have been changed.
         """
         if self.source is None:
             raise ValueError("Additions need a model that was loaded from files, to read the weights again.")
         self.forget()
-        if self.named_by_file:
-            additions = list(by_parameter(additions, self.source.names or {}))
         wanted = {addition.parameter for addition in additions}
         names = self.adapted | wanted
-        write_weights(self.model, self.source, self.parts, names, additions, tensors, self.float8, check)
+        write_weights(self.model, self.source, self.parts, names, additions, tensors, check)
         self.adapted = wanted
 
     def park(self) -> None:
@@ -204,7 +193,7 @@ class ParallelTransformer:
             return None
         return self.spec.output(self.model.config, sample, rows)
 
-    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:  # noqa: ARG002 (a module's depends on them)
+    def patch(self, _latents: torch.Tensor) -> tuple[int, ...]:
         """What of the latents becomes a token, over their last dims."""
         return self.spec.geometry(self.model.config)[1]
 

@@ -19,7 +19,7 @@ from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor, use_theme
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE
+from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.ranks.pool import RankPool
 from worker.host.client import WorkerGroup
 
@@ -30,7 +30,7 @@ NODE_PACKS = {
     "narrow_encoders": (Path(__file__).parent / "support/host/narrow_encoders.py").read_text(),
 }
 # Four ranks and more, however few cores there are; auto stays at two.
-MANY_RANKS = {"PARALLELDIT_CPU_RANKS": "8"}
+HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", **TINY_MODELS}
 EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, "--preview-method", "latent2rgb")
 DIT_LABELS = (
     "tench, Tinca tinca",
@@ -193,7 +193,7 @@ def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
 @pytest.fixture(scope="session")
 def host(comfyui: Path, models: Path) -> Iterator[ComfyHost]:
     """One ComfyUI for every test that leaves it whole. More of them kill ranks than a group forgives by default."""
-    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS, env={"PARALLELDIT_RESTARTS": "1000", **MANY_RANKS}) as host:
+    with ComfyHost(comfyui, models, extra_args=EXTRA_ARGS, env={"PARALLELDIT_RESTARTS": "1000", **HOST_ENV}) as host:
         yield host
 
 
@@ -215,7 +215,7 @@ def own_base(models: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
     """A ComfyUI for a test that kills it."""
-    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS, env=MANY_RANKS) as host:
+    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS, env=HOST_ENV) as host:
         yield host
 
 

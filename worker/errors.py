@@ -5,11 +5,19 @@ from __future__ import annotations
 import traceback
 
 try:
-    from ..parallel_backend.errors import Explained, Explanation
+    from ..parallel_backend.errors import Explained, Explanation, ModelFileError
 except ImportError:  # outside of ComfyUI, where the pack's folder is no package: in the ranks and their launchers
-    from parallel_backend.errors import Explained, Explanation
+    from parallel_backend.errors import Explained, Explanation, ModelFileError
 
-__all__ = ["Explained", "Explanation", "OutOfMemory", "RequestRefused", "WorkerGroupError", "unforeseen"]
+__all__ = [
+    "Explained",
+    "Explanation",
+    "ModelFileError",
+    "OutOfMemory",
+    "RequestRefused",
+    "WorkerGroupError",
+    "unforeseen",
+]
 
 MAX_TRACEBACK = 8000  # characters, the last of them
 

@@ -11,9 +11,12 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.model import META, build_empty, choose_dtypes, detect, dtype_name, load_weights
+from ...worker.comfyui.model import META, build_empty, choose_dtypes, detect, dtype_name, is_gguf, load_weights
 from ...worker.comfyui.source import HostSource
+from .model_files import read_header
 
+# Models that ComfyUI takes for a supported one by how a name begins that only they have.
+OTHERS = {"controlnet_": "a ControlNet"}
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments for how it attends.
 ATTENTION = (
@@ -27,7 +30,7 @@ ATTENTION = (
 class HostFile:
     """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
 
-    weight_bytes: of the weights in the file.
+    weight_bytes: of the weights in the file, or as they are loaded, if that is more.
     """
 
     path: Path
@@ -51,7 +54,8 @@ class HostFile:
         """
         own = comfy.cli_args.args
         arguments = [*(["--cpu"] if on_cpu else [])]
-        chosen = [SHAREABLE] if plan.world_size > 1 else [name for name in ATTENTION if getattr(own, name, False)]
+        shares = plan.world_size * plan.patch_count > 1
+        chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
         arguments += [f"--{name.replace('_', '-')}" for name in chosen]
         if features := sorted(feature.value for feature in own.fast):
             arguments += ["--fast", *features]
@@ -65,17 +69,28 @@ class HostFile:
         )
 
 
-def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile | None:
-    """What ComfyUI detects in a file; None where it knows no such diffusion model. dtype: instead of its own choice.
+def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:
+    """What ComfyUI detects in a file. dtype: instead of its own choice.
 
-    Raises ModelFileError for weights that do not fit what it is taken for.
+    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model, and for weights
+    that do not fit what it is taken for.
     """
+    if not is_gguf(path):
+        refuse_others(path)
     try:
         config, weights, beside = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
-        return None
+        config, weights, beside = None, {}, {}
     if config is None:
-        return None
+        raise (
+            unknown_gguf(path)
+            if is_gguf(path)
+            else ModelFileError(
+                f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
+                "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their "
+                "own.",
+            )
+        )
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build_empty(config, weights, beside, chosen, cast)
@@ -83,17 +98,41 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        load_weights(
-            model,
-            {name: one if is_note(name) or name in read else one.to(META) for name, one in weights.items()},
-        )
+        on_meta = {name: one if is_note(name) or name in read else one.to(META) for name, one in weights.items()}
+        missing = load_weights(model, on_meta)
     except RuntimeError as error:
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
             f"{error}",
             "Download it again.",
         ) from error
-    return HostFile(path, model, chosen, cast, weight_bytes)
+    if missing:
+        raise ModelFileError(
+            f"{len(missing)} weights of ComfyUI's {type(model.diffusion_model).__name__} are not in {path.name}, the "
+            f"first is {missing[0]}; the file is incomplete or of another model.",
+            "Download it again.",
+        )
+    loaded_bytes = sum(parameter.nbytes for parameter in model.diffusion_model.parameters())
+    return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
+
+
+def unknown_gguf(path: Path) -> ModelFileError:
+    """Of these, many are of text encoders, which have the same suffix."""
+    from ...worker.comfyui.gguf_file import architecture
+
+    said = architecture(path) or "unknown"
+    return ModelFileError(
+        f"{path.name} holds a model of the architecture {said!r} that ComfyUI does not take for a diffusion model.",
+        "Choose a diffusion model; text encoders have loaders of their own.",
+    )
+
+
+def refuse_others(path: Path) -> None:
+    """Raises ModelFileError for a file that is broken, and for models that ComfyUI takes for a supported one."""
+    header, _ = read_header(path)
+    for start, kind in OTHERS.items():
+        if any(name.startswith(start) for name in header):
+            raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
 def is_note(name: str) -> bool:

@@ -42,19 +42,17 @@ class HostNames:
 def host_names(model: ModelDescription) -> HostNames:
     """ComfyUI's names for a model's parameters, or diffusers' own where ComfyUI has none for it.
 
-    The latter also where the model has other proportions than those published, for which ComfyUI's tables are. Where
-    the ranks find the parameters in a file, the pieces are of the file's tensors.
+    The latter also where the model has other proportions than those published, for which ComfyUI's tables are.
     """
     shapes = {name: shape for name, shape in model.shapes.items() if shape}
     family = family_for(model.model_class)
-    layout = family and family.layout
-    if layout and layout.table and model.prefix is None:
-        detected = layout.naming(model.config)
-        pieces = host_pieces(layout.table(detected, detected.get("hidden_size", 0)), shapes)
+    if family and family.table:
+        detected = family.naming(model.config)
+        pieces = host_pieces(family.table(detected, detected.get("hidden_size", 0)), shapes)
         if pieces:
             return HostNames(whole_shapes(pieces, shapes), pieces, detected)
-    pieces = {name: [Piece(model.tensors.get(name, name), 0, 0, shape[0])] for name, shape in shapes.items()}
-    return HostNames({name: tuple(shape) for name, shape in shapes.items()}, pieces, model.detected)
+    pieces = {name: [Piece(name, 0, 0, shape[0])] for name, shape in shapes.items()}
+    return HostNames({name: tuple(shape) for name, shape in shapes.items()}, pieces, {})
 
 
 def host_pieces(table: Table, parameters: Shapes) -> dict[str, list[Piece]]:

@@ -1,4 +1,4 @@
-"""Loop mode: the whole denoising loop of a ComfyUI sampler runs in the worker group, one request a job.
+"""Loop mode: the whole denoising loop of the Parallel Sampler runs in the worker group, one request a job.
 
 What goes over is what ComfyUI's own guider hands to the diffusion model: it is asked for one forward, which is written
 down and not run, so encoding, batching and scaling of the conditions stay the host's.
@@ -10,29 +10,23 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import comfy.k_diffusion.sampling
 import comfy.samplers
 import torch
-from comfy.model_base import BaseModel, ModelType
+from comfy.model_base import BaseModel
 from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import SamplerCall
+from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
-from .remote_model import KEY, RemoteDiT
+from .remote_model import RemoteDiT
+from .remote_module import RemoteModule, remote_module
 
 Guider = comfy.samplers.CFGGuider
+Remote = RemoteDiT | RemoteModule
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
-# What ComfyUI's models predict, in diffusers' words, where Euler's step is the same in both.
-PREDICTIONS = {
-    ModelType.FLOW: "flow_prediction",
-    ModelType.FLUX: "flow_prediction",
-    ModelType.EPS: "epsilon",
-    ModelType.V_PREDICTION: "v_prediction",
-}
 GUIDANCE_OPTIONS = {
     "sampler_cfg_function": "another guidance function",
     "sampler_pre_cfg_function": "a function before guidance",
@@ -42,6 +36,9 @@ GUIDANCE_OPTIONS = {
     "denoise_mask_function": "Differential Diffusion",
     "context_handler": "context windows",
 }
+WRAPPED_EACH_STEP = (
+    WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL
+)  # fmt: skip
 REGIONAL_KEYS = {
     "area": "an area",
     "mask": "a mask",
@@ -52,6 +49,10 @@ REGIONAL_KEYS = {
     "hooks": "hooks",
     "default": "default conditioning",
 }
+
+
+# Of the options, what is another at each step.
+OF_A_STEP = ("sigmas", "sample_sigmas")
 
 
 class LoopSampler(comfy.samplers.Sampler):
@@ -90,42 +91,6 @@ class LoopSampler(comfy.samplers.Sampler):
         return run_loop(guider, self.call(guider.cfg), tensors, sigmas, extra_args, callback, disable_pbar)
 
 
-def serve_stock_samplers(patcher: Any) -> None:
-    """Has the worker group run the loop of those stock samplers whose result is the same; others are left alone."""
-    patcher.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, KEY, serve_euler)
-
-
-def serve_euler(executor: Any, guider: Guider, sigmas: torch.Tensor, extra_args: dict, *args: Any) -> torch.Tensor:
-    """ComfyUI's `euler` by the worker group, if nothing in the call goes beyond it; else by ComfyUI."""
-    callback, noise, latent_image, denoise_mask, disable_pbar = args
-    model, sampler = guider.inner_model, executor.class_obj
-    is_plain = (
-        isinstance(model.diffusion_model, RemoteDiT)  # another node may have put a model of its own around it
-        and isinstance(sampler, comfy.samplers.KSAMPLER)
-        and sampler.sampler_function is comfy.k_diffusion.sampling.sample_euler
-        and not sampler.extra_options
-        and denoise_mask is None
-        and len(sigmas) > 1
-        and model.model_type in PREDICTIONS
-        and model.diffusion_model.plan.patch_count == 1
-        and model.diffusion_model.takes(noise)
-        and not beyond_the_loop(guider, extra_args["model_options"])
-    )
-    if not is_plain:
-        return executor(guider, sigmas, extra_args, *args)
-    sampling = model.model_sampling
-    latents = sampling.noise_scaling(sigmas[0], noise, latent_image, sampler.max_denoise(guider, sigmas))
-    call = SamplerCall(
-        guidance=guider.cfg,
-        previews=callback is not None,
-        sigmas=tuple(sigmas.tolist()),
-        timesteps=tuple(float(sampling.timestep(sigma)) for sigma in sigmas[:-1]),
-        prediction=PREDICTIONS[model.model_type],
-    )
-    latents = run_loop(guider, call, {"noise": latents}, sigmas, extra_args, callback, disable_pbar)
-    return sampling.inverse_noise_scaling(sigmas[-1], latents)
-
-
 def run_loop(
     guider: Guider,
     call: SamplerCall,
@@ -136,9 +101,9 @@ def run_loop(
     disable_pbar: bool,
 ) -> torch.Tensor:
     """Sends the call, and shows its steps as ComfyUI's samplers do."""
-    dit: RemoteDiT = guider.inner_model.diffusion_model
+    remote = stand_in(guider.inner_model)
     noise = tensors["noise"]
-    conditions, negative = record_conditions(guider, noise, sigmas, extra_args)
+    passes = record_passes(guider, remote, noise, sigmas, extra_args)
     bar = tqdm(disable=disable_pbar)
     latest = noise
 
@@ -152,30 +117,63 @@ def run_loop(
             callback(event["step"], latest, latest, event["steps"])
 
     with bar:
-        return dit.sample(call, tensors, conditions, negative, on_step).to(noise)
+        return remote.sample(call, tensors, passes, on_step).to(noise)
 
 
-def record_conditions(
-    guider: Guider, noise: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any]
-) -> tuple[Tensors, Tensors]:
-    """The engine's conditions of cond and of uncond, as one forward of the guider brings them; the latter may be empty.
+def stand_in(model: BaseModel) -> Remote:
+    """What stands for a model in the worker group. Raises Refused where it runs in ComfyUI."""
+    module = model.diffusion_model
+    found = module if isinstance(module, RemoteDiT) else remote_module(model)
+    if found is None:
+        raise Refused(
+            "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
+            "Use a stock KSampler for it.",
+        )
+    return found
 
-    Raises Refused for conditioning that changes the latents' channels.
+
+def record_passes(
+    guider: Guider,
+    remote: Remote,
+    noise: torch.Tensor,
+    sigmas: torch.Tensor,
+    extra_args: dict[str, Any],
+) -> list[SamplerPass]:
+    """A step's forwards of cond and of uncond, as the guider asks for them.
+
+    Raises Refused for conditioning that changes the latents' size, or the timesteps.
     """
-    dit: RemoteDiT = guider.inner_model.diffusion_model
-    with dit.recording() as forwards:
+    with remote.recorded(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
-    branches: dict[int, Tensors] = {0: {}, 1: {}}
-    for latents, conditions, indices in forwards:
-        if latents.shape[1:] != noise.shape[1:]:
+    passes = []
+    for latents, timesteps, conditions, branches in forwards:
+        if latents.shape[2:] != noise.shape[2:]:
             raise Refused(
                 f"The Parallel Sampler cannot fill up latents of {size_of(noise)} to the {size_of(latents)} that the "
                 "model takes.",
                 "Choose sizes that are multiples of its patches, or use a stock KSampler.",
             )
-        for place, branch in enumerate(indices):
-            branches[branch] = {name: value.chunk(len(indices))[place] for name, value in conditions.items()}
-    return branches[0], branches[1]
+        if isinstance(remote, RemoteModule):
+            if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
+                raise Refused(
+                    "The Parallel Sampler cannot honour conditioning by which parts of a latent have other timesteps.",
+                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                )
+            conditions = {KWARGS: without_step(conditions), CHANNELS: channels_beyond(latents, noise)}
+        passes.append(SamplerPass(tuple(branches), conditions))
+    return passes
+
+
+def without_step(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without what is of the step that was recorded alone; a class that reads it raises."""
+    options = {name: value for name, value in kwargs["transformer_options"].items() if name not in OF_A_STEP}
+    return {**kwargs, "transformer_options": options}
+
+
+def channels_beyond(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
+    """Channels that a model gets beside those that are sampled."""
+    count = noise.shape[1]
+    return latents[:, count:] if latents.shape[1] > count else None
 
 
 def size_of(latents: torch.Tensor) -> str:
@@ -188,9 +186,9 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
     asked += [words for name, words in GUIDANCE_OPTIONS.items() if model_options.get(name)]
-    if "model_sampling" in guider.model_patcher.object_patches:
+    if "model_sampling" in guider.model_patcher.object_patches and not remote_module(guider.inner_model):
         asked.append("a ModelSampling node")
-    for kind in (WrappersMP.PREDICT_NOISE, WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL):
+    for kind in WRAPPED_EACH_STEP:
         wrappers = model_options.get("transformer_options", {}).get("wrappers", {}).get(kind, {})
         asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions]
     for kind, conds in guider.conds.items():

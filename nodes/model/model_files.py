@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 from ...parallel_backend.errors import Explanation, ModelFileError
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.weights.folder import model_class, read_json
-from ...parallel_backend.weights.loading import ModelSource, TensorSlice
+from ...parallel_backend.weights.loading import ModelSource
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
+GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, where it is installed
 REQUIRED_KEYS = ("_class_name", "in_channels")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {
@@ -31,13 +32,11 @@ TORCH_DTYPES = {
 
 @dataclass
 class ModelDescription:
-    """A model in a diffusers folder, or in a file as a folder would describe it.
+    """A model in a diffusers folder.
 
     model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
-    shapes: of its parameters by diffusers' names; with a prefix, of the file's tensors by ComfyUI's.
-    names, prefix: where the parameters lie in a file, see ModelSource. scaled: whether weights have scales beside them.
-    tensors, detected: with a prefix, the file's tensors by ComfyUI's names for them, and what it detects of the model.
-    pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
+    shapes: of its parameters. pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where
+    there is one.
     """
 
     model_class: str
@@ -45,21 +44,16 @@ class ModelDescription:
     files: tuple[str, ...]
     dtype: torch.dtype
     shapes: dict[str, torch.Size]
-    names: dict[str, TensorSlice] | None = None
-    prefix: str | None = None
-    scaled: bool = False
-    tensors: dict[str, str] = field(default_factory=dict)
-    detected: dict[str, Any] = field(default_factory=dict)
     pipeline: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
 
     def source(self, dtype: str) -> ModelSource:
         """What the ranks load. dtype: what they cast the weights to, a key of DTYPES."""
-        return ModelSource(self.model_class, self.config, self.files, dtype, self.names, self.prefix)
+        return ModelSource(self.model_class, self.config, self.files, dtype)
 
 
 def list_models() -> dict[str, Path]:
-    """What the loader offers: name to path. Safetensors files, diffusers folders, and the demo model.
+    """What the loader offers: name to path. Safetensors and GGUF files, diffusers folders, and the demo model.
 
     Of two by one name, the one in diffusion_models.
     """
@@ -70,12 +64,25 @@ def list_models() -> dict[str, Path]:
                 path = folder_paths.get_full_path(kind, name)  # None for a link to nowhere
                 if path:
                     models.setdefault(name, Path(path))
+    models.update({name: path for name, path in gguf_files().items() if name not in models})
     for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
             models.setdefault(index.parent.name, index.parent)
     if DEMO_FOLDER.is_dir():
         models[DEMO_NAME] = DEMO_FOLDER
     return models
+
+
+def gguf_files() -> dict[str, Path]:
+    """The GGUF files where diffusion models are, of which ComfyUI lists none by itself."""
+    kinds = [kind for kind in ("diffusion_models", GGUF_FOLDERS) if kind in folder_paths.folder_names_and_paths]
+    found: dict[str, Path] = {}
+    for root in (root for kind in kinds for root in folder_paths.get_folder_paths(kind)):
+        names, _ = folder_paths.recursive_search(root, excluded_dir_names=[".git"])
+        for name in folder_paths.filter_files_extensions(names, [".gguf"]):
+            if (path := Path(root, name)).is_file():
+                found.setdefault(name, path)
+    return found
 
 
 def why_not_listed(name: str) -> Explanation:

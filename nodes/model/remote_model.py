@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,33 +14,14 @@ from comfy.patcher_extension import WrappersMP
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import ModelSource
 from ...worker.host.client import WorkerGroup
-from ...worker.host.session import OnStep
-from ...worker.wire.sampler_call import SamplerCall
-from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from .host_names import HostNames
 from .lora import additions
 from .remote_weights import Patches, RemoteWeights, check_interrupt
+from .schedule import Schedule
 
 KEY = "ParallelDiT"
 Conditions = Callable[[torch.Tensor, torch.Tensor | None, dict[str, Any]], dict[str, torch.Tensor]]
-
-
-class RecordedForward(NamedTuple):
-    """latents: those of all branches. branches: of each part of the batch, 0 for cond and 1 for uncond."""
-
-    latents: torch.Tensor
-    conditions: Tensors
-    branches: list[int]
-
-
-class Schedule(NamedTuple):
-    """config: scheduler_config.json of the model's folder, empty without one. default, linear_sigmas: the family's, see
-    the engine's `build_scheduler` and `Stepper.prepare`."""
-
-    config: dict[str, Any]
-    default: dict[str, Any]
-    linear_sigmas: bool
 
 
 class Handover(NamedTuple):
@@ -86,7 +66,6 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
-        self.recorded: list[RecordedForward] | None = None
 
     def forward(
         self,
@@ -112,9 +91,9 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         conditions = self.handover.conditions(latents, context, extra)
         if extra:
             raise Refused(f"The parallel model cannot honour the conditioning's {', '.join(extra)}.", "Remove it.")
-        if self.recorded is not None:
-            self.recorded.append(RecordedForward(latents, conditions, transformer_options["cond_or_uncond"]))
-            return torch.zeros_like(latents[(..., *(slice(size) for size in x.shape[2:]))])
+        if self.recording:
+            zeros = self.recording.note(latents, timesteps, conditions, transformer_options["cond_or_uncond"])
+            return zeros[(..., *(slice(size) for size in x.shape[2:]))]
         with self.group.turn(check_interrupt):
             self.load()
             prediction = self.group.forward(latents, timesteps, conditions, check_interrupt).to(x)
@@ -124,25 +103,8 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         """Whether the sizes of the latents are multiples of the patch."""
         return not any(size % side for size, side in zip(latents.shape[2:], self.handover.geometry[1], strict=False))
 
-    def sample(
-        self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, on_step: OnStep
-    ) -> torch.Tensor:
-        """The whole sampler call, see WorkerGroup.sample; the latents, on the CPU."""
-        with self.group.turn(check_interrupt):
-            self.load()
-            return self.group.sample(call, tensors, conditions, negative, check_interrupt, on_step)
-
     def adapt(self, key: str | None, patches: Patches) -> None:
         self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[list[RecordedForward]]:
-        """While entered, forwards are written down and not run; they give zeros."""
-        self.recorded = []
-        try:
-            yield self.recorded
-        finally:
-            self.recorded = None
 
     def state_dict(
         self, *, destination: dict | None = None, prefix: str = "", keep_vars: bool = False

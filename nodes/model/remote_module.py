@@ -27,6 +27,7 @@ from .remote_weights import Patches, RemoteWeights, check_interrupt
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
+BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 INSIDE = ("patches", "patches_replace")
 # Those that the class writes its own results into, for its next call.
 WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
@@ -92,6 +93,13 @@ class RemoteModule(RemoteWeights):
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
+        if self.recording:
+            if isinstance(latents, (list, tuple)):
+                raise Refused(
+                    "The Parallel Sampler takes no latent of several parts, such as video with sound.",
+                    "Use a stock KSampler for it, with a plan without PipeFusion.",
+                )
+            return self.recording.note(latents, timestep, given, values["transformer_options"][BRANCHES])
         with self.group.turn(check_interrupt):
             self.load()
             parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
@@ -107,7 +115,8 @@ class RemoteModule(RemoteWeights):
         """The arguments of a call by name."""
         values = dict(self.signature.bind(*args, **kwargs).arguments)
         rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        return {**values, **values.pop(rest, {})}
+        more = values.pop(rest, {})
+        return {**values, **more}
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:

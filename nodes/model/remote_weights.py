@@ -3,18 +3,45 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import comfy.model_management
+import torch
 
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.host.client import WorkerGroup
+from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
+from ...worker.wire.sampler_call import SamplerCall, SamplerPass
+from ...worker.wire.tensors import Tensors
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
 Patches = Mapping[Any, list[tuple]]
+
+
+class RecordedForward(NamedTuple):
+    """latents: those of all branches. conditions: what came beside them and the timesteps, by name. branches: of each
+    part of the batch, 0 for cond and 1 for uncond."""
+
+    latents: torch.Tensor
+    timesteps: torch.Tensor
+    conditions: dict[str, Any]
+    branches: list[int]
+
+
+class Recording(NamedTuple):
+    """channels: of the latents that are sampled; what a model is given beside is a condition."""
+
+    channels: int
+    forwards: list[RecordedForward]
+
+    def note(self, latents: torch.Tensor, timesteps: torch.Tensor, conditions: dict[str, Any], branches: list[int]):
+        """Writes a forward down. Returns what it gives."""
+        self.forwards.append(RecordedForward(latents, timesteps, conditions, branches))
+        return torch.zeros_like(latents[:, : self.channels])
 
 
 class RemoteWeights:
@@ -31,12 +58,30 @@ class RemoteWeights:
         self.plan = plan
         self.weight_bytes = weight_bytes
         self.note = note
+        self.recording: Recording | None = None
         self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
 
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
         self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)
         self.adapt(*self.patched)
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
+    ) -> torch.Tensor:
+        """The whole sampler call, see WorkerGroup.sample; the latents, on the CPU."""
+        with self.group.turn(check_interrupt):
+            self.load()
+            return self.group.sample(call, tensors, passes, check_interrupt, on_step)
+
+    @contextlib.contextmanager
+    def recorded(self, channels: int) -> Iterator[list[RecordedForward]]:
+        """While entered, forwards are written down and not run; they give zeros, of so many channels."""
+        self.recording = Recording(channels, [])
+        try:
+            yield self.recording.forwards
+        finally:
+            self.recording = None
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         """Makes sure that the worker group's weights have these patches and no others."""

@@ -21,8 +21,7 @@ from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..model.families import family_for
 from ..model.host_file import HostFile, describe_host_file
-from ..model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
-from ..model.single_file import UnknownFile, describe_file
+from ..model.model_files import describe_folder, list_models, why_not_listed
 from ..parallel_plan import AUTO, MANUAL, ResolvedPlan, fit_to_machine, resolve_host_plan, resolve_plan
 from ..plan_words import Remark, remark, why_auto
 from ..workers.group import device_count, device_type, settings
@@ -31,14 +30,12 @@ MAX_BYTES = 1 << 16
 MAX_ITEMS = 64
 MAX_RANKS = 256  # more are counted, and not told one by one
 PARALLEL_SAMPLER = "ParallelDiT_Sampler"
-LOOPED = "euler"  # the stock sampler whose loop the ranks may run
 
 
 class Sampler(NamedTuple):
-    """A node that samples with the model. sampler_name, cfg: None where the editor cannot tell."""
+    """A node that samples with the model. cfg: None where the editor cannot tell."""
 
     type: str
-    sampler_name: str | None
     cfg: float | None
 
     @property
@@ -50,7 +47,6 @@ class Loader(NamedTuple):
     """A loader that the plan goes to, and what samples with its model."""
 
     model_name: str
-    loop_mode: bool
     samplers: list[Sampler]
 
 
@@ -97,8 +93,8 @@ async def plan_route(request: web.Request) -> web.Response:
 
 
 def read_question(asked: dict[str, Any]) -> Question:
-    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "loop_mode": true, "samplers":
-    [{"type": "KSampler", "sampler_name": "euler", "cfg": 4.0}]}]}. Raises ValueError for anything else.
+    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "samplers": [{"type": "KSampler",
+    "cfg": 4.0}]}]}. Raises ValueError for anything else.
     """
     values = part(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
@@ -111,12 +107,11 @@ def read_question(asked: dict[str, Any]) -> Question:
         samplers = [
             Sampler(
                 part(sampler, "type", str),
-                part(sampler, "sampler_name", str, None),
                 part(sampler, "cfg", (int, float), None),
             )
             for sampler in entries(loader, "samplers")
         ]
-        loaders.append(Loader(part(loader, "model_name", str), part(loader, "loop_mode", bool, True), samplers))
+        loaders.append(Loader(part(loader, "model_name", str), samplers))
     return Question(degrees if values["mode"] == MANUAL else None, loaders)
 
 
@@ -205,11 +200,10 @@ def resolve(plan: ParallelPlan | None, models: list[Bounds]) -> ResolvedPlan | N
 
 def has_branches(loaders: list[Loader]) -> bool:
     """Whether everything that samples has guidance and hands its whole loop over: then a half of the batch is cond, the
-    other uncond. A stock sampler's own forwards hold either, in any order.
+    other uncond. A stock sampler's forwards hold either, in any order.
     """
-    samplers = [(loader, sampler) for loader in loaders for sampler in loader.samplers]
-    looped = (not one.is_stock or loader.loop_mode and one.sampler_name == LOOPED for loader, one in samplers)
-    return bool(samplers) and all(looped) and all(one.cfg not in (None, 1) for _, one in samplers)
+    samplers = [sampler for loader in loaders for sampler in loader.samplers]
+    return bool(samplers) and not any(one.is_stock or one.cfg in (None, 1) for one in samplers)
 
 
 def ranks_of(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> list[dict[str, Any]]:
@@ -263,13 +257,9 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 @functools.lru_cache(maxsize=32)
 def bounds_of(path: Path, _stamp: tuple) -> Bounds:
     """Of the model there. _stamp: of the files, whose headers are read again when it changes. Raises RequestError."""
-    try:
-        description: ModelDescription = describe_folder(path) if path.is_dir() else describe_file(path)
-    except UnknownFile:
-        file = describe_host_file(path)
-        if file is None:
-            raise
-        return bounds_of_host_file(file)
+    if path.is_file():
+        return bounds_of_host_file(describe_host_file(path))
+    description = describe_folder(path)
     if family_for(description.model_class) is None:
         raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
     spec, config = spec_for(description.model_class), description.config

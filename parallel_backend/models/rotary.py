@@ -26,45 +26,25 @@ def centred_box(grid: tuple[int, int], base: tuple[int, int]) -> Box:
     return (top, left), (top + height, left + width)
 
 
-def evened(box: Box, grid: tuple[int, int]) -> Box:
-    """The box for which diffusers places a token grid (rows, columns) in equal steps from this box's start to its end.
-
-    Its own last step is at end * (n - 1) / n, wherever the first one is.
-    """
-    start, stop = box
-    bottom, right = (end + first / max(n - 1, 1) for first, end, n in zip(start, stop, grid, strict=True))
-    return start, (bottom, right)
-
-
 def rotary_2d(config: Config, latents_BCHW: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines (tokens, head dim), scaled to a base grid of `base` × `base` tokens, as HunyuanDiT does.
-
-    The config's `_even_grid` is set where rows and columns have equal distances, as in the authors' code.
-    """
+    """Cosines and sines (tokens, head dim), scaled to a base grid of `base` × `base` tokens, as HunyuanDiT does."""
     from diffusers.models.embeddings import get_2d_rotary_pos_embed
 
     rows, columns = (size // config["patch_size"] for size in latents_BCHW.shape[-2:])
     box = centred_box((rows, columns), (base, base))
-    if config.get("_even_grid"):
-        box = evened(box, (rows, columns))
     head_dim, device = config["attention_head_dim"], latents_BCHW.device
     cosines_and_sines: Any = get_2d_rotary_pos_embed(head_dim, box, (rows, columns), device=device)
     return cosines_and_sines
 
 
 def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines (tokens, head dim) as CogVideoX does: scaled to the training size in 1.0, cut out in 1.5.
-
-    With `_rotary_scale` in the config, positions of 1.0 are that far apart, and begin at 0.
-    """
+    """Cosines and sines (tokens, head dim) as CogVideoX does: scaled to the training size in 1.0, cut out in 1.5."""
     from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
     patch, patch_t = config["patch_size"], config["patch_size_t"]
     frames, rows, columns = latents_BCFHW.shape[2] // (patch_t or 1), *(s // patch for s in latents_BCFHW.shape[-2:])
     base = config["sample_height"] // patch, config["sample_width"] // patch
     box = centred_box((rows, columns), base)
-    if scale := config.get("_rotary_scale"):
-        box = (0, 0), (scale * rows, scale * columns)
     cosines_and_sines: Any = get_3d_rotary_pos_embed(
         config["attention_head_dim"],
         box,

@@ -31,10 +31,10 @@ class Predictor(Protocol):
     mesh: Mesh
     link: StageLink | None
 
-    def patch(self, latents: torch.Tensor) -> tuple[int, ...]: ...
-    def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any) -> None: ...
+    def patch(self, latents: torch.Tensor, /) -> tuple[int, ...]: ...
+    def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, /) -> None: ...
     def predict(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward, /
     ) -> torch.Tensor | None: ...
     def forget(self) -> None: ...
 
@@ -195,7 +195,9 @@ class _Run:
         self.denoised = torch.zeros_like(self.latents) if self.watch.previews else None
         for each in self.passes:
             model.check(*self.arguments(0, each))
-        self.regions = patch_regions(latents, model.patch(latents), self.plan.patch_count, device)
+        self.regions: list[torch.Tensor] = []
+        if len(self.patches) > 1:
+            self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,6 @@ import torch
 from ..errors import RequestError
 from .schedulers import FLOW, kind_of
 
-NO_SHIFT = {
-    "shift": 1.0,
-    "use_dynamic_shifting": False,
-    "shift_terminal": None,
-    "use_karras_sigmas": False,
-    "use_exponential_sigmas": False,
-    "use_beta_sigmas": False,
-}
 LMS_ORDER = 4
 Level = tuple[float, float, float]  # alpha, sigma, scale: latents are alpha * x0 + sigma * noise, times scale as input
 
@@ -33,19 +24,17 @@ class Stepper:
     shape and always whole; a patch's Stepper is a `copy`, of whose results the caller takes the patch's region.
     """
 
-    def __init__(
-        self, scheduler: Any, generator: torch.Generator | None = None, begin: int = 0, calls: int | None = None
-    ) -> None:
+    def __init__(self, scheduler: Any, generator: torch.Generator | None = None, begin: int = 0) -> None:
         """scheduler: its timesteps are set and no step is taken; it is not changed.
 
         generator: where noise comes from; without one, from a generator with a fixed seed.
-        begin: the scheduler's timestep at which the run begins; calls: how many model calls it has, all by default.
+        begin: the scheduler's timestep at which the run begins.
         """
         self.scheduler = copy.deepcopy(scheduler)
         self.generator = generator or torch.Generator()
         self.begin = begin
-        count = len(scheduler.timesteps) - begin if calls is None else calls
-        self.timesteps: list[float] = scheduler.timesteps[begin : begin + count].tolist()
+        count = len(scheduler.timesteps) - begin
+        self.timesteps: list[float] = scheduler.timesteps[begin:].tolist()
         self.levels = [noise_level(scheduler, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
         self.starts_from_noise = begin == 0
         self.takes = inspect.signature(scheduler.step).parameters
@@ -98,37 +87,6 @@ class Stepper:
                 f"{name} cannot make {total} steps: {error}", "Use another number of steps, or another scheduler."
             ) from error
         return cls(scheduler, generator, begin)
-
-    @classmethod
-    def prepare_explicit(
-        cls,
-        scheduler: Any,
-        sigmas: Sequence[float],
-        *,
-        timesteps: Sequence[float] | None = None,
-        device: torch.device | str = "cpu",
-        generator: torch.Generator | None = None,
-    ) -> Stepper:
-        """The run over a host's own sigmas, one more than model calls, descending; taken as they are, without shift.
-
-        timesteps: one a model call, as the model takes them; by default, the scheduler's own for these sigmas.
-        Raises RequestError for a scheduler that takes no sigmas.
-        """
-        name, calls = type(scheduler).__name__, len(sigmas) - 1
-        if name not in ("FlowMatchEulerDiscreteScheduler", "EulerDiscreteScheduler"):
-            raise RequestError(f"{name} takes no sigmas from outside.", "Use Euler or Euler flow, or its own steps.")
-        if calls < 1 or timesteps is not None and len(timesteps) != calls:
-            raise RequestError(f"{len(sigmas)} sigmas do not go with timesteps={timesteps}.", "Give one sigma more.")
-        scheduler = type(scheduler).from_config(scheduler.config, **neutral(scheduler))
-        flow, end = kind_of_scheduler(scheduler) == FLOW, float(sigmas[-1])
-        scheduler.set_timesteps(sigmas=list(sigmas[:-1] if flow and end == 0 else sigmas), device=device)
-        if timesteps is not None:
-            given = torch.tensor([*timesteps], dtype=torch.float32, device=device)
-            scheduler.timesteps = torch.cat([given, scheduler.timesteps[calls:]])
-        stepper = cls(scheduler, generator, calls=calls)
-        stepper.levels[-1] = (1.0 - end if flow else 1.0, end, 1.0)
-        stepper.starts_from_noise = False
-        return stepper
 
     def __len__(self) -> int:
         return len(self.timesteps)
@@ -230,12 +188,6 @@ def dynamic_shift(config: Any, image_tokens: int) -> float:
     base = config.get("base_shift", 0.5)
     slope = (config.get("max_shift", 1.15) - base) / (high - low)
     return image_tokens * slope + (base - slope * low)
-
-
-def neutral(scheduler: Any) -> dict[str, Any]:
-    """The config entries with which a scheduler takes sigmas as they are."""
-    takes = inspect.signature(type(scheduler).__init__).parameters
-    return {name: value for name, value in NO_SHIFT.items() if name in takes}
 
 
 def kind_of_scheduler(scheduler: Any) -> str:

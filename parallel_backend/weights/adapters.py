@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .loading import Check, LocalPart, ModelSource, go_on, loaded_dtype, local_part, placed_like, read_tensors
+from .loading import Check, LocalPart, ModelSource, go_on, loaded_dtype, local_part, read_tensors
 
 AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
 
@@ -48,41 +48,28 @@ def write_weights(
     names: Collection[str],
     additions: list[Addition],
     tensors: Mapping[str, torch.Tensor],
-    float8: Collection[str] = (),
     check: Check = go_on,
 ) -> None:
     """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
 
-    parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given; one
-    of `float8` is in the model's dtype as long as it has additions. Raises ModelFileError, or what `check` does.
+    parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given.
+    Raises ModelFileError, or what `check` does.
     """
     held = model.state_dict()
     wanted = [name for name in held if name in names]
     for first in range(0, len(wanted), AT_ONCE):
         shapes = {name: held[name].shape for name in wanted[first : first + AT_ONCE]}
-        stored, scales = read_tensors(source, shapes, parts, float8, check)
+        stored = read_tensors(source, shapes, parts, check)
         for name in list(stored):
             check()
             device = held[name].device
             weight, dtype = stored.pop(name), loaded_dtype(model, name, source)
             added = [addition for addition in additions if addition.parameter == name]
             if added:
-                weight = weight.to(device, torch.float32, copy=True).mul_(scales.get(name, 1.0))
-            elif name in scales:
-                dtype = weight.dtype
+                weight = weight.to(device, torch.float32, copy=True)
             for addition in added:
                 add(weight, addition, tensors, parts.get(name))
-            write(model, name, held[name], weight.to(device, dtype))
-
-
-def write(model: torch.nn.Module, name: str, held: torch.Tensor, weight: torch.Tensor) -> None:
-    """Gives a parameter these values: in place, or where it changes its dtype, in place of it."""
-    if held.dtype == weight.dtype:
-        local_part(held).copy_(weight)
-        return
-    owner, _, own_name = name.rpartition(".")
-    parameter = torch.nn.Parameter(placed_like(held, weight.clone()), requires_grad=False)
-    setattr(model.get_submodule(owner), own_name, parameter)
+            local_part(held[name]).copy_(weight.to(device, dtype))
 
 
 def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor], part: LocalPart | None) -> None:

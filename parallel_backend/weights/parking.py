@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -22,6 +22,7 @@ class Parking:
 
     Their storages are emptied and filled in place, so that whatever refers to a weight still does: a tied weight, a
     view, a DTensor, a hook. No collectives are run.
+    beside: tensors that go with the module's own; to be changed only while they are not parked.
     is_parked: whether `take` was called since the last `restore`; so it is the same on all ranks that call them
     together, also where one of them raised.
     """
@@ -30,6 +31,7 @@ class Parking:
         """device: what is elsewhere stays there."""
         self.module = module
         self.device = device
+        self.beside: list[torch.Tensor] = []
         self.is_parked = False
         self.storages: list[tuple[torch.UntypedStorage, int]] = []  # and how many bytes they had
         self.slabs: list[torch.Tensor] = []
@@ -42,7 +44,7 @@ class Parking:
         if self.is_parked:
             return
         self.is_parked = True
-        storages = [(storage, storage.nbytes()) for storage in storages_of(self.module, self.device)]
+        storages = [(storage, storage.nbytes()) for storage in storages_of(self.module, self.device, self.beside)]
         total = sum(size for _, size in storages)
         check_room(total)
         pinned = self.device.type == "cuda"
@@ -73,11 +75,24 @@ class Parking:
             torch.cuda.synchronize(self.device)
 
 
-def storages_of(module: torch.nn.Module, device: torch.device) -> list[torch.UntypedStorage]:
-    """What holds the module's parameters and buffers on a device, each once."""
-    tensors = (local_part(tensor) for tensor in chain(module.parameters(), module.buffers()))
+def storages_of(
+    module: torch.nn.Module, device: torch.device, beside: Sequence[torch.Tensor] = ()
+) -> list[torch.UntypedStorage]:
+    """What holds the module's parameters and buffers, and others, on a device, each once."""
+    held = chain(module.parameters(), module.buffers(), beside)
+    tensors = (plain for tensor in held for plain in plain_parts(tensor))
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
     return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
+
+
+def plain_parts(held: torch.Tensor) -> list[torch.Tensor]:
+    """What this rank holds of a parameter; of a quantised one, its packed weights and their scales."""
+    held = local_part(held)
+    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
+    if flatten is None:
+        return [held]
+    names, _ = flatten()
+    return [part for name in names for part in plain_parts(getattr(held, name))]
 
 
 def pieces(

@@ -117,7 +117,7 @@ def measure(host: ComfyHost, job: Job, path: Path) -> tuple[float, float, float]
 def measure_loop(host: ComfyHost, job: Job) -> tuple[float, float]:
     """Seconds a step where the workers run the loop: the KSampler's, and the workers' own."""
     before = status(host)["seconds"]["sample"]
-    step = seconds_a_step(host, replace(job, loop_mode=True).prompt(), job.steps)
+    step = seconds_a_step(host, replace(job, scheduler="model's own").prompt(), job.steps)
     return step, (status(host)["seconds"]["sample"] - before) / job.steps
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.host.faults import spaced, wait_until
 from tests.support.host.graphs import latents, status
-from tests.support.host.soak import JOB, LONG
+from tests.support.host.soak import JOB, LONG, LOOPED
 
 PROMPTS = 20
 
 
-def interrupt(host: ComfyHost, loop_mode: bool, at: int) -> tuple[float, float, float]:
+def interrupt(host: ComfyHost, scheduler: str | None, at: int) -> tuple[float, float, float]:
     """Interrupts a prompt at a step: seconds to the event, to idle ranks, and of a step."""
-    prompt_id = host.queue(spaced(replace(JOB, steps=LONG, loop_mode=loop_mode)).prompt())
+    prompt_id = host.queue(spaced(replace(JOB, steps=LONG, scheduler=scheduler)).prompt())
     times: dict[str, float] = {}
     steps: list[tuple[int, float]] = []
 
@@ -53,8 +53,8 @@ def main() -> None:
             latents(host, spaced(JOB).prompt())
             print("| loop | to execution_interrupted: median | most | to idle ranks: median | most | a step |")
             print("|---|---|---|---|---|---|")
-            for name, loop_mode in (("ComfyUI's", False), ("the workers'", True)):
-                measured = [interrupt(host, loop_mode, at) for at in range(5, 5 + PROMPTS)]
+            for name, scheduler in (("ComfyUI's", None), ("the workers'", LOOPED)):
+                measured = [interrupt(host, scheduler, at) for at in range(5, 5 + PROMPTS)]
                 ended, idle, step = ([1000 * value for value in values] for values in zip(*measured, strict=True))
                 cells = [
                     statistics.median(ended),

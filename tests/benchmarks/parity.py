@@ -16,7 +16,7 @@ from pathlib import Path
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from parallel_backend.models import spec_for
 from tests.support.cases.stock_cases import CASES
-from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, latents, relative_error, status
+from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error, status
 from tests.support.host.stock_prompts import prompt, write_cases
 
 PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
@@ -58,7 +58,9 @@ def main() -> None:
         (base / "custom_nodes" / NODE_PACK).mkdir(parents=True)
         (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
         write_cases(comfyui, base, list(CASES))
-        with ComfyHost(comfyui, base, extra_args=("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)) as host:
+        with ComfyHost(
+            comfyui, base, extra_args=("--whitelist-custom-nodes", PACK_NAME, NODE_PACK), env=TINY_MODELS
+        ) as host:
             rows = table(measure(host))
     print(rows)
     if options.write:

@@ -143,7 +143,7 @@ def test_a_parallel_sampler_does_not_fill_latents_up(host: ComfyHost) -> None:
     assert_says(message, "of 16×17 to the 16×18", "multiples of its patches", "stock KSampler")
 
 
-@pytest.mark.parametrize("how", [{"loop_mode": False}, {"loop_mode": True}, {"scheduler": "DDIM"}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"scheduler": "DDIM"}], ids=str)
 def test_a_nested_latent(how: dict, host: ComfyHost) -> None:
     prompt = Job("tiny-dit", **how).prompt()
     (latent,) = [node for node in prompt.values() if node["class_type"] == "EmptyLatentImage"]

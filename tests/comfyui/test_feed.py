@@ -12,7 +12,7 @@ from demo.host import ComfyHost, PromptError
 from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, post, status
 
-JOB = Job("tiny-dit", "3", seed=5, steps=150, loop_mode=True)
+JOB = Job("tiny-dit", "3", seed=5, steps=150)
 
 
 def groups(host: ComfyHost) -> list[dict]:
@@ -30,10 +30,10 @@ def follow(host: ComfyHost, job: Job) -> list[dict]:
     return told
 
 
-@pytest.mark.parametrize(("loop_mode", "operation"), [(True, "sample"), (False, "forward")])
-def test_a_run_is_told_of_step_by_step(loop_mode: bool, operation: str, host: ComfyHost) -> None:
+@pytest.mark.parametrize(("scheduler", "operation"), [("Euler", "sample"), (None, "forward")])
+def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, host: ComfyHost) -> None:
     steps = 60
-    told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, loop_mode=loop_mode))
+    told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, scheduler=scheduler))
     assert "busy" in {event["status"]["state"] for event in told}
     made = [run["made"] for event in told for run in event["runs"][:1]]
     assert made == sorted(made)
@@ -57,7 +57,7 @@ def test_the_lines_of_the_logs_are_told_once(host: ComfyHost) -> None:
 
 
 def test_a_run_that_is_interrupted_or_refused_says_so(host: ComfyHost) -> None:
-    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=5000, loop_mode=True)).prompt())
+    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=5000)).prompt())
 
     def interrupt(event: dict) -> None:
         if event["type"] == "progress" and event["data"]["value"] >= 2:
@@ -78,9 +78,9 @@ def test_a_group_is_parked_when_asked(host: ComfyHost) -> None:
     follow(host, JOB)
 
 
-@pytest.mark.parametrize("loop_mode", [True, False])
-def test_a_park_during_a_job_waits_for_it(loop_mode: bool, host: ComfyHost) -> None:
-    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=150, loop_mode=loop_mode)).prompt())
+@pytest.mark.parametrize("scheduler", ["Euler", None])
+def test_a_park_during_a_job_waits_for_it(scheduler: str | None, host: ComfyHost) -> None:
+    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=150, scheduler=scheduler)).prompt())
     parked = []
 
     def park(event: dict) -> None:

@@ -29,7 +29,7 @@ class Scene:
         add = self.graph.add
         if ours:
             plan = add("ParallelDiT_Plan", mode="manual", cfg=1)
-            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "loop_mode": True, "plan": plan}
+            file = {"model_name": f"{name}.safetensors", "dtype": "fp32", "plan": plan}
             self.model = add("ParallelDiT_LoadDiffusionModel", **file)
         else:
             self.model = add("UNETLoader", unet_name=f"{name}.safetensors", weight_dtype="default")

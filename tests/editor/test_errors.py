@@ -163,7 +163,7 @@ def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
 ) -> None:
     """The other tab has the same nodes."""
     page, card = editor.page, editor.page.get_by_test_id(CARD)
-    before = host.queue(spaced(Job("tiny-dit", "3", seed=109 + reloads, steps=5000, loop_mode=True)).prompt())
+    before = host.queue(spaced(Job("tiny-dit", "3", seed=109 + reloads, steps=5000)).prompt())
     open_demo(editor, TOO_MANY)
     with page.expect_response(lambda response: response.url.endswith("/prompt")):
         editor.run()

@@ -82,7 +82,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
 FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
-    "worker.comfyui": ("comfy",),
+    "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy"),
     "worker.rank.host_model": ("comfy",),
     "nodes": (
         "torch",
@@ -300,7 +300,7 @@ BROKEN = [
         "from importlib import import_module\nimport_module('...worker.rank.state', __package__)",
         "imports worker.rank.state",
     ),
-    (imports_go_in_no_circle, "parallel_backend/weights/float8.py", LATER + "from . import loading", "a circle"),
+    (imports_go_in_no_circle, "parallel_backend/errors.py", LATER + "from . import loading", "a circle"),
     (imports_go_in_no_circle, "web/elements.js", "import { t } from './panel/dom.js'", "web/elements.js → "),
     (sizes_are_kept, "parallel_backend/plan.py", "# more\n" * 400, "lines, more than 400"),
     (sizes_are_kept, "web/panel.js", "// more\n" * 400, "lines, more than 400"),

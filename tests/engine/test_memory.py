@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from parallel_backend.weights.loading import ModelSource, TensorSlice
+from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
 from tests.support.ranks.pool import RankPool
 
@@ -26,7 +25,6 @@ FLUX = FAMILIES["flux-dev"]
 PLANS = {
     "stages": {"pipefusion": 2},
     "tensor": {"tp": 2},
-    "fused": {"tp": 2},
     "both": {"pipefusion": 2, "tp": 2},
     "all": {"pipefusion": 2, "ulysses": 2, "tp": 2},
 }
@@ -34,21 +32,6 @@ COLUMNS = r"(to_[qkv]|add_[qkv]_proj|net\.0\.proj|proj_mlp)\.(weight|bias)"
 ROWS = r"(to_out\.0|to_add_out|net\.2|single_transformer_blocks\.\d+\.proj_out)\.weight"
 
 Held = list[dict[str, torch.Tensor]]
-
-
-def fuse(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, TensorSlice]]:
-    """The weights with query, key and value in one tensor, as Flux's own files have them, and where each lies."""
-    fused, names = {}, {}
-    for name, tensor in tensors.items():
-        parent, _, kind = name.rpartition(".to_q.")
-        if parent:
-            parts = {f"{parent}.to_{letter}.{kind}": tensors[f"{parent}.to_{letter}.{kind}"] for letter in "qkv"}
-            fused[f"{parent}.qkv.{kind}"] = torch.cat(list(parts.values()))
-            for index, part in enumerate(parts):
-                names[part] = TensorSlice(f"{parent}.qkv.{kind}", index * len(tensor), len(tensor))
-        elif not re.search(r"\.to_[kv]\.", name):
-            fused[name], names[name] = tensor, TensorSlice(name)
-    return fused, names
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +44,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(whole: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Held, list[int]]]:
     """By name of the plan, what each rank holds, and the bytes that each has read."""
     root = tmp_path_factory.mktemp("memory")
-    fused, names = fuse(load_file(whole))
-    save_file(fused, root / "fused.safetensors")
-    plain = ModelSource(FLUX.model_class, FLUX.config, (str(whole),))
-    sources = {"fused": replace(plain, files=(str(root / "fused.safetensors"),), names=names)}
+    source = ModelSource(FLUX.model_class, FLUX.config, (str(whole),)).to_json()
     for world in {math.prod(plan.values()) for plan in PLANS.values()}:
         cases = [
-            {"name": name, "plan": plan, "source": sources.get(name, plain).to_json()}
+            {"name": name, "plan": plan, "source": source}
             for name, plan in PLANS.items()
             if math.prod(plan.values()) == world
         ]
@@ -104,10 +84,3 @@ def test_ranks_hold_one_copy_and_what_the_methods_replicate(load: str, whole: Pa
 def test_a_rank_reads_what_it_holds_and_nothing_else(load: str, loaded: dict) -> None:
     for held, read in zip(*loaded[load], strict=True):
         assert read == sum(tensor.nbytes for tensor in held.values())
-
-
-def test_tensor_parallel_reads_its_part_of_fused_weights(loaded: dict) -> None:
-    for plain, fused in zip(loaded["tensor"][0], loaded["fused"][0], strict=True):
-        assert plain.keys() == fused.keys()
-        for name, tensor in plain.items():
-            assert torch.equal(tensor, fused[name]), name

@@ -33,8 +33,9 @@ from worker.wire.protocol import (
     receive_frame,
     send_frame,
 )
-from worker.wire.sampler_call import SamplerCall
+from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import LENGTH, Buffer, Tensors
+from worker.wire.tree import pack
 
 MUTATED_FRAMES = 20_000
 STRUCTURED_FRAMES = 400
@@ -164,7 +165,9 @@ def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
     latents, timestep, conditions = FAMILIES["pixart-alpha"].inputs(1, 8, 8)
     keys = {name: f"condition.{name}" for name in conditions}
     sent = {keys[name]: tensor for name, tensor in conditions.items()}
+    of_passes = {f"passes.0.{name}": key for name, key in keys.items()}
     call = SamplerCall(scheduler="DDIM", steps=2).to_json()
+    given = SamplerPass((0,), pack({name: torch.empty(0) for name in keys}, "passes.0", {}))
     addition = Addition("transformer_blocks.0.attn1.to_q.weight", 0, 0, 2, 0.5, "up", "down").to_json()
     return {
         "load": ({"op": "load", "source": transformer_source(model).to_json(), "plan": ParallelPlan().to_json()}, {}),
@@ -173,7 +176,7 @@ def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
             {"latents": latents, "timestep": timestep, **sent},
         ),
         "sample": (
-            {"op": "sample", "call": call, "conditions": keys, "negative": {}, "drop": []},
+            {"op": "sample", "call": call, "passes": [given.to_json()], "conditions": of_passes, "drop": []},
             {"noise": latents, **sent},
         ),
         "adapt": ({"op": "adapt", "additions": [addition]}, {"up": torch.ones(2, 3), "down": torch.ones(3, 96)}),

@@ -29,7 +29,7 @@ from worker.host.client import WorkerGroup
 from worker.wire import endpoint as endpoint_module
 from worker.wire.endpoint import ADDRESS, HELLO_BYTES, MAX_HELLOS, TOKEN, Endpoint, connect
 from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
-from worker.wire.sampler_call import SamplerCall
+from worker.wire.sampler_call import SamplerCall, SamplerPass
 
 PRODUCT = [REPOSITORY / "__init__.py", *(REPOSITORY / "nodes").rglob("*.py")]
 PRODUCT += [*(REPOSITORY / "worker").rglob("*.py"), *(REPOSITORY / "parallel_backend").rglob("*.py")]
@@ -308,8 +308,7 @@ def sampled(model: Path, folder: Path, attacks: Path | None = None) -> torch.Ten
         result = group.sample(
             SamplerCall(scheduler="DDIM", steps=50),
             {"noise": latents},
-            conditions,
-            {},
+            [SamplerPass((0,), conditions)],
             lambda: None,
             lambda event, _: steps.append(event["step"]),
         )

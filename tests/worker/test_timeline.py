@@ -25,7 +25,7 @@ from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.rank.trace import chrome_trace
-from worker.wire.sampler_call import SamplerCall
+from worker.wire.sampler_call import SamplerCall, SamplerPass
 
 FAMILY = "dit"
 RUN_STEPS = 4
@@ -129,7 +129,9 @@ def sample(group: WorkerGroup, on_event=lambda event: None) -> list[Event]:
         events.append(event)
         on_event(event)
 
-    group.sample(call, {"noise": latents}, conditions, conditions, lambda: None, on_step)
+    group.sample(
+        call, {"noise": latents}, [SamplerPass((branch,), conditions) for branch in (0, 1)], lambda: None, on_step
+    )
     return events
 
 
@@ -275,7 +277,7 @@ def split(rows: list[list]) -> tuple[float, float]:
 
 
 def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: ComfyHost) -> None:
-    latents(host, Job("tiny-dit", plan={"ulysses": 2}, loop_mode=True).prompt())
+    latents(host, Job("tiny-dit", plan={"ulysses": 2}, scheduler="Euler").prompt())
     assert status(host)["last_run"]["operation"] == "sample"
     code, text = get(host, "trace")
     assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {0, 1}

@@ -15,7 +15,7 @@ export function questionOf(plan) {
     const loader = node.type === LOADER ? widgetValues(node).values : {}
     if (typeof loader.model_name !== 'string') continue
     const samplers = samplersOf(node, new Set(), null)
-    loaders.push({ model_name: loader.model_name, loop_mode: loader.loop_mode ?? true, samplers })
+    loaders.push({ model_name: loader.model_name, samplers })
   }
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
 }
@@ -30,8 +30,7 @@ function samplersOf(node, seen, cfg) {
     if (gives.some((type) => CARRIES_MODEL.includes(type))) {
       samplers.push(...samplersOf(target, seen, guidance))
     } else if (gives.some((type) => SAMPLED.includes(type))) {
-      const name = values.sampler_name ?? widgetValue(originOf(target, 'sampler'), 'sampler_name')
-      samplers.push({ type: target.type, sampler_name: ofType('string', name), cfg: ofType('number', guidance) })
+      samplers.push({ type: target.type, cfg: ofType('number', guidance) })
     }
   }
   return samplers

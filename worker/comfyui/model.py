@@ -6,6 +6,7 @@ makes one without weights, and the ranks have theirs from the file's pages, whic
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 
+from ..errors import ModelFileError
 from .source import HostSource
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, torch.Tensor]
 META = torch.device("meta")
+PACK = Path(__file__).resolve().parents[2]
 
 
 def import_comfyui(source: HostSource) -> None:
@@ -37,13 +40,41 @@ def import_comfyui(source: HostSource) -> None:
         import comfy.model_patcher  # noqa: F401 (and with it every model, but not comfy.sd's VAEs and their media packages)
 
 
+def is_gguf(file: str | Path) -> bool:
+    return Path(file).suffix.lower() == ".gguf"
+
+
+def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
+    """A file's tensors and what else it says. Raises ModelFileError for a GGUF file that cannot be read."""
+    import comfy.utils
+
+    if not is_gguf(file):
+        weights, metadata = comfy.utils.load_torch_file(str(file), return_metadata=True)
+        return weights, metadata
+    try:
+        from .gguf_file import read_gguf
+    except ModuleNotFoundError as error:
+        raise ModelFileError(
+            f"{Path(file).name} is a GGUF file, and the package {error.name}, which reads these, is not installed.",
+            f"Run `{sys.executable} -m pip install -r requirements.txt` in the folder {PACK} and restart ComfyUI.",
+        ) from error
+    return read_gguf(file)
+
+
+def has_packed(weights: Weights) -> bool:
+    """Whether some are in blocks of GGUF's."""
+    from .gguf_layout import is_packed
+
+    return any(is_packed(weight) for weight in weights.values())
+
+
 def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
     """What ComfyUI takes the diffusion model in a file for, None if it knows no such; its weights by ComfyUI's names;
     and what else a checkpoint has. They are views of the file's pages."""
     import comfy.model_detection
     import comfy.utils
 
-    weights, metadata = comfy.utils.load_torch_file(str(file), return_metadata=True)
+    weights, metadata = read(file)
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
     beside: Weights = {}
@@ -71,11 +102,12 @@ def choose_dtypes(
     import comfy.utils
 
     quantised = config.quant_config is not None
+    stored = None if quantised or has_packed(weights) else comfy.utils.weight_dtype(weights)
     supported = list(config.supported_inference_dtypes)
     dtype = wanted or comfy.model_management.unet_dtype(
         model_params=comfy.utils.calculate_parameters(weights),
         supported_dtypes=supported,
-        weight_dtype=None if quantised else comfy.utils.weight_dtype(weights),
+        weight_dtype=stored,
     )
     device = comfy.model_management.get_torch_device()
     cast = comfy.model_management.unet_manual_cast(
@@ -133,16 +165,28 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> list[st
     They are not copied where the file has them in the model's dtype. ComfyUI's classes know older names of their own,
     so that names cannot tell what is missing.
     """
+    from .gguf_layout import fitted, is_packed
+
     module = model.diffusion_model
     before = dict(module.named_parameters())
     model.load_model_weights(weights, "", assign=True)
-    missing = []
+    missing, unpacked = [], []
     for name, parameter in list(module.named_parameters()):
         empty = before.get(name)
         if parameter is empty:
             missing.append(name)
+            continue
+        path, _, own = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if is_packed(parameter):
+            made_in = parameter.dtype if empty is None else empty.dtype  # ComfyUI may make layers without weights
+            cast = fitted(parameter, made_in, own == "weight" and hasattr(owner, "weight_function"))
+            unpacked += [] if is_packed(cast) else [name]
         elif empty is not None and type(parameter.data) is torch.Tensor and parameter.dtype != empty.dtype:
-            owner, _, own = name.rpartition(".")
-            cast = torch.nn.Parameter(parameter.to(empty.dtype), requires_grad=False)
-            setattr(module.get_submodule(owner), own, cast)
+            cast = parameter.to(empty.dtype)
+        else:
+            continue
+        setattr(owner, own, torch.nn.Parameter(cast, requires_grad=False))
+    if unpacked:
+        logging.info("%d weights are dequantised as they are loaded, the first is %s", len(unpacked), unpacked[0])
     return missing

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import pack, unpack
 
@@ -76,3 +78,21 @@ def applied(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]
         function = comfy.utils.swap_scale_shift if patch.swaps else None
         found.setdefault(patch.name, []).append((patch.strength, value, patch.strength_model, patch.offset, function))
     return found
+
+
+def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
+    """Has ComfyUI's ModelPatcher apply these, in place of others: to weights in blocks of GGUF's, which are not made
+    anew, whenever a layer dequantises them; to all others when it loads the model again. Returns the tensors that stay
+    on the device for that."""
+    from comfy.model_patcher import LowVramPatch
+
+    from .gguf_layout import is_packed
+
+    held = dict(patcher.model.named_parameters(remove_duplicate=False))  # of a pipeline stage, its own
+    on_use = {patch.name for patch in patches if is_packed(held.get(patch.name))}
+    if on_use:
+        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+    found = applied(patches, tensors)
+    patcher.patches = {name: changes for name, changes in found.items() if name not in on_use}
+    patcher.weight_wrapper_patches = {name: [LowVramPatch(name, found)] for name in on_use}
+    return list(tensors.values()) if on_use else []

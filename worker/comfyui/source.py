@@ -12,10 +12,11 @@ PARTS = ("preprocess_text_embeds",)
 
 @dataclass(frozen=True)
 class HostSource:
-    """comfyui: the folder of ComfyUI. arguments: its command line, as far as it is the ranks'. file: safetensors.
+    """comfyui: the folder of ComfyUI. arguments: its command line, as far as it is the ranks'.
 
-    model_class: of the diffusion model, for people. dtype, cast: what its weights are stored in on the device, and what
-    they are computed in, as names in torch; empty for what their format says, and for the same.
+    file: safetensors or GGUF. model_class: of the diffusion model, for people. dtype, cast: what its weights are stored
+    in on the device, and what they are computed in, as names in torch; empty for what their format says, and for the
+    same.
     """
 
     comfyui: str

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..wire.operations import (
     Operation,
 )
 from ..wire.protocol import MEMORY, Header
-from ..wire.sampler_call import SamplerCall
+from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, pack
 from .known_state import KnownState
@@ -175,21 +176,25 @@ class WorkerGroup:
         return self._request(header, tensors, check)[PREDICTION]
 
     def sample(
-        self, call: SamplerCall, tensors: Tensors, conditions: Tensors, negative: Tensors, check: Check, on_step: OnStep
+        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep
     ) -> torch.Tensor:
         """A whole sampler call on the loaded model: the denoised latents.
 
-        tensors: noise, and what else the call has of SAMPLER_TENSORS. negative: empty without guidance.
+        tensors: noise, and what else the call has of SAMPLER_TENSORS. passes: of each step.
         on_step: called after every step. What it or `check` raises cancels the call at its next step.
-        Raises RequestRefused, WorkerGroupError.
+        Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
         """
+        given: Tensors = {}
+        try:
+            packed = [
+                replace(each, conditions=pack(each.conditions, f"passes.{place}", given)).to_json()
+                for place, each in enumerate(passes)
+            ]
+        except UnsendableError as error:
+            raise RequestRefused(*error.explanation) from error
         with self.turn(check):
-            named = {("conditions", name): tensor for name, tensor in conditions.items()}
-            named |= {("negative", name): tensor for name, tensor in negative.items()}
-            keys, new, dropped = self._known.conditions.exchange(named)
-            header = SAMPLE.header(call=call.to_json(), drop=dropped, conditions={}, negative={})
-            for (kind, name), key in keys.items():
-                header[kind][name] = key
+            keys, new, dropped = self._known.conditions.exchange(given)
+            header = SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
             size = tuple(tensors["noise"].shape)
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:

@@ -12,6 +12,7 @@ from ..settings import Settings, SettingsError
 from .lifetime import PARENT
 
 DEVICE = "PARALLELDIT_DEVICE"
+THREADS = "OMP_NUM_THREADS"
 LOGS = "PARALLELDIT_LOGS"
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
 PACK = Path(__file__).resolve().parents[2]
@@ -84,10 +85,17 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         DEVICE: device,
         LOGS: str(folder),
         LOG_MEGABYTES: str(settings.log_megabytes),
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+        THREADS: str(threads_of(ranks)),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def threads_of(ranks: int) -> int:
+    """How many threads each of so many ranks on a machine has; no more than ComfyUI was told to use."""
+    own = max(1, (os.cpu_count() or 1) // ranks)
+    told = os.environ.get(THREADS, "")
+    return min(own, int(told)) if told.isdecimal() and int(told) else own
 
 
 def machine_prefix() -> str:

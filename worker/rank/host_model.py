@@ -16,7 +16,7 @@ from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
-from ..comfyui.patches import Patch, applied
+from ..comfyui.patches import Patch, put_on
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
 
@@ -77,10 +77,10 @@ class HostModel:
         """
         device = self.mesh.device
         self.patcher.unpatch_model()
-        self.patcher.patches = applied(patches, tensors)
+        self.parking.beside = put_on(self.patcher, patches, tensors, device)
         self.patcher.load(device, full_load=True)
         self.adapted = bool(patches)
-        logging.info("the weights have changes of %d of them", len(self.patcher.patches))
+        logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""

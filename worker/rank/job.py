@@ -39,6 +39,9 @@ class ModelFailed(Explained, RuntimeError):
     """The model's own code has raised something, on this rank perhaps alone; there is nothing wrong with the rank."""
 
     def __init__(self, error: Exception) -> None:
+        if isinstance(error, RequestError):
+            super().__init__(*error.explanation)
+            return
         _, _, details = unforeseen(error, dist.get_rank())
         super().__init__(f"The model failed: {type(error).__name__}: {error}", CHECK_INPUTS, details)
 

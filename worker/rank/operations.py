@@ -17,7 +17,7 @@ from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.sampling.denoiser import Denoiser, LoopStopped
+from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import Check
@@ -36,7 +36,7 @@ from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.release import release_memory
 from .request_checks import made
-from .sampling import first_latents, inpainting_of, stepper_of
+from .sampling import first_latents, given_passes, inpainting_of, scale_of, stepper_of
 from .sources import Source, source_of
 from .state import RankState
 from .step_watch import Emit, JobWatch
@@ -158,11 +158,13 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
-        transformer = self.loaded(job, ParallelTransformer)
+        is_own = isinstance(self.state.transformer, HostModel)
+        model = self.loaded(job, HostModel).module if is_own else self.loaded(job, ParallelTransformer)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
-        conditions, negative = self.state.take_conditions(job.header, tensors, "conditions", "negative")
+        (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         call = SamplerCall.from_json(job.header["call"])
-        stepper = stepper_of(call, own["noise"], transformer)
+        stepper = stepper_of(call, own["noise"], model)
+        passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
@@ -171,12 +173,13 @@ class Operations:
         whole = job.groups.whole().group
         watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
-            latents = Denoiser(transformer).sample(
-                first_latents(call, stepper, own),
+            latents = denoise(
+                model,
+                first_latents(stepper, own),
                 stepper,
-                conditions,
-                negative or None,
+                passes,
                 call.guidance,
+                timestep_scale=scale_of(call, model),
                 inpainting=inpainting_of(own),
                 watch=watch,
                 to_first=True,
@@ -184,6 +187,11 @@ class Operations:
         except LoopStopped as stopped:
             watch.close()
             raise Cancelled from stopped
+        except Exception as error:
+            # Stages do not refuse a forward at the same place: one may wait for another that has refused.
+            if not is_own or isinstance(error, RequestError) and model.link is None:
+                raise
+            raise ModelFailed(error) from error
         watch.close()
         return None if latents is None or dist.get_rank() else {"latents": latents.cpu()}
 

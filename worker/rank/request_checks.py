@@ -13,7 +13,7 @@ from parallel_backend.weights.adapters import Addition
 from ..comfyui.patches import Patch
 from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import Header
-from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
+from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
 from .sources import source_of
 
@@ -21,8 +21,11 @@ Part = TypeVar("Part")
 
 # By field, what makes of it what it has to be.
 DESCRIBED: Mapping[str, Callable[[Any], Any]] = {"source": source_of, "plan": ParallelPlan.from_json}
-LISTED: Mapping[str, Callable[[Any], Any]] = {"additions": Addition.from_json, "patches": Patch.from_json}
+LISTED: Mapping[str, Callable[[Any], Any]] = {
+    "additions": Addition.from_json, "patches": Patch.from_json, "passes": SamplerPass.from_json
+}  # fmt: skip
 MAX_STEPS = 10_000
+BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 
 
 def check_request(header: Header, tensors: Tensors) -> None:
@@ -52,9 +55,10 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
         check_call(made(SamplerCall.from_json, given["call"], "call"), tensors)
     if given.get("direction", "decode") not in ("decode", "encode"):
         raise RequestError(f"A VAE decodes or encodes; {given['direction']!r} is neither.")
-    for kind in ("conditions", "negative"):
-        if not all(isinstance(key, str) for key in given.get(kind, {}).values()):
-            raise RequestError(f"The {kind} of {whose} are named by keys, which are text.")
+    if not all(isinstance(key, str) for key in given.get("conditions", {}).values()):
+        raise RequestError(f"The conditions of {whose} are named by keys, which are text.")
+    if "passes" in given and [branch for each in given["passes"] for branch in each["branches"]] not in BRANCHES:
+        raise RequestError(f"The passes of {whose} are of cond, or of cond and uncond, each once.")
     if not all(isinstance(key, str) for key in given.get("drop", [])):
         raise RequestError(f"What {whose} drops is named by keys, which are text.")
 
@@ -81,11 +85,6 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
     """Raises RequestError for a sampler call with values that none can have."""
     types = {each.name: TYPES[type(getattr(DEFAULT_CALL, each.name))] for each in fields(SamplerCall)}
     check_fields(vars(call), types, "a sampler call")
-    sigmas = [*call.sigmas, *call.timesteps]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in sigmas):
-        raise RequestError("The sigmas and timesteps of a sampler call are numbers.")
-    if call.sigmas and len(call.timesteps) != len(call.sigmas) - 1:
-        raise RequestError(f"{len(call.sigmas)} sigmas take one timestep less, and there are {len(call.timesteps)}.")
     if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # a schedule is made whole, and its end is run
         raise RequestError(
             f"A schedule has 1 to {MAX_STEPS} steps; {call.steps} with denoise={call.denoise} does not work."
@@ -101,5 +100,5 @@ def check_call(call: SamplerCall, tensors: Tensors) -> None:
 
 DEFAULT_CALL = SamplerCall()
 TYPES: Mapping[type, type | tuple[type, ...]] = {
-    str: str, bool: bool, int: int, float: (int, float), dict: dict, tuple: (list, tuple)
+    str: str, bool: bool, int: int, float: (int, float), dict: dict
 }  # fmt: skip

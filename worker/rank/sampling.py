@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from parallel_backend.errors import RequestError
-from parallel_backend.sampling.denoiser import Inpainting
-from parallel_backend.sampling.schedulers import build_scheduler, from_config
+from parallel_backend.module import ModuleConditions
+from parallel_backend.sampling.denoiser import Inpainting, Pass, Predictor, passes_of
+from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
 
-from ..wire.sampler_call import SamplerCall
+from ..wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
+from ..wire.tree import unpack
 
-FLOW = "flow_prediction"
+
+def scale_of(call: SamplerCall, model: Predictor) -> float:
+    """What a scheduler's timestep is multiplied with for the model."""
+    return model.spec.timestep_scale if isinstance(model, ParallelTransformer) else call.timestep_scale
 
 
-def stepper_of(call: SamplerCall, noise: torch.Tensor, transformer: ParallelTransformer) -> Stepper:
+def given_passes(passes: Sequence[dict], tensors: Tensors, model: Predictor) -> list[Pass]:
+    """The forwards of a step. Raises ValueError and its like for what describes none."""
+    found = [SamplerPass.from_json(fields) for fields in passes]
+    given = [unpack(each.conditions, tensors) for each in found]
+    if not isinstance(model, ParallelTransformer):
+        return [
+            Pass(each.branches, ModuleConditions(conditions[KWARGS], conditions.get(CHANNELS)))
+            for each, conditions in zip(found, given, strict=True)
+        ]
+    branches: dict[int, Tensors] = {}
+    for each, conditions in zip(found, given, strict=True):
+        for place, branch in enumerate(each.branches):
+            branches[branch] = {name: rows.chunk(len(each.branches))[place] for name, rows in conditions.items()}
+    return passes_of(branches[0], branches.get(1), model.spec.uniform)
+
+
+def stepper_of(call: SamplerCall, noise: torch.Tensor, model: Predictor) -> Stepper:
     """The call's scheduler, with its timesteps set. Raises RequestError for one that does not fit the model."""
-    device = transformer.mesh.device
+    device = model.mesh.device
     generator = torch.Generator().manual_seed(call.seed)
     torch.randn(noise.shape, generator=generator)  # what a scheduler adds follows the noise that the latents began as
-    if call.sigmas:
-        name = "FlowMatchEulerDiscreteScheduler" if call.prediction == FLOW else "EulerDiscreteScheduler"
-        scheduler = from_config(name, {} if call.prediction == FLOW else {"prediction_type": call.prediction}, {})
-        timesteps = [timestep / transformer.spec.timestep_scale for timestep in call.timesteps]  # as a scheduler's are
-        return Stepper.prepare_explicit(scheduler, call.sigmas, timesteps=timesteps, device=device, generator=generator)
-    _, patch = transformer.spec.geometry(transformer.model.config)
-    tokens = math.prod(size // side for size, side in zip(noise.shape[2:], patch, strict=False))
+    tokens = math.prod(size // side for size, side in zip(noise.shape[2:], model.patch(noise), strict=False))
     return Stepper.prepare(
         build_scheduler(call.scheduler, call.config, call.default),
         call.steps,
@@ -41,10 +57,10 @@ def stepper_of(call: SamplerCall, noise: torch.Tensor, transformer: ParallelTran
     )
 
 
-def first_latents(call: SamplerCall, stepper: Stepper, given: Tensors) -> torch.Tensor:
+def first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
     """The latents that enter the first step."""
     noise = given["noise"]
-    return noise if call.sigmas else stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
+    return stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
 
 
 def inpainting_of(given: Tensors) -> Inpainting | None:

@@ -66,7 +66,7 @@ FORWARD = Operation(
     is_step=True,
 )
 SAMPLE = Operation(
-    "sample", "sampling", {"call": dict, "conditions": dict, "negative": dict, "drop": list}, ("noise",), "noise"
+    "sample", "sampling", {"call": dict, "passes": list, "conditions": dict, "drop": list}, ("noise",), "noise"
 )
 VAE = Operation(
     "vae",

@@ -6,9 +6,29 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# Tensors of a call. noise: in the shape of the latents; with sigmas given, the latents at the first of them.
+# Tensors of a call. noise: in the shape of the latents.
 # original: the latents to begin from, or to keep. mask: 1 where latents may change, broadcast to them.
 SAMPLER_TENSORS = ("noise", "original", "mask")
+
+
+# Where a pass for one of ComfyUI's own classes has the arguments of the class, and channels behind the latents' own.
+KWARGS, CHANNELS = "kwargs", "channels"
+
+
+@dataclass(frozen=True)
+class SamplerPass:
+    """One of a step's forwards. branches: what its rows are, one batch of latents after the other: 0 for cond, 1 for
+    uncond. conditions: what the model gets beside latents and timesteps, by name; on the wire, packed (`tree.py`)."""
+
+    branches: tuple[int, ...]
+    conditions: Any
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> SamplerPass:
+        return cls(tuple(fields["branches"]), fields["conditions"])
 
 
 @dataclass(frozen=True)
@@ -19,8 +39,8 @@ class SamplerCall:
     linear_sigmas: see Stepper.prepare. steps, denoise: as in ComfyUI's KSampler. guidance: the weight of the
     conditions against the negative ones. seed: of the noise that the scheduler adds.
     previews: whether the steps' events carry estimates of the clean latents.
-    sigmas: in place of scheduler, steps and denoise, the host's own, for Euler; timesteps: one less, as the model takes
-    them. prediction: then, what the model predicts, in diffusers' words.
+    timestep_scale: what a scheduler's timestep is multiplied with for one of ComfyUI's own classes; for diffusers' the
+    engine knows it.
     """
 
     scheduler: str = ""
@@ -32,9 +52,7 @@ class SamplerCall:
     guidance: float = 1.0
     seed: int = 0
     previews: bool = False
-    sigmas: tuple[float, ...] = ()
-    timesteps: tuple[float, ...] = ()
-    prediction: str = ""
+    timestep_scale: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,18 +17,15 @@ from . import (
     wan,
     zimage,
 )
-from .base import HostFamily, Layout, Table, detected_as, families, family_for
+from .base import HostFamily, Table, family_for
 
 __all__ = [
     "HostFamily",
-    "Layout",
     "Table",
     "auraflow",
     "chroma",
     "cogvideox",
-    "detected_as",
     "dit",
-    "families",
     "family_for",
     "flux",
     "flux2",

@@ -14,30 +14,8 @@ from ..model_files import ModelDescription
 
 Tensors = dict[str, torch.Tensor]
 Detected = Mapping[str, Any]
-Shapes = Mapping[str, torch.Size]
 # A name in the file, alone or with (dim, start, length) of what to take of it, or with None and a change of it.
 Table = dict[str, str | tuple]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a family lies in a single file.
-
-    title: what people call the models. detected_as: ComfyUI's classes for them; what derives from those is another.
-    config: what ComfyUI detected, and shapes, to the diffusers config. The shapes are the parameters' by diffusers'
-    names, or without a table the tensors' by their names in the file.
-    table: what ComfyUI detected, and the width (0: unknown), to diffusers' names in the original ones, where ComfyUI
-    has such a table or nobody has; else diffusers' own converter is asked.
-    naming: the diffusers config to that part of what ComfyUI detects which its tables of names ask for.
-    other: what ComfyUI detected to the words for a variant that diffusers' class or our spec of it does not cover.
-    """
-
-    title: str
-    detected_as: tuple[type, ...]
-    config: Callable[[Detected, Shapes], dict[str, Any]]
-    table: Callable[[Detected, int], Table] | None = None
-    naming: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
-    other: Callable[[Detected], str | None] = lambda _detected: None
 
 
 @dataclass(frozen=True)
@@ -52,7 +30,8 @@ class HostFamily:
     scheduler: the model's config to the diffusers scheduler config, for a model that brings none.
     linear_sigmas: whether the family's pipeline hands its flow-matching scheduler sigmas from 1 to 1 / steps.
     visible: the model's config to what ComfyUI's BaseModel reads of its diffusion model, by attribute.
-    layout: how it lies in a single file, if there are such files.
+    table: what ComfyUI detects, and the width (0: unknown), to diffusers' names in ComfyUI's, where ComfyUI has such a
+    table or nobody has. naming: the diffusers config to that part of what ComfyUI detects which the table asks for.
     """
 
     model_class: str
@@ -61,7 +40,8 @@ class HostFamily:
     scheduler: Callable[[Mapping[str, Any]], dict[str, Any]]
     linear_sigmas: bool = True
     visible: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
-    layout: Layout | None = None
+    table: Callable[[Detected, int], Table] | None = None
+    naming: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _config: {}
 
 
 _FAMILIES: dict[str, HostFamily] = {}
@@ -73,18 +53,9 @@ def register(family: HostFamily) -> HostFamily:
     return family
 
 
-def families() -> list[HostFamily]:
-    return list(_FAMILIES.values())
-
-
 def family_for(model_class: str) -> HostFamily | None:
     """The host's side of a diffusers class, if there is one."""
     return _FAMILIES.get(model_class)
-
-
-def detected_as(config_class: type) -> HostFamily | None:
-    """The family of a model that ComfyUI detected as this class of its own."""
-    return next((f for f in _FAMILIES.values() if f.layout and config_class in f.layout.detected_as), None)
 
 
 class Shape:

@@ -12,11 +12,10 @@ import torch
 
 from ...errors import Refused
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shapes, Table, Tensors, flow_euler, register, text_of, weightless
+from .base import Detected, HostFamily, Table, Tensors, flow_euler, register, text_of, weightless
 from .flux import flux_naming
 
 APPROXIMATOR = "distilled_guidance_layer"
-MODULATIONS = 344  # ComfyUI counts so many, whatever the depth; diffusers as many as there are
 
 
 def build_chroma(model: ModelDescription) -> comfy.model_base.Chroma:
@@ -36,22 +35,6 @@ def chroma_conditions(
     return {"encoder_hidden_states": text_of(context, "Chroma", "its T5 encoder")}
 
 
-def chroma_config(detected: Detected, shapes: Shapes) -> dict[str, Any]:
-    """shapes: by diffusers' names."""
-    return {
-        "in_channels": detected["in_channels"],
-        "num_layers": detected["depth"],
-        "num_single_layers": detected["depth_single_blocks"],
-        "attention_head_dim": sum(detected["axes_dim"]),
-        "num_attention_heads": detected["num_heads"],
-        "joint_attention_dim": detected["context_in_dim"],
-        "axes_dims_rope": detected["axes_dim"],
-        "approximator_num_channels": detected["in_dim"],
-        "approximator_hidden_dim": shapes[f"{APPROXIMATOR}.in_proj.weight"][0],
-        "approximator_layers": detected["n_layers"],
-    }
-
-
 def chroma_table(detected: Detected, _width: int) -> Table:
     """Flux.1's, and the approximator of the modulation."""
     table = comfy.utils.flux_to_diffusers(detected)
@@ -69,12 +52,6 @@ def chroma_naming(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**flux_naming(config), "n_layers": config["approximator_layers"]}
 
 
-def other_chroma(detected: Detected) -> str | None:
-    modulations = 3 * detected["depth_single_blocks"] + 12 * detected["depth"] + 2
-    return None if modulations == MODULATIONS else f"a Chroma with {modulations} modulations, in place of {MODULATIONS}"
-
-
-LAYOUT = Layout("Chroma", (comfy.supported_models.Chroma,), chroma_config, chroma_table, chroma_naming, other_chroma)
 register(
     HostFamily(
         "ChromaTransformer2DModel",
@@ -82,6 +59,7 @@ register(
         chroma_conditions,
         lambda _: flow_euler(shift=3.0, use_dynamic_shifting=True),
         visible=lambda _config: {"patch_size": 2},
-        layout=LAYOUT,
+        table=chroma_table,
+        naming=chroma_naming,
     )
 )

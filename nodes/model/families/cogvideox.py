@@ -10,13 +10,10 @@ import comfy.supported_models
 import torch
 
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shapes, Table, Tensors, moved, register, text_of, weightless, whole
+from .base import Detected, HostFamily, Table, Tensors, moved, register, text_of, weightless, whole
 
 CHANNELS = 16
 OFFSET = 2.0
-TRAINED_AT_1_5 = {"sample_height": 96, "sample_width": 170, "sample_frames": 81}
-# ComfyUI's rotary positions of 1.0 are this far apart, where diffusers scales them to the size of the training.
-ROTARY_SCALE = 1.875
 
 MODULES = {
     "patch_embed.proj": "patch_embed.proj",
@@ -70,13 +67,6 @@ def cogvideox_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def cogvideox_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
-    """ComfyUI's names for all this are diffusers'. It turns tokens by their place in the 2B too."""
-    sizes = TRAINED_AT_1_5 if detected.get("patch_size_t") else {"_rotary_scale": ROTARY_SCALE}
-    config = {name: value for name, value in detected.items() if name != "image_model"}
-    return {"ofs_embed_dim": None, "patch_size_t": None, **config, **sizes, "out_channels": CHANNELS}
-
-
 def cogvideox_table(detected: Detected, _width: int) -> Table:
     table = whole(MODULES)
     for index in range(detected["num_layers"]):
@@ -84,25 +74,6 @@ def cogvideox_table(detected: Detected, _width: int) -> Table:
     return table
 
 
-def other_cogvideox(detected: Detected) -> str | None:
-    """ComfyUI adds the table's rows in turn and turns no tokens then; diffusers does both, at one size alone."""
-    if detected["use_learned_positional_embeddings"]:
-        return "a CogVideoX whose file holds a table of positions, as 1.0 5B I2V does"
-    return None
-
-
-LAYOUT = Layout(
-    "CogVideoX",
-    (
-        comfy.supported_models.CogVideoX_T2V,
-        comfy.supported_models.CogVideoX_I2V,
-        comfy.supported_models.CogVideoX_Inpaint,
-    ),
-    cogvideox_config,
-    cogvideox_table,
-    lambda config: {"num_layers": config["num_layers"]},
-    other_cogvideox,
-)
 register(
     HostFamily(
         "CogVideoXTransformer3DModel",
@@ -110,6 +81,7 @@ register(
         cogvideox_conditions,
         cogvideox_schedule,
         visible=lambda config: {"in_channels": config["in_channels"], "ofs_proj_dim": config.get("ofs_embed_dim")},
-        layout=LAYOUT,
+        table=cogvideox_table,
+        naming=lambda config: {"num_layers": config["num_layers"]},
     )
 )

@@ -12,10 +12,7 @@ import torch
 
 from ..model_files import ModelDescription
 from .base import (
-    Detected,
     HostFamily,
-    Layout,
-    Shapes,
     Tensors,
     flow_euler,
     moved,
@@ -62,40 +59,18 @@ def flux_schedule(config: Mapping[str, Any]) -> dict[str, object]:
     return flow_euler(shift=3.0, use_dynamic_shifting=True) if config["guidance_embeds"] else flow_euler(shift=1.0)
 
 
-def flux_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
-    """Patches of 2×2 are part of the channels in diffusers."""
-    return {
-        "patch_size": 1,
-        "in_channels": detected["in_channels"] * 4,
-        "out_channels": detected["out_channels"] * 4,
-        "num_layers": detected["depth"],
-        "num_single_layers": detected["depth_single_blocks"],
-        "attention_head_dim": sum(detected["axes_dim"]),
-        "num_attention_heads": detected["num_heads"],
-        "joint_attention_dim": detected["context_in_dim"],
-        "pooled_projection_dim": detected["vec_in_dim"],
-        "guidance_embeds": detected["guidance_embed"],
-        "axes_dims_rope": detected["axes_dim"],
-    }
-
-
 def flux_naming(config: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {"depth": config["num_layers"], "depth_single_blocks": config["num_single_layers"]}
     return {**sizes, "hidden_size": width(config)}
 
 
-def other_flux(detected: Detected) -> str | None:
-    if detected.get("yak_mlp") or detected.get("txt_norm"):
-        return "a Flux.1 with other layers, as Ovis-Image is"
-    return "a Flux.1 without an embedder of pooled text" if detected.get("vec_in_dim") is None else None
-
-
-LAYOUT = Layout(
-    "Flux.1",
-    (comfy.supported_models.Flux, comfy.supported_models.FluxInpaint, comfy.supported_models.FluxSchnell),
-    flux_config,
-    lambda detected, _width: comfy.utils.flux_to_diffusers(detected),
-    flux_naming,
-    other_flux,
+register(
+    HostFamily(
+        "FluxTransformer2DModel",
+        build_flux,
+        flux_conditions,
+        flux_schedule,
+        table=lambda detected, _width: comfy.utils.flux_to_diffusers(detected),
+        naming=flux_naming,
+    )
 )
-register(HostFamily("FluxTransformer2DModel", build_flux, flux_conditions, flux_schedule, layout=LAYOUT))

@@ -14,8 +14,6 @@ from ..model_files import ModelDescription
 from .base import (
     Detected,
     HostFamily,
-    Layout,
-    Shapes,
     Table,
     Tensors,
     flow_euler,
@@ -66,32 +64,11 @@ def flux2_conditions(
     return conditions | reference_conditions(references, (PATCH, PATCH))
 
 
-def flux2_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
-    return {
-        "patch_size": PATCH,
-        "in_channels": detected["in_channels"],
-        "num_layers": detected["depth"],
-        "num_single_layers": detected["depth_single_blocks"],
-        "attention_head_dim": sum(detected["axes_dim"]),
-        "num_attention_heads": detected["num_heads"],
-        "joint_attention_dim": detected["context_in_dim"],
-        "mlp_ratio": detected["mlp_ratio"],
-        "axes_dims_rope": detected["axes_dim"],
-        "rope_theta": detected["theta"],
-        "guidance_embeds": detected["guidance_embed"],
-    }
-
-
 def flux2_table(detected: Detected, _width: int) -> Table:
     own = {f"{theirs}.weight": f"{name}.weight" for name, theirs in MODULES.items()}
     return comfy.utils.flux_to_diffusers(detected) | own
 
 
-def other_flux2(detected: Detected) -> str | None:
-    return None if detected.get("vec_in_dim") is None else "a Flux.2 with an embedder of pooled text"
-
-
-LAYOUT = Layout("Flux.2", (comfy.supported_models.Flux2,), flux2_config, flux2_table, flux_naming, other_flux2)
 register(
     HostFamily(
         "Flux2Transformer2DModel",
@@ -99,6 +76,7 @@ register(
         flux2_conditions,
         lambda _: flow_euler(shift=3.0, use_dynamic_shifting=True),
         visible=lambda _config: {"patch_size": PATCH},
-        layout=LAYOUT,
+        table=flux2_table,
+        naming=flux_naming,
     )
 )

@@ -15,8 +15,6 @@ from ..model_files import ModelDescription
 from .base import (
     Detected,
     HostFamily,
-    Layout,
-    Shapes,
     Table,
     Tensors,
     fused,
@@ -27,7 +25,6 @@ from .base import (
     width,
 )
 
-HEADS = 16
 ENCODERS = "its text encoders, BERT and mT5"
 TOKENS = {"encoder_hidden_states": 77, "encoder_hidden_states_t5": 256}
 
@@ -107,22 +104,6 @@ def hunyuandit_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hunyuandit_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
-    """16 heads, and the widths of the texts, are taken for granted by ComfyUI too."""
-    return {
-        "num_attention_heads": HEADS,
-        "attention_head_dim": detected["hidden_size"] // HEADS,
-        "in_channels": 4,
-        "patch_size": 2,
-        "sample_size": 128,
-        "hidden_size": detected["hidden_size"],
-        "num_layers": detected["depth"],
-        "mlp_ratio": detected.get("mlp_ratio", 4.0),
-        "use_style_cond_and_image_meta_size": detected.get("size_cond", False),
-        "_even_grid": True,
-    }
-
-
 def hunyuandit_table(detected: Detected, width: int) -> Table:
     final = "final_layer.adaLN_modulation.1"
     swapped = {
@@ -142,11 +123,13 @@ def hunyuandit_naming(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"depth": config["num_layers"], "hidden_size": width(config)}
 
 
-LAYOUT = Layout(
-    "HunyuanDiT",
-    (comfy.supported_models.HunyuanDiT, comfy.supported_models.HunyuanDiT1),
-    hunyuandit_config,
-    hunyuandit_table,
-    hunyuandit_naming,
+register(
+    HostFamily(
+        "HunyuanDiT2DModel",
+        build_hunyuandit,
+        hunyuandit_conditions,
+        hunyuandit_schedule,
+        table=hunyuandit_table,
+        naming=hunyuandit_naming,
+    )
 )
-register(HostFamily("HunyuanDiT2DModel", build_hunyuandit, hunyuandit_conditions, hunyuandit_schedule, layout=LAYOUT))

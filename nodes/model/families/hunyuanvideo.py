@@ -11,10 +11,7 @@ import torch
 from ...errors import Refused
 from ..model_files import ModelDescription
 from .base import (
-    Detected,
     HostFamily,
-    Layout,
-    Shapes,
     Tensors,
     flow_euler,
     moved,
@@ -24,18 +21,11 @@ from .base import (
     weightless,
 )
 
-HEAD_DIM = 128
 # By the channels that the model sees: the latents', an image's and its mask's, an image's alone.
 BY_CHANNELS = {
     16: comfy.supported_models.HunyuanVideo,
     33: comfy.supported_models.HunyuanVideoI2V,
     32: comfy.supported_models.HunyuanVideoSkyreelsI2V,
-}
-OTHERS = {
-    "byt5": "a HunyuanVideo with a text encoder for glyphs",
-    "meanflow": "a HunyuanVideo of the kind MeanFlow",
-    "use_cond_type_embedding": "a HunyuanVideo 1.5",
-    "vision_in_dim": "a HunyuanVideo 1.5",
 }
 
 
@@ -74,45 +64,11 @@ def hunyuanvideo_conditions(
     return given | moved(extra, image_latents="image_latents")
 
 
-def hunyuanvideo_config(detected: Detected, _shapes: Shapes) -> dict[str, Any]:
-    """Heads of 128 and two refiner blocks, as ComfyUI takes for granted too."""
-    frames, patch, _ = detected["patch_size"]
-    sees_image = detected["in_channels"] != detected["out_channels"]
-    return {
-        "in_channels": detected["in_channels"],
-        "out_channels": detected["out_channels"],
-        "num_attention_heads": detected["num_heads"],
-        "attention_head_dim": HEAD_DIM,
-        "num_layers": detected["depth"],
-        "num_single_layers": detected["depth_single_blocks"],
-        "num_refiner_layers": 2,
-        "patch_size": patch,
-        "patch_size_t": frames,
-        "guidance_embeds": detected["guidance_embed"],
-        "text_embed_dim": detected["context_in_dim"],
-        "pooled_projection_dim": detected["vec_in_dim"],
-        "rope_theta": detected["theta"],
-        "rope_axes_dim": detected["axes_dim"],
-        "image_condition_type": "latent_concat" if sees_image else None,
-    }
-
-
-def other_hunyuanvideo(detected: Detected) -> str | None:
-    found = [words for name, words in OTHERS.items() if detected.get(name)]
-    if found:
-        return found[0]
-    if detected["vec_in_dim"] is None or len(detected["patch_size"]) != 3:
-        return "a HunyuanVideo without an embedder of pooled text, or of images"
-    return None
-
-
-LAYOUT = Layout("HunyuanVideo", tuple(BY_CHANNELS.values()), hunyuanvideo_config, other=other_hunyuanvideo)
 register(
     HostFamily(
         "HunyuanVideoTransformer3DModel",
         build_hunyuanvideo,
         hunyuanvideo_conditions,
         lambda _config: flow_euler(shift=7.0),
-        layout=LAYOUT,
     )
 )

@@ -11,10 +11,9 @@ import torch
 
 from ...errors import Refused
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shapes, Tensors, flow_euler, register, text_of, weightless
+from .base import HostFamily, Tensors, flow_euler, register, text_of, weightless
 from .references import image_ids, reference_conditions
 
-HEAD_DIM = 128
 TIMESTEP_ZERO = "index_timestep_zero"  # as "index", and the references count as free of noise
 LEAST_MASK = -1e4  # a score that leaves a token out
 
@@ -65,35 +64,16 @@ def text_mask(mask_BT: torch.Tensor) -> torch.Tensor:
     return (mask_BT == 0).long()
 
 
-def qwenimage_config(detected: Detected, shapes: Shapes) -> dict[str, Any]:
-    """Heads of 128, as ComfyUI takes for granted too."""
-    return {
-        "patch_size": 2,
-        "in_channels": detected["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // 4,
-        "num_layers": detected["num_layers"],
-        "attention_head_dim": HEAD_DIM,
-        "num_attention_heads": shapes["img_in.weight"][0] // HEAD_DIM,
-        "joint_attention_dim": shapes["txt_norm.weight"][0],
-        "zero_cond_t": detected.get("default_ref_method") == TIMESTEP_ZERO,
-    }
-
-
 def qwenimage_schedule(_config: Mapping[str, Any]) -> dict[str, object]:
     size = {"base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256, "max_image_seq_len": 8192}
     return flow_euler(shift=1.0, use_dynamic_shifting=True, shift_terminal=0.02, **size)
 
 
-def other_qwenimage(detected: Detected) -> str | None:
-    return "a Qwen-Image-Layered" if detected.get("use_additional_t_cond") else None
-
-
-LAYOUT = Layout(
-    "Qwen-Image",
-    (comfy.supported_models.QwenImage,),
-    qwenimage_config,
-    other=other_qwenimage,
-)
 register(
-    HostFamily("QwenImageTransformer2DModel", build_qwenimage, qwenimage_conditions, qwenimage_schedule, layout=LAYOUT)
+    HostFamily(
+        "QwenImageTransformer2DModel",
+        build_qwenimage,
+        qwenimage_conditions,
+        qwenimage_schedule,
+    )
 )

@@ -11,7 +11,7 @@ import comfy.supported_models
 import torch
 
 from ..model_files import ModelDescription
-from .base import Detected, HostFamily, Layout, Shape, Shapes, Tensors, moved, register, text_of, weightless, width
+from .base import HostFamily, Shape, Tensors, moved, register, text_of, weightless, width
 
 
 def build_wan(model: ModelDescription) -> comfy.model_base.WAN21:
@@ -38,40 +38,11 @@ def wan_conditions(
     }
 
 
-def wan_config(detected: Detected, shapes: Shapes) -> dict[str, Any]:
-    """Heads of 128, as ComfyUI takes for granted too."""
-    image = shapes.get("img_emb.proj.0.bias")
-    return {
-        "patch_size": detected["patch_size"],
-        "num_attention_heads": detected["num_heads"],
-        "attention_head_dim": detected["dim"] // detected["num_heads"],
-        "in_channels": detected["in_dim"],
-        "out_channels": detected["out_dim"],
-        "text_dim": shapes["text_embedding.0.weight"][1],
-        "freq_dim": detected["freq_dim"],
-        "ffn_dim": detected["ffn_dim"],
-        "num_layers": detected["num_layers"],
-        "image_dim": image and image[0],
-        "added_kv_proj_dim": image and detected["dim"],
-        "pos_embed_seq_len": detected.get("flf_pos_embed_token_number"),
-    }
-
-
-def other_wan(detected: Detected) -> str | None:
-    return "a Wan with a layer for reference images" if "in_dim_ref_conv" in detected else None
-
-
 def wan_schedule(_config: Mapping[str, Any]) -> dict[str, Any]:
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
     return {"_class_name": "UniPCMultistepScheduler", **flow}
 
 
-LAYOUT = Layout(
-    "Wan 2.1 and 2.2",
-    (comfy.supported_models.WAN21_T2V, comfy.supported_models.WAN21_I2V, comfy.supported_models.WAN22_T2V),
-    wan_config,
-    other=other_wan,
-)
 register(
     HostFamily(
         "WanTransformer3DModel",
@@ -80,6 +51,5 @@ register(
         wan_schedule,
         linear_sigmas=False,
         visible=lambda config: {"patch_embedding": Shape(width(config), config["in_channels"])},
-        layout=LAYOUT,
     )
 )

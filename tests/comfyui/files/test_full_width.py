@@ -59,7 +59,7 @@ def test_the_host_holds_no_weights_and_the_ranks_hold_them_once(file: Path, own_
     host = psutil.Process(own_host.process.pid)
     small = Job("tiny-flux", positive="text.safetensors", negative="text.safetensors")
     drawn = {}
-    for plan in ({"tp": 2}, {"ulysses": 2}):
+    for plan in ({"cfg": 2}, {"ulysses": 2}):
         latents(own_host, small.under(plan).prompt())
         before, held = host.memory_info().rss, proportional(ranks(own_host))
         drawn[str(plan)] = latents(own_host, prompt(plan))

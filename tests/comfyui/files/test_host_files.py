@@ -18,12 +18,14 @@ from demo.host import REPOSITORY, ComfyHost, PromptError
 from tests.support.cases.formats import FORMATS
 from tests.support.cases.stock_cases import HOST_CASES
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error
-from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.host.stock_prompts import STEPS, prompt, write_cases
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
 TOLERANCE = 1e-5
 PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}]
+EVEN = (1, 16, 8, 12)  # a latent that falls into patches
+SYNCHRONOUS = [{"pipefusion": 2, "patches": 1}, {"pipefusion": 2, "patches": 3, "sync_steps": 10}]
 QUANTISED = "longcat-image"
 BY_ALL_TOKENS = ("int8", "int8 convrot")
 RANK = 4
@@ -77,6 +79,44 @@ def test_a_file_on_ranks_draws_what_the_stock_loader_draws(
     name: str, plan: dict[str, int], host: ComfyHost, stock: Callable
 ) -> None:
     assert relative_error(latents(host, ours(name, plan)), stock(name)) <= TOLERANCE
+
+
+# The shift of ComfyUI's sampling of a case; each plan is exact.
+SAMPLED = [
+    pytest.param(name, shift, plan, id=f"{name}-{plan}")
+    for name, shift, plans in (
+        ("longcat-image", math.exp(1.15), [*SYNCHRONOUS, {"cfg": 1}, {"cfg": 2}, {"ulysses": 2}]),
+        ("wan-2.1-vace", 8.0, [{"cfg": 1}, {"ring": 2}]),
+    )
+    for plan in plans
+]
+
+
+def shifted(shift: float) -> list[float]:
+    """The sigmas of Euler flow, as diffusers defines them: from 1 to 1 / steps, shifted, and 0."""
+    return [shift * (left := 1 - step / STEPS) / (1 + (shift - 1) * left) for step in range(STEPS)] + [0.0]
+
+
+@pytest.mark.parametrize(("name", "shift", "plan"), SAMPLED)
+def test_the_parallel_sampler_is_the_stock_euler_over_its_sigmas(
+    name: str, shift: float, plan: dict[str, int], host: ComfyHost, files: Path
+) -> None:
+    size = EVEN if "patches" in plan else ()
+    right = latents(host, prompt(name, sigmas=shifted(shift), size=size))
+    degrees = {axis: degree for axis, degree in plan.items() if axis not in ("patches", "sync_steps")}
+    group = GROUPS_BY_SIZE[math.prod(degrees.values())]
+    assert (
+        relative_error(latents(host, prompt(name, plan, group=group, scheduler="model's own", size=size)), right)
+        <= TOLERANCE
+    )
+
+
+def test_pipefusion_of_a_file_is_near_the_exact_image_and_not_equal(host: ComfyHost, files: Path) -> None:
+    """That it is PipeFusion's own, engine/test_host_models.py compares with the definition."""
+    plan = {"pipefusion": 2, "patches": 3}
+    exact = latents(host, prompt(QUANTISED, sigmas=shifted(math.exp(1.15)), size=EVEN))
+    made = latents(host, prompt(QUANTISED, plan, group=GROUPS_BY_SIZE[2], scheduler="model's own", size=EVEN))
+    assert 1e-5 < relative_error(made, exact) < 0.5
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The stock Load LoRA nodes on a parallel model: the image that they give with the stock loader, and the base again."""
+"""The stock Load LoRA nodes on a model in a diffusers folder: the image that they give with the stock loader of the
+same weights in a file, and the base again. Of files, `test_host_files.py` has more kinds."""
 
 from __future__ import annotations
 
@@ -91,14 +92,15 @@ def files(models: Path) -> Path:
         path = models / "models" / "diffusion_models" / f"{name}, original.safetensors"
         if not path.exists():
             save_file({key: value.clone().contiguous() for key, value in FILES["original"](name).items()}, path)
+            PUBLISHED[name].family.save(models / "models" / "diffusers" / f"{name}-folder")
         for kind in KINDS:
             written(models, name, kind)
     return models
 
 
 def job(name: str, **changes: object) -> Job:
-    call = Job(f"{name}, original.safetensors", **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96)
-    return replace(call, **{"plan": {"cfg": 1}, "loop_mode": True, "group": None, **changes})
+    call = Job(f"{name}-folder", **TEXT, seed=3, cfg=PUBLISHED[name].cfg, width=128, height=96)
+    return replace(call, **{"plan": {"cfg": 1}, "group": None, **changes})
 
 
 Stack = tuple[tuple[str, float], ...]  # LoRA in the order of their nodes, with strengths
@@ -115,9 +117,10 @@ def with_lora(name: str, stack: Stack) -> Patch:
 
 
 def stock_loader(prompt: dict) -> dict:
-    """The prompt with ComfyUI's own loader in place of ours."""
+    """The prompt with ComfyUI's own loader, of the file with the same weights, in place of ours."""
     (loader,) = [node for node in prompt.values() if node["class_type"] == "ParallelDiT_LoadDiffusionModel"]
-    inputs = {"unet_name": loader["inputs"]["model_name"], "weight_dtype": "default"}
+    name = loader["inputs"]["model_name"].removesuffix("-folder")
+    inputs = {"unet_name": f"{name}, original.safetensors", "weight_dtype": "default"}
     loader.update(class_type="UNETLoader", inputs=inputs)
     return prompt
 
@@ -175,14 +178,13 @@ def test_stages_with_some_of_the_layers_apply_what_is_theirs(name: str, host: Co
     assert relative_error(latents(host, staged.prompt(patch)), right) <= STOCK_TOLERANCE
 
 
-@pytest.mark.parametrize("loop_mode", [True, False], ids=["loop mode", "one forward at a time"])
 @pytest.mark.parametrize(("name", "plan"), [("sd3.5", {"cfg": 1}), ("flux-dev", {"cfg": 1, "tp": 2})], ids=str)
 def test_another_strength_and_its_removal_load_no_model(
-    name: str, plan: dict[str, int], loop_mode: bool, host: ComfyHost, files: Path, stock: Callable
+    name: str, plan: dict[str, int], host: ComfyHost, files: Path, stock: Callable
 ) -> None:
     stacks = [(("original", strength),) for strength in (0.8, 0.3)]
     right = [stock(name, stack) for stack in stacks]
-    call = job(name, loop_mode=loop_mode, plan=plan)
+    call = job(name, plan=plan)
     plain = latents(host, call.prompt())
     before = status(host, call.worker_group)["counts"]
     for stack, expected in zip(stacks, right, strict=True):
@@ -191,8 +193,7 @@ def test_another_strength_and_its_removal_load_no_model(
     counts = status(host, call.worker_group)["counts"]
     assert counts["load"] == before["load"]
     assert counts["adapt"] == before["adapt"] + 3
-    work = "sample" if loop_mode else "forward"
-    assert counts[work] == before[work] + 3 * (1 if loop_mode else call.steps), "a result of the host's cache"
+    assert counts["forward"] == before["forward"] + 3 * call.steps, "a result of the host's cache"
 
 
 def test_models_with_and_without_a_lora_run_in_one_graph(host: ComfyHost, files: Path, stock: Callable) -> None:
@@ -212,19 +213,6 @@ def test_models_with_and_without_a_lora_run_in_one_graph(host: ComfyHost, files:
     last = graph.add("KSampler", **{**inputs, "model": scaled})
     saver["inputs"]["samples"] = graph.add("LatentBatch", samples1=plain, samples2=last)
     assert relative_error(latents(host, graph.prompt), right) <= STOCK_TOLERANCE
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["sd3.5", "flux-dev"])
-def test_a_diffusers_folder_takes_the_same_lora_as_a_file(
-    name: str, kind: str, host: ComfyHost, files: Path, stock: Callable
-) -> None:
-    folder = files / "models" / "diffusers" / f"{name}-folder"
-    if not folder.exists():
-        PUBLISHED[name].family.save(folder)
-    stack = ((kind, 0.8),)
-    sampled = latents(host, replace(job(name), model=folder.name).prompt(with_lora(name, stack)))
-    assert relative_error(sampled, stock(name, stack)) <= STOCK_TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -102,32 +102,6 @@ def test_sd3s_pipeline_leaves_the_sigmas_to_the_scheduler() -> None:
     assert Stepper.prepare(scheduler, STEPS, linear_sigmas=False).timesteps == plain.timesteps.tolist()
 
 
-@pytest.mark.parametrize("last", [0.0, 0.2])
-def test_a_hosts_own_sigmas_are_taken_as_they_are(last: float) -> None:
-    """Euler's method written out; with a last sigma above zero, the noise that is left stays."""
-    sigmas, noise, original = [1.0, 0.8, 0.55, 0.3, last], randn(1), randn(2)
-    for name, scale in (("Euler flow", 1.0), ("Euler", 10.0)):
-        mine = [scale * sigma for sigma in sigmas]
-        times = [100.0, 80.0, 50.0, 20.0]
-        stepper = Stepper.prepare_explicit(build(name), mine, timesteps=times)
-        flow = SCHEDULERS[name].flow
-        latents = stepper.initial(noise, original)
-        x = expected = (1 - mine[0]) * original + mine[0] * noise if flow else original + mine[0] * noise
-        torch.testing.assert_close(latents, x)
-        for sigma, after, t in zip(mine, mine[1:], times, strict=False):
-            expected = expected + (after - sigma) * model(expected if flow else expected / (sigma**2 + 1) ** 0.5, t)
-        torch.testing.assert_close(run(stepper, latents, model), expected, rtol=1e-5, atol=1e-5)
-        left = (1 - mine[-1]) * original + mine[-1] * noise if flow else original + mine[-1] * noise
-        torch.testing.assert_close(stepper.noised(original, noise, len(stepper)), left)
-
-
-def test_explicit_sigmas_are_refused_where_diffusers_has_no_place_for_them() -> None:
-    with pytest.raises(RequestError, match=r"DDIMScheduler takes no sigmas from outside\.\n\nUse Euler"):
-        Stepper.prepare_explicit(build("DDIM"), [1.0, 0.0])
-    with pytest.raises(RequestError, match="one sigma more"):
-        Stepper.prepare_explicit(build("Euler flow"), [1.0, 0.5, 0.0], timesteps=[1000.0])
-
-
 # Noise levels and clean latents.
 
 

@@ -94,42 +94,21 @@ FILES: dict[str, Callable[[str], Weights]] = {
 }
 
 
-def expected(name: str, kind: str) -> Weights:
-    """What the model must hold in fp32."""
-    weights = diffusers_weights(name)
-    if "scaled" in kind:
-        factors = scales(original(name))
-        origins = PUBLISHED[name].layout.origins(weights)
-        factor = {key: factors.get(tensor) for key, (tensor, _part) in origins.items()}
-        return {
-            key: (value / factor[key]).to(FP8).float() * factor[key] if factor[key] else value
-            for key, value in weights.items()
-        }
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": FP8}.get(kind)
-    return {key: value.float() for key, value in cast(weights, dtype).items()} if dtype else weights
-
-
 REFUSED = {
-    "GenmoMochi": ("a model that ComfyUI calls GenmoMochi", "ComfyUI's own loader"),
-    "Ovis": ("Ovis-Image",),
+    "GenmoMochi": ("does not know as a diffusion model",),
+    "Ovis": ("for its Flux", "weights do not fit it"),
     "ControlNet": ("a ControlNet",),
-    "no pooled text": ("without an embedder of pooled text",),
-    "integers": ("quantised", "fp8"),
-    "fp8 by blocks": ("quantised", "one scale a tensor"),
-    "SD3 with text layers": ("an SD3 with layers of its own",),
-    "SD3 without a head": ("an SD3 without a final layer",),
-    "half a Flux": ("of a kind that ComfyUI does not know",),
-    "something": ("of a kind that ComfyUI does not know", "single files are supported for", "Flux.1", "PixArt"),
+    "half a Flux": ("does not know as a diffusion model",),
+    "an SD3 without a head": ("weights of ComfyUI's OpenAISignatureMMDITWrapper are not in", "incomplete"),
+    "something": ("does not know as a diffusion model", "text encoders and VAEs"),
 }
 
 
 def refused(kind: str) -> Weights:
     """A file that looks like a supported model, or nearly."""
     dev, diffusers, sd3 = original("flux-dev"), diffusers_weights("flux-dev"), original("sd3")
-    mlp = "double_blocks.0.img_mlp.0"
     without = {
-        "no pooled text": (dev, "vector_in."),
-        "SD3 without a head": (sd3, "final_layer."),
+        "an SD3 without a head": (sd3, "final_layer.linear.bias"),
         "half a Flux": (diffusers, "x_embedder.bias"),
         "something": (dev, ""),
     }
@@ -140,8 +119,5 @@ def refused(kind: str) -> Weights:
         "GenmoMochi": ({}, "t5_yproj.weight", torch.zeros(1)),
         "Ovis": (dev, "txt_norm.scale", torch.zeros(1)),
         "ControlNet": (diffusers, "controlnet_blocks.0.weight", torch.zeros(1)),
-        "integers": (dev, f"{mlp}.weight", torch.zeros(8, dtype=torch.uint8)),
-        "fp8 by blocks": (dev, f"{mlp}.weight_scale", torch.zeros(8, 8)),
-        "SD3 with text layers": (sd3, "context_processor.layers.0.attn.qkv.weight", torch.zeros(1)),
     }[kind]
     return {**base, name: tensor}

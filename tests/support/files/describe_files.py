@@ -1,7 +1,7 @@
 """`python -m tests.support.files.describe_files COMFYUI FILE...`:
 prints what the loader finds in each file's header, as JSON.
 
-By the file's name, an object of ModelSource, or the words of a refusal.
+By the file's name, the class that runs it, and whether it has a spec; or the words of a refusal.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ def main(comfyui: str, *files: str) -> None:
     for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
         sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
         sys.modules[name].__path__ = [str(folder)]
-    single_file = importlib.import_module("pack.nodes.model.single_file")
+    host_file = importlib.import_module("pack.nodes.model.host_file")
+    specs = importlib.import_module("pack.parallel_backend.models.comfyui")
     found = {}
     for file in files:
         try:
-            source = single_file.describe_file(Path(file)).source("fp32")
-        except single_file.ModelFileError as error:
+            described = host_file.describe_host_file(Path(file))
+        except host_file.ModelFileError as error:
             found[Path(file).name] = str(error)
             continue
-        found[Path(file).name] = source.to_json()
+        has_spec = specs.host_spec(type(described.module)) is not None
+        found[Path(file).name] = {"class": described.model_class, "spec": has_spec}
     print(json.dumps(found))
 
 

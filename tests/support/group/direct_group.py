@@ -14,9 +14,9 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import Family
 from worker.host.client import WorkerGroup
-from worker.wire.sampler_call import SamplerCall
+from worker.wire.sampler_call import SamplerCall, SamplerPass
 
-CALL = SamplerCall(sigmas=(1.0, 0.7, 0.4, 0.0), timesteps=(1000.0, 700.0, 400.0), prediction="flow_prediction")
+CALL = SamplerCall(scheduler="DDIM", steps=3)
 
 
 def go_on() -> None:
@@ -42,7 +42,7 @@ class DirectGroup:
     def sample(self, *sizes: int, call: SamplerCall = CALL, check: Callable[[], None] = go_on) -> torch.Tensor:
         """A whole sampler call of a batch of two."""
         noise, _, conditions = self.family.inputs(2, *sizes)
-        return self.group.sample(call, {"noise": noise}, conditions, {}, check, lambda *_: check())
+        return self.group.sample(call, {"noise": noise}, [SamplerPass((0,), conditions)], check, lambda *_: check())
 
     def pids(self) -> list[int]:
         return self.group.status()["pids"]

@@ -29,8 +29,9 @@ PAYLOADS = (*LENGTHS, 1 << 33, (1 << 33) + 1, 1 << 40, (1 << 63) - 1, (1 << 64) 
 
 def real_frames() -> list[bytes]:
     """Requests, replies and events of both channels, as they are sent."""
-    call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4, "sigmas": []}
+    call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4}
     keys = {"encoder_hidden_states": "condition.1"}
+    given = {"branches": [0], "conditions": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)
     job: list[tuple[Header, Tensors]] = [
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "files": ["/x"]}, "plan": {"ulysses": 2}}, {}),
@@ -39,7 +40,7 @@ def real_frames() -> list[bytes]:
             {"latents": latents, "timestep": torch.ones(1), "condition.1": text.half()},
         ),
         (
-            {"op": "sample", "id": 3, "call": call, "conditions": keys, "negative": {}, "drop": ["c"]},
+            {"op": "sample", "id": 3, "call": call, "passes": [given], "conditions": keys, "drop": ["c"]},
             {"noise": latents},
         ),
         ({"op": "adapt", "id": 4, "additions": [{"parameter": "p", "scale": 0.5, "up": "u"}]}, {"u": text.bfloat16()}),

@@ -26,7 +26,7 @@ from worker.settings import FILE_NAME
 SILENCE_SECONDS = 2
 PYTHON = "worker-python"  # the workers' interpreter, in the host's base folder
 PATIENCE = 90.0
-GOOD = Job("tiny-dit", "3", seed=77, loop_mode=True)
+GOOD = Job("tiny-dit", "3", seed=77)
 # ComfyUI runs a prompt again only if an input differs; the spaces before a label make no other label of it.
 _spaces = itertools.count()
 
@@ -53,8 +53,9 @@ def good(host: ComfyHost) -> torch.Tensor:
     return latents(host, spaced(GOOD).prompt(), timeout=PATIENCE)
 
 
-def long(loop_mode: bool) -> dict[str, Any]:
-    return spaced(replace(GOOD, steps=5000, loop_mode=loop_mode)).prompt()
+def long(scheduler: str | None) -> dict[str, Any]:
+    """scheduler: of a Parallel Sampler, whose loop the ranks run."""
+    return spaced(replace(GOOD, steps=5000, scheduler=scheduler)).prompt()
 
 
 def pids(host: ComfyHost) -> list[int]:
@@ -90,7 +91,7 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
         if moment in ("starting", "loading"):
             post(host, "/paralleldit/stop")
             wait_until(lambda: not any(map(alive, before)))
-        prompt_id = host.queue(long(loop_mode=moment != "step mode"))
+        prompt_id = host.queue(long(None if moment == "step mode" else "Euler"))
 
         def follow(event: dict) -> None:
             if event["type"] == "progress" and event["data"]["value"] >= 3 and not seen:

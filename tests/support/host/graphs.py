@@ -7,6 +7,7 @@ import json
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,20 +21,16 @@ from parallel_backend.plan import ParallelPlan
 Link = list
 Patch = Callable[["Graph", Link], Link]
 
+# Of a host and its ranks: a model's file can say what ComfyUI is to detect in it.
+TINY_MODELS = {"PYTHONPATH": str(Path(__file__).parent / "site")}
 NODE_PACK = "test_tensors"
-NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside.
-
-A model's file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny.
-"""
+NODE_PACK_SOURCE = '''"""Test-only: CONDITIONING from a file, a LATENT of any shape, a foreign MODEL; looks inside."""
 
 import copy
-import json
 import os
 from types import SimpleNamespace
 
 import comfy.ldm.flux.model
-import comfy.model_detection
-import comfy.supported_models
 import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
@@ -167,17 +164,8 @@ class ChangeInside:
         return (model,)
 
 
-detect = comfy.model_detection.model_config_from_unet
-
-
-def detect_tiny(state_dict, prefix, *args, metadata=None, **options):
-    tiny = json.loads((metadata or {}).get("tiny", "null"))
-    if tiny is None:
-        return detect(state_dict, prefix, *args, metadata=metadata, **options)
-    return getattr(comfy.supported_models, tiny["class"])(tiny["config"])
-
-
-comfy.model_detection.model_config_from_unet = detect_tiny
+# As ComfyUI-GGUF does, whose folders are those of diffusion_models, too.
+folder_paths.folder_names_and_paths["unet_gguf"] = ([os.path.join(folder_paths.models_dir, "unet_gguf")], {".gguf"})
 
 NODE_CLASS_MAPPINGS = {
     "Test_LoadConditioning": LoadConditioning,
@@ -218,8 +206,8 @@ class Job:
     positive and negative: a class label, or the name of a .safetensors file in the input folder.
     latent: a .latent file in the input folder instead of an empty one.
     plan: degrees by axis; None is auto. seed: None takes one that was never used.
-    loop_mode: whether the loader lets the workers run the loop. scheduler: that of a Parallel Sampler in place of the
-    KSampler. mask: the left half of the latent is kept. group: the worker group; None is that of GROUPS_BY_SIZE.
+    scheduler: that of a Parallel Sampler in place of the KSampler. mask: the left half of the latent is kept. group: of
+    workers; None is that of GROUPS_BY_SIZE.
     """
 
     model: str
@@ -236,7 +224,6 @@ class Job:
     sampler: str = "euler"
     denoise: float = 1.0
     mask: bool = False
-    loop_mode: bool = False
     scheduler: str | None = None
     group: int | None = 1
 
@@ -253,7 +240,7 @@ class Job:
     def prompt(self, patch_model: Patch | None = None, patch_positive: Patch | None = None) -> dict:
         """The prompt; the patches put nodes behind the loader and behind the positive conditioning."""
         graph = Graph()
-        loader = {"model_name": self.model, "dtype": "fp32", "loop_mode": self.loop_mode, "group": self.worker_group}
+        loader = {"model_name": self.model, "dtype": "fp32", "group": self.worker_group}
         if self.plan is not None:
             loader["plan"] = graph.add("ParallelDiT_Plan", mode="manual", **self.plan)
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", **loader)

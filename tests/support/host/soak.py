@@ -14,7 +14,8 @@ from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, latents, status
 
 PLANS = ({"cfg": 2, "ulysses": 1}, {"cfg": 1, "ulysses": 2})
-JOB = Job("shapes-dit", "red heart", width=64, height=64, seed=11, steps=8, loop_mode=True)
+LOOPED = "model's own"  # the scheduler of a Parallel Sampler, whose loop the ranks run
+JOB = Job("shapes-dit", "red heart", width=64, height=64, seed=11, steps=8, scheduler=LOOPED)
 CANCELLED = 0.2  # of the prompts
 LONG = 400  # steps of a prompt that is to be cancelled
 
@@ -50,7 +51,7 @@ def soak(host: ComfyHost, prompts: int, seed: int = 0) -> Iterator[dict[str, Hol
         index = choose.randrange(len(PLANS))
         job = spaced(JOB.under(PLANS[index]))
         if choose.random() < CANCELLED:
-            cancel(host, replace(job, steps=LONG, loop_mode=choose.random() < 0.5), at=choose.randrange(1, 20))
+            cancel(host, replace(job, steps=LONG, scheduler=choose.choice((None, LOOPED))), at=choose.randrange(1, 20))
         else:
             assert torch.equal(latents(host, job.prompt()), references[index])
         yield holdings(host)

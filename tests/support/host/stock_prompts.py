@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from tests.support.host.graphs import Graph, Link
 
 Patch = Callable[[Graph, Link], Link]
 ALL = {**CASES, **HOST_CASES}
+
+STEPS = 3
 
 
 def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
@@ -35,18 +37,21 @@ def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
 def prompt(
     name: str,
     plan: Mapping[str, int] | None = None,
-    loop_mode: bool = True,
     *,
     model: str | None = None,
     dtype: str = "fp32",
     group: int = 1,
     positive: str = "positive",
     patch: Patch | None = None,
+    scheduler: str = "",
+    sigmas: Sequence[float] = (),
+    size: Sequence[int] = (),
 ) -> dict:
     """A KSampler on a case, by our loader under a plan or, without one, by ComfyUI's own.
 
     model: another than the case's file. dtype, group: for our loader. positive: another text. patch: puts nodes
-    behind the loader.
+    behind the loader. scheduler: of a Parallel Sampler instead. sigmas: for Euler, by a Sampler Custom instead.
+    size: of another latent than the case's.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
@@ -54,14 +59,23 @@ def prompt(
         loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
     else:
         chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
-        options = {"dtype": dtype, "loop_mode": loop_mode, "plan": chosen, "group": group}
+        options = {"dtype": dtype, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
     texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")]
-    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, case.latent)))
-    sampled = graph.add(
-        "KSampler", model=patch(graph, loaded) if patch else loaded, positive=texts[0], negative=texts[1],
-        latent_image=latent, seed=7, steps=3, cfg=case.cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
-    )  # fmt: skip
+    latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, size or case.latent)))
+    common = {
+        "model": patch(graph, loaded) if patch else loaded, "positive": texts[0], "negative": texts[1],
+        "latent_image": latent, "cfg": case.cfg,
+    }  # fmt: skip
+    steps = {"seed": 7, "steps": STEPS, "denoise": 1.0}
+    if sigmas:
+        euler = graph.add("KSamplerSelect", sampler_name="euler")
+        listed = graph.add("ManualSigmas", sigmas=", ".join(f"{sigma:.9f}" for sigma in sigmas))
+        sampled = graph.add("SamplerCustom", add_noise=True, noise_seed=7, sampler=euler, sigmas=listed, **common)
+    elif scheduler:
+        sampled = graph.add("ParallelDiT_Sampler", scheduler=scheduler, **steps, **common)
+    else:
+        sampled = graph.add("KSampler", sampler_name="euler", scheduler="simple", **steps, **common)
     if "|" in case.latent:
         sampled = graph.add("LTXVSeparateAVLatent", av_latent=sampled)
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")

@@ -68,7 +68,9 @@ class Sampling:
         return sample(self.model, spec, self.predict, self.latents, patch, plan.patch_count, plan.sync_steps)
 
     def parallel(self, module: ParallelModule) -> torch.Tensor | None:
-        stepper = Stepper.prepare_explicit(diffusers.FlowMatchEulerDiscreteScheduler(), SIGMAS.tolist())
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+        scheduler.set_timesteps(sigmas=SIGMAS[:-1].tolist())
+        stepper = Stepper(scheduler)
         given = Pass((0,), ModuleConditions(self.kwargs, self.more))
         scale = self.scale / stepper.scheduler.config.num_train_timesteps
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)

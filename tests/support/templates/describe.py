@@ -61,6 +61,7 @@ def pack_without_server() -> SimpleNamespace:
         "module": "pack.nodes.model.remote_module",
         "patcher": "pack.nodes.model.remote_patcher",
         "client": "pack.worker.host.client",
+        "backend_errors": "pack.parallel_backend.errors",
         "errors": "pack.nodes.errors",
         "checks": "pack.parallel_backend.models.comfyui.checks",
     }
@@ -69,10 +70,14 @@ def pack_without_server() -> SimpleNamespace:
 
 def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) -> Any:
     contents = contents_of(kind)
-    with patch("comfy.utils.load_torch_file", lambda *_, **__: contents):
-        file = pack.file.describe_host_file(Path("model.safetensors"))
-    if file is None:
-        return {"refused": f"ComfyUI detects no {kind.detected_as} in it"}
+    with (
+        patch("comfy.utils.load_torch_file", lambda *_, **__: contents),
+        patch.object(pack.file, "read_header", lambda _: contents),
+    ):
+        try:
+            file = pack.file.describe_host_file(Path("model.safetensors"))
+        except pack.backend_errors.ModelFileError as error:
+            return {"refused": str(error)}
     if type(file.model.model_config).__name__ != kind.detected_as:
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
     plan = pack.checks.auto_plan(DEVICES, file.module)

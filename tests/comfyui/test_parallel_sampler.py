@@ -1,4 +1,4 @@
-"""Loop mode: the Parallel Sampler, and the stock samplers that the worker group may serve whole."""
+"""The Parallel Sampler, whose whole loop runs in the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from demo.host import ComfyHost
 from tests.support.cases.loop_cases import EXPECTED, by_pipeline, scheduler_in
-from tests.support.host.graphs import Job, latents, ranks, relative_error, status
+from tests.support.host.graphs import Job, latents, ranks, relative_error
 from tests.support.tiers import slow_but
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
@@ -25,70 +25,13 @@ TOLERANCE = 1e-5
 TEXTS = ("text.safetensors", "other-text.safetensors")
 ONE_RANK = {"cfg": 1}
 JOB = partial(Job, group=None)
-STOCK = {
-    "demo": JOB("shapes-dit", "red heart", width=64, height=64, seed=11),
-    "dit": JOB("tiny-dit", "3", seed=12, batch=3),
-    "pixart, texts of unequal length": JOB("tiny-pixart-alpha", TEXTS[0], "short-text.safetensors", seed=13),
-    "sd3": JOB("tiny-sd3", *TEXTS, seed=14),
-    "flux": JOB("tiny-flux", *TEXTS, seed=15, cfg=1.0),
-}
-
-
-def served(host: ComfyHost, job: Job) -> tuple[torch.Tensor, dict[str, int]]:
-    """The latents, and how many requests of each kind they took."""
-    job = job.under(job.plan or ONE_RANK)
-    latents(host, job.prompt())
-    before = status(host, job.worker_group)["counts"]
-    result = latents(host, replace(job, seed=job.seed + 1).prompt())
-    after = status(host, job.worker_group)["counts"]
-    return result, {kind: after[kind] - before[kind] for kind in after}
-
-
-@pytest.mark.parametrize("name", STOCK)
-def test_a_stock_euler_is_served_whole_and_gives_the_same_latents(name: str, host: ComfyHost) -> None:
-    job = STOCK[name].under(ONE_RANK)
-    in_steps, requests = served(host, job)
-    assert requests["sample"] == 0 and requests["forward"] >= job.steps
-    in_a_loop, requests = served(host, replace(job, loop_mode=True))
-    assert (requests["sample"], requests["forward"]) == (1, 0)
-    assert relative_error(in_a_loop, in_steps) <= TOLERANCE
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        replace(STOCK["demo"], sampler="dpmpp_2m"),
-        replace(STOCK["demo"], mask=True),
-        replace(STOCK["dit"], denoise=0.6, sampler="euler_ancestral"),
-    ],
-    ids=["another sampler", "a mask", "an ancestral sampler"],
-)
-def test_other_stock_calls_stay_in_step_mode(job: Job, host: ComfyHost) -> None:
-    _, requests = served(host, replace(job, loop_mode=True))
-    assert requests["sample"] == 0 and requests["forward"] > 0
-
-
-def test_a_stock_euler_on_a_model_that_another_node_has_replaced_is_left_to_the_host(host: ComfyHost) -> None:
-    latents(host, Job("tiny-dit").prompt())
-    before = status(host)["counts"]
-    job = Job("tiny-dit", loop_mode=True)
-    foreign = job.prompt(lambda graph, model: graph.add("Test_ForeignModel", model=model))
-    assert latents(host, foreign).isfinite().all()
-    assert status(host)["counts"] == before
-
-
-def test_a_stock_euler_of_the_last_steps_is_the_same(host: ComfyHost) -> None:
-    job = replace(STOCK["sd3"], denoise=0.5, plan=ONE_RANK)
-    in_a_loop, requests = served(host, replace(job, loop_mode=True))
-    assert requests["sample"] == 1
-    assert relative_error(in_a_loop, served(host, job)[0]) <= TOLERANCE
-
-
 OWN = {
-    "demo": replace(STOCK["demo"], scheduler="model's own"),
+    "demo": JOB("shapes-dit", "red heart", width=64, height=64, seed=11, scheduler="model's own"),
     "dit": JOB("tiny-dit", "3", seed=12, batch=3, scheduler="model's own"),
     "pixart": JOB("tiny-pixart-alpha", *TEXTS, seed=13, scheduler="model's own"),
-    "pixart, texts of unequal length": replace(STOCK["pixart, texts of unequal length"], scheduler="model's own"),
+    "pixart, texts of unequal length": JOB(
+        "tiny-pixart-alpha", TEXTS[0], "short-text.safetensors", seed=13, scheduler="model's own"
+    ),
     "sd3": JOB("tiny-sd3", *TEXTS, seed=14, scheduler="model's own"),
     "flux": JOB("tiny-flux", *TEXTS, seed=15, cfg=1.0, scheduler="model's own"),
     "flux with a negative": JOB("tiny-flux", *TEXTS, seed=16, scheduler="model's own"),

@@ -1,0 +1,24 @@
+"""How a model is sampled, in diffusers' words."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from comfy.model_base import ModelType
+
+# What ComfyUI's models predict, where Euler's step is the same in both.
+PREDICTIONS = {
+    ModelType.FLOW: "flow_prediction",
+    ModelType.FLUX: "flow_prediction",
+    ModelType.EPS: "epsilon",
+    ModelType.V_PREDICTION: "v_prediction",
+}
+
+
+class Schedule(NamedTuple):
+    """config: scheduler_config.json of the model's folder, empty without one. default, linear_sigmas: the model's, see
+    the engine's `build_scheduler` and `Stepper.prepare`."""
+
+    config: dict[str, Any]
+    default: dict[str, Any]
+    linear_sigmas: bool

@@ -1,0 +1,158 @@
+"""A GGUF file draws what ComfyUI's own loader draws from the same weights, dequantised by the `gguf` package."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from demo.host import ComfyHost, PromptError
+from tests.comfyui.files.test_host_files import EVEN, TOLERANCE, write_adapter
+from tests.support.files.write_gguf import write_gguf
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, relative_error
+from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.ranks.pool import RankPool
+from worker.comfyui.gguf_blocks import FORMATS
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
+
+# The formats of their matrices, one after another. IQ3_S is dequantised as it is loaded.
+CASES = {"longcat-image": [*FORMATS, "BF16", "F16", "IQ3_S"], "wan-2.1-vace": ["Q8_0", "Q4_K"], "ltx-0.9.5": ["Q5_0"]}
+PLANS = [{"cfg": 1}, {"ulysses": 2}]
+ADAPTED = "longcat-image"
+FOLDER = "published"  # below diffusion_models, or below the folder of ComfyUI-GGUF's
+IN_ITS_FOLDER = "ltx-0.9.5"
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with each case's GGUF file and the same weights in safetensors."""
+    write_cases(comfyui, models, CASES)
+    folder = models / "models" / "diffusion_models"
+    for name, forms in CASES.items():
+        with safe_open(folder / f"{name}.safetensors", "pt") as file:
+            weights, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+        path = (folder.parent / "unet_gguf" if name == IN_ITS_FOLDER else folder) / FOLDER / f"{name}.gguf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dequantised = write_gguf(weights, path, forms, metadata)
+        save_file(dequantised, folder / f"{name} packed.safetensors", metadata)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stock(host: ComfyHost, files: Path) -> Callable[[str], torch.Tensor]:
+    """By case, what ComfyUI's own loader draws from the dequantised weights."""
+    return cache(lambda name, patch=None: latents(host, prompt(name, model=f"{name} packed.safetensors", patch=patch)))
+
+
+def drawn(host: ComfyHost, name: str, plan: dict[str, int], file: str = "", **options: Any) -> torch.Tensor:
+    model = file or f"{FOLDER}/{name}.gguf"
+    return latents(host, prompt(name, plan, group=GROUPS_BY_SIZE[math.prod(plan.values())], model=model, **options))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_gguf_file_draws_what_its_dequantised_weights_draw(
+    name: str, plan: dict[str, int], host: ComfyHost, stock: Callable
+) -> None:
+    """To the bit on one rank. `auto` computes in what ComfyUI's device would, which here is fp32."""
+    allowed = 0.0 if plan == {"cfg": 1} else TOLERANCE
+    assert relative_error(drawn(host, name, plan, dtype="auto"), stock(name)) <= allowed
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA", "LoKr", "a difference"])
+def test_an_adapter_on_a_gguf_file_changes_the_image_as_with_the_stock_loader_and_goes_again(
+    kind: str, host: ComfyHost, stock: Callable, files: Path
+) -> None:
+    adapter = write_adapter(kind, files / f"{ADAPTED} packed.safetensors", files.parent / "loras")
+
+    def adapted(graph: Graph, loaded: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
+
+    right = stock(ADAPTED, adapted)
+    assert relative_error(right, stock(ADAPTED)) > 0.01, "the adapter changes nothing"
+    assert relative_error(drawn(host, ADAPTED, {"cfg": 1}, patch=adapted), right) <= TOLERANCE
+    assert torch.equal(drawn(host, ADAPTED, {"cfg": 1}), stock(ADAPTED)), "it has not come off exactly"
+
+
+def test_pipeline_stages_of_a_gguf_file_with_an_adapter_are_those_of_its_dequantised_weights(
+    host: ComfyHost, files: Path
+) -> None:
+    adapter = write_adapter("LoRA", files / f"{ADAPTED} packed.safetensors", files.parent / "loras")
+
+    def adapted(graph: Graph, loaded: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
+
+    made = [
+        drawn(host, ADAPTED, {"pipefusion": 2}, file, patch=adapted, scheduler="model's own", size=EVEN)
+        for file in ("", f"{ADAPTED} packed.safetensors")
+    ]
+    assert torch.equal(*made)
+
+
+def test_a_rank_holds_no_more_than_the_file_and_shares_its_pages(
+    comfyui: Path, files: Path, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Also with an adapter, which leaves nothing behind; and parking frees it all."""
+    file, right, out = (tmp_path / name for name in ("small.gguf", "right.safetensors", "found.json"))
+    save_file(write_gguf(load_file(files / f"{ADAPTED}.safetensors"), file, list(FORMATS)), right)
+    ranks.run(1, "files.gguf_rank", str(comfyui), str(file), str(right), str(out))
+    found = json.loads(out.read_text())
+    in_file = sum(tensor.n_bytes for tensor in gguf.GGUFReader(file).tensors)
+    assert in_file < right.stat().st_size / 4
+    assert found["held"] <= found["held with an adapter"] <= 1.1 * in_file
+    assert found["copied"] == found["copied after all"] == found["left when parked"] == 0
+    assert found["in bf16"] and found["changed"] and found["as before"] and found["parked and restored"]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4096])
+
+
+def begin_otherwise(path: Path) -> None:
+    path.write_bytes(b"GGML" + path.read_bytes()[4:])
+
+
+def write(path: Path, kind: gguf.GGMLQuantizationType, architecture: str, name: str) -> None:
+    count, size = gguf.GGML_QUANT_SIZES[kind]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_tensor(name, np.zeros((4, size), np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+WRONG = {
+    "cut short": (cut, "is not a whole GGUF file .*; it was cut short or damaged"),
+    "no GGUF": (begin_otherwise, "is not a whole GGUF file .GGUF magic invalid"),
+    "empty": (lambda path: path.write_bytes(b""), "is not a whole GGUF file"),
+    "text encoder": (
+        lambda path: write(path, gguf.GGMLQuantizationType.Q8_0, "t5encoder", "enc.blk.0.attn_q.weight"),
+        "holds a model of the architecture 't5encoder' that ComfyUI does not take for a diffusion model",
+    ),
+    "unknown format": (
+        lambda path: write(path, gguf.GGMLQuantizationType.Q8_K, "flux", "img_in.weight"),
+        "has weights in Q8_K, which the gguf package cannot dequantise",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_file_that_cannot_be_run_says_why(how: str, host: ComfyHost, files: Path) -> None:
+    path = files / FOLDER / f"{how}.gguf"
+    path.write_bytes((files / FOLDER / f"{ADAPTED}.gguf").read_bytes())
+    spoil, words = WRONG[how]
+    spoil(path)
+    with pytest.raises(PromptError, match=words):
+        drawn(host, ADAPTED, {"cfg": 1}, f"{FOLDER}/{path.name}")

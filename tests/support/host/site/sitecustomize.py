@@ -1,0 +1,54 @@
+"""On the path of a test's ComfyUI and of its ranks, where Python imports it first.
+
+A model's file can say what ComfyUI is to detect in it, for families that it knows by a width that is not tiny.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+from types import ModuleType
+from typing import Any
+
+MODULE = "comfy.model_detection"
+
+
+def detect_tiny_models(module: Any) -> None:
+    detect = module.model_config_from_unet
+
+    def detect_tiny(state_dict: Any, prefix: str, *args: Any, metadata: Any = None, **options: Any) -> Any:
+        tiny = json.loads((metadata or {}).get("tiny", "null"))
+        if tiny is None:
+            return detect(state_dict, prefix, *args, metadata=metadata, **options)
+        import comfy.supported_models
+
+        return getattr(comfy.supported_models, tiny["class"])(tiny["config"])
+
+    module.model_config_from_unet = detect_tiny
+
+
+class Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        detect_tiny_models(module)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the module that is to be changed, where Python itself does."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == MODULE else None
+        if spec:
+            spec.loader = Loader(spec.loader)
+        return spec
+
+
+sys.meta_path.insert(0, Finder())

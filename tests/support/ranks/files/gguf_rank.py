@@ -1,0 +1,93 @@
+"""`torchrun -m tests.support.ranks.files.gguf_rank COMFYUI FILE DEQUANTISED OUT`:
+loads a tiny Flux from a GGUF file, and saves what memory it takes and what becomes of it under adapters and parking.
+
+DEQUANTISED is the same file's weights in safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.parking import storages_of
+from tests.support.ranks.leaving import leave
+from worker.comfyui.patches import packed
+from worker.comfyui.source import HostSource
+from worker.rank.host_model import HostModel
+
+CPU = torch.device("cpu")
+ADAPTED = "single_blocks.0.linear1.weight"
+
+
+def call(model: HostModel) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    latents, text = (torch.randn(1, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
+    return model.call((latents, torch.tensor([0.5]), text), {"y": None, "guidance": None, "transformer_options": {}})
+
+
+def held_bytes(module: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def copied_bytes(file: str) -> int:
+    """Of the file's mapped pages, those that are this process's own."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(file)
+        elif inside and line.startswith("Anonymous:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
+    """With an adapter, of weights in memory of their own, as on a GPU: the file's pages cannot be freed."""
+    for name, parameter in list(module.named_parameters()):
+        path, _, own = name.rpartition(".")
+        setattr(module.get_submodule(path), own, torch.nn.Parameter(parameter.clone(), requires_grad=False))
+    adapt(model)
+    before, parking = call(model), model.parking
+    parking.take()
+    left = sum(storage.nbytes() for storage in storages_of(module, CPU, parking.beside))
+    parking.restore()
+    return {"left when parked": left, "parked and restored": torch.equal(call(model), before)}
+
+
+def adapt(model: HostModel) -> None:
+    difference = (1.0, (torch.ones(model.module.model.get_parameter(ADAPTED).shape),), 1.0, None, None)
+    model.patch(*packed({f"diffusion_model.{ADAPTED}": [difference]}))
+
+
+def main(comfyui: str, file: str, dequantised: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh, right = build_mesh(ParallelPlan(), CPU), load_file(dequantised)
+    source = HostSource(comfyui, ("--cpu",), file, "Flux", "bfloat16", "")
+    weights = HostModel.load(source, mesh).module.model.state_dict()
+    # Whatever is done to a packed weight, but to add nothing, is done to the dequantised one.
+    found: dict[str, Any] = {
+        "in bf16": all(torch.equal(weights[name] + 0, value.bfloat16()) for name, value in right.items())
+    }
+    model = HostModel.load(HostSource(comfyui, ("--cpu",), file, "Flux", "float32", ""), mesh)
+    module = model.module.model
+    plain = call(model)
+    found |= {"held": held_bytes(module), "copied": copied_bytes(file)}
+    adapt(model)
+    found |= {"changed": not torch.equal(call(model), plain), "held with an adapter": held_bytes(module)}
+    model.patch([], {})
+    found |= {"as before": torch.equal(call(model), plain), "copied after all": copied_bytes(file)}
+    Path(out).write_text(json.dumps({**found, **parked(model, module)}))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""Reads GGUF files of diffusion models, by the `gguf` package."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from ..errors import ModelFileError
+from .gguf_blocks import FORMATS
+from .gguf_layout import packed
+
+ORIGINAL_SHAPE = "comfy.gguf.orig_shape."  # what converters write of tensors that they gave rows of whole blocks
+ARCHITECTURE = "general.architecture"
+PLAIN = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")
+BF16 = "BF16"
+STRING = gguf.GGUFValueType.STRING
+NATIVE = "I"  # gguf's word for the machine's own order of bytes
+
+
+def read_gguf(file: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors, those in blocks as `packed` has them, and what else the file says in words, such as a config. The
+    tensors are views of the file's pages.
+
+    Raises ModelFileError for a file that is broken, or in a format that cannot be dequantised.
+    """
+    reader, name = open_gguf(file), Path(file).name
+    for form in {tensor.tensor_type for tensor in reader.tensors}:
+        check_known(form, name)
+    try:
+        tensors = {tensor.name: read_tensor(reader, tensor) for tensor in reader.tensors}
+        words = {name: field.contents() for name, field in reader.fields.items() if field.types == [STRING]}
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise broken(name, error) from error
+    return tensors, words
+
+
+def broken(name: str, error: Exception) -> ModelFileError:
+    return ModelFileError(
+        f"{name} is not a whole GGUF file ({error}); it was cut short or damaged.", "Download it again."
+    )
+
+
+def open_gguf(file: str | Path) -> gguf.GGUFReader:
+    name = Path(file).name
+    try:
+        reader = gguf.GGUFReader(file, "c")  # copied on write, as torch warns of memory that is read-only
+    except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+        raise broken(name, error) from error
+    if reader.byte_order != NATIVE:
+        raise ModelFileError(f"The numbers in {name} are in another byte order than this machine's.", "Convert it.")
+    return reader
+
+
+def architecture(file: str | Path) -> str:
+    """What the file says that it holds; empty where it says nothing. Raises ModelFileError."""
+    field = open_gguf(file).get_field(ARCHITECTURE)
+    return str(field.contents()) if field else ""
+
+
+def check_known(kind: gguf.GGMLQuantizationType, file: str) -> None:
+    """Raises ModelFileError for a format that nobody here can dequantise."""
+    if kind.name in (*PLAIN, BF16, *FORMATS):
+        return
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError as error:
+        raise ModelFileError(
+            f"{file} has weights in {kind.name}, which the gguf package cannot dequantise.",
+            "Use a file in another format.",
+        ) from error
+
+
+def read_tensor(reader: gguf.GGUFReader, tensor: gguf.ReaderTensor) -> torch.Tensor:
+    """Raises ValueError, RuntimeError or TypeError for what the file says wrongly of the tensor."""
+    form = tensor.tensor_type.name
+    field = reader.get_field(ORIGINAL_SHAPE + tensor.name)
+    shape = tuple(field.contents() if field else reversed(tensor.shape.tolist()))
+    values = torch.from_numpy(tensor.data)
+    if form in PLAIN:
+        return values.view(shape)
+    if form == BF16:
+        return values.view(torch.bfloat16).view(shape)
+    if math.prod(shape) != tensor.n_elements:
+        raise ValueError(f"{tensor.name} has {tensor.n_elements} weights, and the shape {shape}")
+    blocks = values.view(-1, gguf.GGML_QUANT_SIZES[tensor.tensor_type][1])
+    return packed(blocks, form, shape)
