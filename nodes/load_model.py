@@ -10,6 +10,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.models import spec_for
+from ..parallel_backend.models.comfyui.auto import PlanOfRun
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
 from .errors import Refused
@@ -21,7 +22,7 @@ from .model.remote_model import Handover, RemoteDiT
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patcher
 from .model.schedule import Schedule
-from .parallel_plan import PlanType, resolve_host_plan, resolve_plan
+from .parallel_plan import PlanType, ResolvedPlan, auto_host_plan, resolve_host_plan, resolve_plan
 from .plan_words import in_words
 from .workers.group import GROUPS, device_type, worker_group
 from .workers.installed import check_installed
@@ -110,14 +111,21 @@ class LoadDiffusionModelParallel(io.ComfyNode):
 
 def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
     """The MODEL of a file that ComfyUI's own class runs. Raises PlanError."""
-    plan, remarks = resolve_host_plan(plan, file.module)
-    note = in_words(remarks)
-    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, plan)
+    auto = None
+    if plan is None:
+        auto = PlanOfRun(functools.partial(auto_host_plan, module=file.module))
+        resolved = ResolvedPlan(auto.plan)
+        logging.info("[ParallelDiT] %s (ComfyUI's own %s): auto, by what it is asked", model_name, file.model_class)
+    else:
+        resolved = resolve_host_plan(plan, file.module)
+        logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, resolved.plan)
+    note = in_words(resolved.note)
     if note:
         logging.warning("[ParallelDiT] %s", note)
     on_cpu = device_type() == "cpu"
     weight_bytes = 1 if on_cpu else max(1, file.weight_bytes)  # 0 would have ComfyUI count the weights
-    RemoteModule(worker_group(group), file.source(plan, on_cpu), plan, file.module, weight_bytes, note)
+    plan, source = resolved.plan, file.source(resolved.plan, on_cpu)
+    RemoteModule(worker_group(group), source, plan, file.module, weight_bytes, note, auto)
     return remote_patcher(file.model, weight_bytes)
 
 

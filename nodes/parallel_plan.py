@@ -12,11 +12,12 @@ from comfy_api.latest import io
 from ..parallel_backend.axes import BY_NAME
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
-from ..parallel_backend.models.comfyui.checks import auto_plan, changes_of, check_module
+from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
+from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Remark, remark, why_one_rank, why_tokens_stay
+from .plan_words import Remark, devices_of_auto, remark, why_by_call, why_one_rank
 from .workers.group import device_count, device_type, most_ranks, settings
 
 AUTO = "auto"
@@ -45,8 +46,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then tokens. "
-                    "manual: the degrees below.",
+                    tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then images of a "
+                    "batch, then tokens. manual: the degrees below.",
                 ),
                 *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses", "tp")),
                 io.Combo.Input(
@@ -102,16 +103,26 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
     return fit_to_machine(plan)
 
 
-def resolve_host_plan(plan: ParallelPlan | None, module: torch.nn.Module) -> ResolvedPlan:
+def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
     """As `resolve_plan`, for one of ComfyUI's own diffusion models, which may be on the meta device."""
-    if plan is None:
-        chosen = auto_plan(device_count(), module)
-        changes = changes_of(module) if device_count() > 1 else []
-        return ResolvedPlan(chosen, (why_tokens_stay(type(module).__name__, changes),) if changes else ())
     check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
     resolved = fit_to_machine(plan)
     check_module(resolved.plan, module)
     return resolved
+
+
+def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
+    """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked. Its note is why."""
+    devices = device_count()
+    plan = auto_plan(devices, module, work)
+    why = devices_of_auto(devices, device_type() == "cuda", settings().ranks > 0)
+    if devices > 1:
+        tokens = shareable(module)
+        heads = sizes_of(module, tokens).heads if tokens else 0
+        why += why_by_call(plan, work, heads, couples(module))
+        if changes := changes_of(module):
+            why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
+    return ResolvedPlan(plan, tuple(why))
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from ..parallel_backend.axes import BATCH_AXES
+from ..parallel_backend.models.comfyui.auto import Work
 from ..parallel_backend.plan import ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"
@@ -37,37 +39,62 @@ def in_words(remarks: Iterable[Remark]) -> str:
 
 
 def why_auto(
-    devices: int, on_gpus: bool, is_set: bool, plan: ParallelPlan | None, model: tuple[int, bool | None] | None
+    devices: int, on_gpus: bool, is_set: bool, plan: ParallelPlan | None, model: tuple[int, bool] | None
 ) -> list[Remark]:
     """Why an automatic plan is what it is. is_set: whether the settings say how many devices.
 
-    model: its heads, and whether it is guided, None where that is for the calls to say; None as the plan where no model
-    is known, on which the plan depends.
+    model: its heads, and whether it is guided; None as the plan where no model is known, on which the plan depends.
     """
+    said = devices_of_auto(devices, on_gpus, is_set)
     if devices <= 1:
-        return [remark("auto_one")]
-    said = [remark("auto_set" if is_set else "auto_gpus" if on_gpus else "auto_cpu", devices=devices)]
+        return said
     if plan is None or model is None:
         return [*said, remark("needs_model", ranks=devices)]
     heads, guided = model
-    if guided is None:
-        said.append(remark("batch_only" if plan.cfg > 1 else "tokens_first"))
-    elif guided:
+    if guided:
         said.append(remark("guidance_odd", devices=devices) if devices % 2 else remark("guidance_first"))
     else:
         said.append(remark("distilled"))
-    ranks = devices // plan.cfg
+    return [*said, *token_remarks(plan, heads)]
+
+
+def devices_of_auto(devices: int, on_gpus: bool, is_set: bool) -> list[Remark]:
+    """How many ranks an automatic plan has, and why so many."""
+    if devices <= 1:
+        return [remark("auto_one")]
+    return [remark("auto_set" if is_set else "auto_gpus" if on_gpus else "auto_cpu", devices=devices)]
+
+
+def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:
+    """Why an automatic plan for a model of ComfyUI's is what it is for this work.
+
+    heads: 0 where its tokens cannot be shared. couples: whether the rows of its batch cannot be computed apart.
+    """
+    said, ways = [], plan.ways(BATCH_AXES)
+    if couples:
+        said.append(remark("coupled"))
+    elif plan.cfg > 1:
+        said.append(remark("guidance_first"))
+    elif not work.has_branches:
+        said.append(remark("no_branches"))
+    elif ways == 1:
+        said.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
+    if plan.dp > 1 and work.parts > plan.cfg:
+        said.append(remark("rows_apart", dp=plan.dp))
+    if ways > work.parts:
+        said.append(remark("batch_only", ranks=ways, parts=work.parts))
+    return [*said, *token_remarks(plan, heads)]
+
+
+def token_remarks(plan: ParallelPlan, heads: int) -> list[Remark]:
+    """Why tokens are shared as they are."""
+    said = []
     if plan.ulysses > 1:
         said.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
     if plan.ring > 1:
         key = "ring" if plan.ulysses > 1 else "ring_alone"
-        said.append(remark(key, ring=plan.ring, ranks=ranks, heads=heads))
+        said.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
     return said
-
-
-def why_tokens_stay(model_class: str, changes: list[str]) -> Remark:
-    """Why an automatic plan shares no tokens of a class of ComfyUI's that has changed."""
-    return remark("class_changed", model=model_class, changes="; ".join(changes))
 
 
 def why_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:

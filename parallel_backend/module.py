@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .axes import EVERY_AXES
 from .errors import PlanError, RequestError
-from .groups.collectives import collect, gather
+from .groups.calls import Call, Output, collect_calls, share_out
+from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import shard_sizes
 from .hooks import Hooks
@@ -86,22 +88,24 @@ class ParallelModule:
         self.hooks.remove()
 
     @torch.inference_mode()
-    def __call__(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What the model's forward returns, a tensor or several, on global rank 0; None elsewhere.
+    def __call__(self, calls: Sequence[Call]) -> list[Output] | None:
+        """What the model's forward returns for each call, a tensor or several, on global rank 0; None elsewhere.
 
-        The first argument has the latents, batch first, or several of them. Every rank calls it with the same values.
+        Every rank calls it with the same values, whose tensors may be anywhere. Raises RequestError.
         """
         self.mesh.plan.check_one_forward()
-        size = len(args[0][0] if isinstance(args[0], (list, tuple)) else args[0])
-        axis = self.mesh["batch"]
+        if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
+            raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
+        axis, sizes = self.mesh["batch"], [call.size for call in calls]
+        parts = share_out(sizes, axis.degree)
         with self.mesh.timeline.step("forward"):
-            output = self.forward(args, kwargs, size, axis, Forward(self.slot.every_segment()))
-            if output is None or any(self.mesh[name].index for name in EVERY_AXES):
-                return None  # another rank has the same and sends it, or this one has no rows
-            if isinstance(output, torch.Tensor):
-                return collect(output, BATCH_DIM, size, axis)
-            parts = [collect(part, BATCH_DIM, size, axis) for part in output]
-            return None if parts[0] is None else parts
+            outputs = []
+            for call, _, rows in (part for part in parts if part.group == axis.index):
+                args, kwargs = moved(tuple(calls[call]), self.mesh.device)
+                outputs.append(self.forward(args, kwargs, sizes[call], rows, Forward(self.slot.every_segment())))
+            if any(self.mesh[name].index for name in EVERY_AXES):
+                return None  # another rank has the same and sends it
+            return collect_calls(outputs, parts, sizes, axis)
 
     def predict(
         self,
@@ -176,3 +180,14 @@ def rows_of(value: Any, size: int, axis: Axis) -> Any:
     if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
         return value
     return value.tensor_split(axis.degree, BATCH_DIM)[axis.index]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A value with all of its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {name: moved(item, device) for name, item in value.items()}
+    return value

@@ -17,6 +17,8 @@ from .model_files import read_header
 
 # Models that ComfyUI takes for a supported one by how a name begins that only they have.
 OTHERS = {"controlnet_": "a ControlNet"}
+DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
+READ_BY_NODES = ("positive_conditioning", "negative_conditioning")  # SeedVR2's, whose text is always the same
 SHAREABLE = "use_pytorch_cross_attention"
 # ComfyUI's arguments for how it attends.
 ATTENTION = (
@@ -72,8 +74,8 @@ class HostFile:
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:
     """What ComfyUI detects in a file. dtype: instead of its own choice.
 
-    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model, and for weights
-    that do not fit what it is taken for.
+    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model to sample from,
+    and for weights that do not fit what it is taken for.
     """
     if not is_gguf(path):
         refuse_others(path)
@@ -82,24 +84,18 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
         config, weights, beside = None, {}, {}
     if config is None:
-        raise (
-            unknown_gguf(path)
-            if is_gguf(path)
-            else ModelFileError(
-                f"{path.name} is of a kind that ComfyUI does not know as a diffusion model.",
-                "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their "
-                "own.",
-            )
+        raise unknown(path)
+    if type(config).__name__ in DETECTORS:
+        raise ModelFileError(
+            f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
         )
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build_empty(config, weights, beside, chosen, cast)
-    # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
-    read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
-        on_meta = {name: one if is_note(name) or name in read else one.to(META) for name, one in weights.items()}
-        missing = load_weights(model, on_meta)
+        seen = {name: seen_here(name, tensor, cast or chosen) for name, tensor in weights.items()}
+        missing = load_weights(model, seen)
     except RuntimeError as error:
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
@@ -116,14 +112,16 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
 
 
-def unknown_gguf(path: Path) -> ModelFileError:
-    """Of these, many are of text encoders, which have the same suffix."""
-    from ...worker.comfyui.gguf_file import architecture
+def unknown(path: Path) -> ModelFileError:
+    """The error for a file that ComfyUI takes for no diffusion model. Of GGUF files, many are text encoders."""
+    kind = "of a kind"
+    if is_gguf(path):
+        from ...worker.comfyui.gguf_file import architecture
 
-    said = architecture(path) or "unknown"
+        kind = f"of the architecture {architecture(path) or 'unknown'!r}"
     return ModelFileError(
-        f"{path.name} holds a model of the architecture {said!r} that ComfyUI does not take for a diffusion model.",
-        "Choose a diffusion model; text encoders have loaders of their own.",
+        f"{path.name} is {kind} that ComfyUI does not know as a diffusion model.",
+        "Choose a diffusion model, or a checkpoint that has one; text encoders and VAEs have nodes of their own.",
     )
 
 
@@ -135,6 +133,9 @@ def refuse_others(path: Path) -> None:
             raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
-def is_note(name: str) -> bool:
-    """Whether a tensor is what a file says of a layer, in words."""
-    return name.endswith(".comfy_quant")
+def seen_here(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """A tensor of a file as ComfyUI's process has it: without its numbers, but for what nodes read, and what says how a
+    layer is stored."""
+    if name in READ_BY_NODES:
+        return tensor.to(dtype or tensor.dtype, copy=True)
+    return tensor if name.endswith(".comfy_quant") else tensor.to(META)

@@ -20,7 +20,8 @@ from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
-from .remote_model import RemoteDiT
+from .gathered_calls import is_gathering
+from .remote_model import KEY, RemoteDiT
 from .remote_module import RemoteModule, remote_module
 
 Guider = comfy.samplers.CFGGuider
@@ -185,12 +186,19 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     asked = []
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
-    asked += [words for name, words in GUIDANCE_OPTIONS.items() if model_options.get(name)]
+    asked += [
+        words
+        for name, words in GUIDANCE_OPTIONS.items()
+        if model_options.get(name) and not is_gathering(model_options[name])
+    ]
     if "model_sampling" in guider.model_patcher.object_patches and not remote_module(guider.inner_model):
         asked.append("a ModelSampling node")
+    options = model_options.get("transformer_options", {})
+    for key in ("patches", "patches_replace"):
+        asked += [f"the model patch {name!r}" for name, functions in options.get(key, {}).items() if functions]
     for kind in WRAPPED_EACH_STEP:
-        wrappers = model_options.get("transformer_options", {}).get("wrappers", {}).get(kind, {})
-        asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions]
+        wrappers = options.get("wrappers", {}).get(kind, {})
+        asked += [f"the wrapper {name!r}" for name, functions in wrappers.items() if functions and name != KEY]
     for kind, conds in guider.conds.items():
         if len(conds) > 1:
             asked.append(f"{len(conds)} {kind} conditionings at once")

@@ -5,41 +5,69 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.model_base
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
-from ...parallel_backend.compat import hooks_of
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
 from ...parallel_backend.plan import ParallelPlan
+from ...worker.comfyui.model import dtype_name
+from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
+from ...worker.host.gathering import Answer, Gatherer, ModelCall
+from ...worker.host.session import OnStep
 from ...worker.wire.operations import PATCH
-from ...worker.wire.tensors import UnsendableError
+from ...worker.wire.sampler_call import SamplerCall, SamplerPass
+from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..errors import Refused
+from ..plan_words import Remark, in_words
+from .patches import check_inside, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt
+from .untouched import Untouched, put_elsewhere
 
-ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
-# Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
-KEPT_HERE = ("wrappers", "callbacks", "uuids", "patches", "patches_replace", "prefetch_dynamic_vbars")
+AUTO = "auto"
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
-INSIDE = ("patches", "patches_replace")
-# Those that the class writes its own results into, for its next call.
-WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
 # Of an argument that is a dict, what the class makes anew where it lacks.
 MADE_ANEW = {"minimax_payload": ("layout",)}
-# Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
-# their own, which run here.
-READ_BY_CLASSES = {
-    "optimized_attention_override": "an attention override",
-    "model_patch_data": "a model patch's data",
-    "x_ref_attn_map": "a map of attention to references",
-}
+MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
+ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
+
+
+class Run:
+    """One sampling. Objects that nodes have run inside of the model live in the ranks for as long."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.objects: list[Any] = []
+        self.residuals = 0  # bytes, the most so far
+
+    def tell_residuals(self, control: Any) -> None:
+        """Says how much of ControlNets goes to the ranks with a step, where that is more than before."""
+        tensors: Tensors = {}
+        pack(control, "control", tensors)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if size > self.residuals:
+            self.residuals = size
+            logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
+
+    def name_object(self, value: Any) -> str:
+        """A name for an object, which is kept for the run: another would be taken for the same."""
+        for place, known in enumerate(self.objects):
+            if known is value:
+                return str(place)
+        self.objects.append(value)
+        return str(len(self.objects) - 1)
 
 
 class RemoteModule(RemoteWeights):
@@ -56,9 +84,13 @@ class RemoteModule(RemoteWeights):
         module: torch.nn.Module,
         weight_bytes: int,
         note: str = "",
+        auto: PlanOfRun[tuple[Remark, ...]] | None = None,
     ) -> None:
+        """auto: what decides on the plan by what is asked; None where it does not depend on that."""
         super().__init__(group, source.to_json(), plan, weight_bytes, note)
+        self.auto = auto
         self.module = module
+        self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
@@ -66,7 +98,11 @@ class RemoteModule(RemoteWeights):
             if hasattr(module, method):
                 module.__dict__[method] = functools.partial(self.send_part, method)
         module.__dict__[ATTRIBUTE] = self
-        self.own = dict(vars(module))
+        put_elsewhere(module)
+        self.untouched = Untouched(module)
+        self.own_source = self.source
+        self.attributes: dict[str, Any] = {}  # that nodes have given the module, by path
+        self.run = Run()
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """The call of a class that has no place for a call of ours inside of the wrappers."""
@@ -81,7 +117,11 @@ class RemoteModule(RemoteWeights):
         """
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        values["transformer_options"] = sendable(values.get("transformer_options") or {})
+        values["transformer_options"] = {
+            **sendable(values.get("transformer_options") or {}, self.plan, self.run.name_object),
+            RUN: self.run.name,
+            ATTRIBUTES: self.attributes,
+        }
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -93,16 +133,16 @@ class RemoteModule(RemoteWeights):
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
+        branches = values["transformer_options"].get(BRANCHES) or [0]
         if self.recording:
             if isinstance(latents, (list, tuple)):
                 raise Refused(
                     "The Parallel Sampler takes no latent of several parts, such as video with sound.",
                     "Use a stock KSampler for it, with a plan without PipeFusion.",
                 )
-            return self.recording.note(latents, timestep, given, values["transformer_options"][BRANCHES])
-        with self.group.turn(check_interrupt):
-            self.load()
-            parts = [part.to(like) for part in self.group.call([latents, timestep], given, check_interrupt)]
+            return self.recording.note(latents, timestep, given, branches)
+        parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
+        self.run.tell_residuals(given.get("control"))
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -111,12 +151,59 @@ class RemoteModule(RemoteWeights):
             self.load()
             return self.group.part(method, args, kwargs, check_interrupt).to(args[0].device)
 
+    def call(self, calls: list[ModelCall]) -> list[Answer]:
+        """Calls of the model in the ranks."""
+        with self.group.turn(check_interrupt):
+            self.settle(Work.of([call.size for call in calls], [call.branches for call in calls]))
+            self.load()
+            return self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
+
+    def sample(
+        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
+    ) -> torch.Tensor:
+        rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
+        self.settle(Work.of(rows, [each.branches for each in passes]))
+        return super().sample(call, tensors, passes, on_step)
+
+    def shares_calls(self) -> bool:
+        """Whether the ranks run calls of one request at the same time, or may."""
+        return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
+
+    def begin_run(self) -> str:
+        if self.auto is None:
+            return str(self.plan)
+        self.auto.begin()
+        return AUTO
+
+    def settle(self, work: Work) -> None:
+        """Has an automatic plan follow from what is asked. The ranks keep the weights."""
+        is_first = self.auto is not None and self.auto.is_open
+        if self.auto is None or not self.auto.follow(work):
+            return
+        before, self.plan = self.plan, self.auto.plan
+        self.note = in_words(self.auto.why)
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
+        self.group.runs.planned(str(self.plan) if is_first else f"{before}, {self.plan}")
+
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""
         values = dict(self.signature.bind(*args, **kwargs).arguments)
         rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
         more = values.pop(rest, {})
         return {**values, **more}
+
+    def use(self, key: str | None, patches: Patches, objects: Mapping[str, Any]) -> None:
+        """Has the calls that follow be those of a patcher: with its changes of the weights, and what it replaces.
+
+        key: tells the changes from others. objects: of ComfyUI's model, by path.
+        """
+        self.patched = (key, patches)
+        prefix = f"{MODULE}."
+        self.attributes = {
+            name.removeprefix(prefix): value for name, value in objects.items() if name.startswith(prefix)
+        }
+        cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
+        self.source = {**self.own_source, **cast}
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:
@@ -128,42 +215,11 @@ class RemoteModule(RemoteWeights):
 
         self.group.adapt(key, build, check_interrupt, PATCH)
 
-    def check_untouched(self) -> None:
-        """Raises Refused for what a node has put on the module, which would be without effect."""
-        found = [name for name, value in vars(self.module).items() if self.own.get(name, value) is not value]
-        found += [name for name, value in vars(self.module).items() if name not in self.own and callable(value)]
-        hooked = [name or "the model" for name, part in self.module.named_modules() if any(hooks_of(part))]
-        if found or hooked:
-            raise Refused(
-                f"The parallel model cannot honour a change of its {', '.join([*found, *hooked][:3])}: its inside runs "
-                "in worker processes.",
-                "Remove that node, or use the stock loader.",
-            )
-
-
-def sendable(options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that are data. Raises Refused for what would run inside of the model, naming it."""
-    asked = [f"the model patch {name!r}" for key in INSIDE for name, value in options.get(key, {}).items() if value]
-    found = {}
-    for name, value in options.items():
-        if name in KEPT_HERE:
-            continue
-        if name in WRITTEN_BY_CLASSES:
-            asked.append(WRITTEN_BY_CLASSES[name])
-            continue
-        try:
-            pack(value, name, {})
-        except UnsendableError:
-            if name in READ_BY_CLASSES:
-                asked.append(READ_BY_CLASSES[name])
-            continue
-        found[name] = value
-    if asked:
-        raise Refused(
-            f"The parallel model cannot honour {', '.join(asked)}: its inside runs in worker processes.",
-            "Remove that node, or use the stock loader.",
-        )
-    return found
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
+        self.untouched.check(self.attributes)
+        check_inside(options, self.plan)
+        self.run = Run()
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import comfy.model_base
@@ -9,13 +10,18 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
+from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
 from comfy_execution.utils import get_executing_context
 
+from ...worker.wire.tree import PLAIN
 from ..errors import Refused
+from .gathered_calls import add_gathering
 from .lora import accept, name_of, none_applied
+from .patches import say_once
 from .remote_model import KEY, RemoteDiT, no_weights
-from .remote_module import RemoteModule, remote_module
+from .remote_module import MODULE, RemoteModule, remote_module
 
+NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
 
 
@@ -36,7 +42,7 @@ def note_run(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
         return executor(*args, **options)
-    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], str(remote.plan)):
+    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], remote.begin_run()):
         return executor(*args, **options)
 
 
@@ -96,6 +102,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
+        self.use()
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         if not isinstance(self.remote, RemoteModule):
@@ -138,12 +145,24 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def pre_run(self) -> None:
         """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
         super().pre_run()
+        self.use()
         if isinstance(self.remote, RemoteModule):
-            self.remote.check_untouched()
+            self.remote.begin(self.model_options["transformer_options"])
         if self.remote:
-            key = str(self.patches_uuid) if self.patches else None
-            self.remote.patched = (key, dict(self.patches))
             self.remote.group.resident = self.origin()
+
+    def use(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
+        """Has calls of the model, whoever makes them, be this patcher's: ComfyUI has loaded it.
+
+        more: changes of the weights beside its own. hooks: what tells these from others.
+        """
+        key = str(self.patches_uuid) if self.patches else None
+        if isinstance(self.remote, RemoteModule):
+            patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
+            told = f"{self.patches_uuid} {list(hooks)}" if more else key
+            self.remote.use(told, patches, self.object_patches)
+        elif self.remote:
+            self.remote.patched = (key, dict(self.patches))
 
     def origin(self) -> RemoteModelPatcher:
         """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded:
@@ -153,11 +172,42 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             patcher = patcher.parent
         return patcher
 
+    def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
+        if force_deepcopy:
+            raise no_weights("training, or another node that copies weights")
+        return super().clone(disable_dynamic, model_override)
+
+    def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
+
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
         raise no_weights("a node that reads weights")
 
-    def add_hook_patches(self, *_args: Any, **_kwargs: Any) -> list:
-        raise no_weights("a hook LoRA")
+    def add_hook_patches(
+        self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
+    ) -> list:
+        """Keeps the changes of a part of the conditioning, or of a part of the steps."""
+        if not isinstance(self.remote, RemoteModule):
+            raise no_weights("a hook LoRA")
+        added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
+        if not added and strength_patch:
+            raise none_applied()
+        return added
+
+    def patch_hooks(self, hooks: Any) -> None:
+        """Has the calls that follow run with the changes of these hooks, too."""
+        if not isinstance(self.remote, RemoteModule):
+            super().patch_hooks(hooks)
+            return
+        told = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
+        self.use(self.get_combined_hook_patches(hooks), told)
+        self.current_hooks = hooks
+
+    def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
+        if not isinstance(self.remote, RemoteModule):
+            super().unpatch_hooks(whitelist_keys_set)  # pyright: ignore[reportArgumentType]
+        elif self.current_hooks is not None:
+            self.patch_hooks(None)
 
     def set_injections(self, key: str, injections: list) -> None:
         raise no_weights(f"the injection {key!r}")
@@ -169,9 +219,15 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a node that saves the model")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
-        if name.startswith("diffusion_model"):
+        if name.startswith(MODULE) and not (isinstance(self.remote, RemoteModule) and type(obj) in PLAIN):
             raise no_weights(f"a replacement of {name}")
         super().add_object_patch(name, obj)
+
+    def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
+        if isinstance(self.remote, RemoteModule) and key == COMPILE_KEY:
+            say_once("The ranks run the model without torch.compile; the image is the same.")
+            return
+        super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
 
 def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) -> RemoteModelPatcher:
@@ -195,4 +251,6 @@ def remote_patcher(model: comfy.model_base.BaseModel, weight_bytes: int) -> Remo
     )
     for wrapper in (refuse_nested, note_run):
         patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)
+    if isinstance(patcher.remote, RemoteModule):
+        add_gathering(patcher, patcher.remote.gatherer)
     return patcher

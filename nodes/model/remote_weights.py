@@ -61,6 +61,10 @@ class RemoteWeights:
         self.recording: Recording | None = None
         self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
 
+    def begin_run(self) -> str:
+        """Called when a sampling begins: its plan, in words."""
+        return str(self.plan)
+
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
         self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)

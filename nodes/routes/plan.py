@@ -15,6 +15,7 @@ from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.models.comfyui import host_spec
+from ...parallel_backend.models.comfyui.auto import Work
 from ...parallel_backend.models.comfyui.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.settings import SettingsError
@@ -22,8 +23,16 @@ from ...worker.wire.json_object import parse_object
 from ..model.families import family_for
 from ..model.host_file import HostFile, describe_host_file
 from ..model.model_files import describe_folder, list_models, why_not_listed
-from ..parallel_plan import AUTO, MANUAL, ResolvedPlan, fit_to_machine, resolve_host_plan, resolve_plan
-from ..plan_words import Remark, remark, why_auto
+from ..parallel_plan import (
+    AUTO,
+    MANUAL,
+    ResolvedPlan,
+    auto_host_plan,
+    fit_to_machine,
+    resolve_host_plan,
+    resolve_plan,
+)
+from ..plan_words import Remark, devices_of_auto, remark, why_auto
 from ..workers.group import device_count, device_type, settings
 
 MAX_BYTES = 1 << 16
@@ -60,14 +69,15 @@ class Question(NamedTuple):
 class Bounds(NamedTuple):
     """What bounds a plan for a model. resolve: the plan that was asked for, or None for auto, to what runs.
 
-    guided: whether an automatic plan splits guidance; None where the calls say. heads, blocks: None where that is not
-    known.
+    guided: whether an automatic plan splits guidance. heads, blocks: None where that is not known. by_call: where an
+    automatic plan follows from what a sampling brings, how; `resolve` makes none then.
     """
 
-    resolve: Callable[[ParallelPlan | None], ResolvedPlan]
+    resolve: Callable[..., ResolvedPlan]
     heads: int | None
     blocks: int | None
-    guided: bool | None
+    guided: bool = False
+    by_call: Callable[[Work], ResolvedPlan] | None = None
 
 
 def add_plan_route() -> None:
@@ -144,13 +154,12 @@ def answer(question: Question) -> dict[str, Any]:
     common = {"device": device_type(), "unknown": unknown, "error": "", "widgets": []}
     try:
         asked = None if question.plan is None else ParallelPlan.from_json(question.plan)
-        resolved = resolve(asked, models)
+        resolved, remarks = resolve(asked, models, samplers)
         if resolved and any(sampler.is_stock for sampler in samplers):
             resolved.plan.check_step_mode()
     except PlanError as error:
         nothing = {"plan": "", "world": 0, "ranks": [], "remarks": [], "note": []}
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
-    remarks = remarks_on(asked, resolved and resolved.plan, models, samplers)
     if resolved is None:
         return {
             **common,
@@ -161,6 +170,8 @@ def answer(question: Question) -> dict[str, Any]:
             "note": [],
         }
     plan, note = resolved
+    if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
+        remarks = [*remarks, remark("no_guidance")]
     return {
         **common,
         "plan": str(plan),
@@ -172,30 +183,35 @@ def answer(question: Question) -> dict[str, Any]:
     }
 
 
-def remarks_on(
-    asked: ParallelPlan | None, plan: ParallelPlan | None, models: list[Bounds], samplers: list[Sampler]
-) -> list[Remark]:
-    """Why auto chose the plan, and what it is no good for. plan: None where it depends on a model and none is known."""
-    remarks = []
-    if asked is None:
-        model = (models[0].heads or 1, models[0].guided) if models else None
-        remarks += why_auto(device_count(), device_type() == "cuda", settings().ranks > 0, plan, model)
-    elif not models:
-        remarks.append(remark("unchecked"))
-    if plan and plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
-        remarks.append(remark("no_guidance"))
-    return remarks
-
-
-def resolve(plan: ParallelPlan | None, models: list[Bounds]) -> ResolvedPlan | None:
-    """The plan for the first of the models, once it is sure that none forbids it; None for an automatic plan that
-    depends on a model where there is none. Raises PlanError.
+def resolve(
+    plan: ParallelPlan | None, models: list[Bounds], samplers: list[Sampler]
+) -> tuple[ResolvedPlan | None, list[Remark]]:
+    """The plan for the first of the models, once it is sure that none forbids it, and why an automatic one is as it is;
+    None for an automatic plan that depends on what is not known. Raises PlanError.
     """
-    if models:
-        return [model.resolve(plan) for model in models][0]
     if plan is not None:
-        return fit_to_machine(plan)
-    return None if device_count() > 1 else ResolvedPlan(ParallelPlan())
+        return ([m.resolve(plan) for m in models][0], []) if models else (fit_to_machine(plan), [remark("unchecked")])
+    if models and models[0].by_call:
+        return expected(models[0].by_call, samplers)
+    chosen = models[0].resolve(None) if models else None if device_count() > 1 else ResolvedPlan(ParallelPlan())
+    model = (models[0].heads or 1, models[0].guided) if models else None
+    return chosen, why_auto(
+        device_count(), device_type() == "cuda", settings().ranks > 0, chosen and chosen.plan, model
+    )
+
+
+def expected(
+    by_call: Callable[[Work], ResolvedPlan], samplers: list[Sampler]
+) -> tuple[ResolvedPlan | None, list[Remark]]:
+    """As `resolve`, where what a sampling brings decides: for a single image, by the guidance of the samplers."""
+    alone, guided = by_call(Work()), by_call(Work(2, has_branches=True))
+    has_guidance = {None if one.cfg is None else one.cfg != 1 for one in samplers} or {None}
+    if guided.plan == alone.plan or has_guidance in ({True}, {False}):
+        plan, why = guided if True in has_guidance else alone
+        said = [*why, remark("images_first")] if device_count() > 1 and plan.dp == 1 else [*why]
+        return ResolvedPlan(plan), said
+    why = devices_of_auto(device_count(), device_type() == "cuda", settings().ranks > 0)
+    return None, [*why, remark("by_call", guided=str(guided.plan), alone=str(alone.plan))]
 
 
 def has_branches(loaders: list[Loader]) -> bool:
@@ -273,4 +289,5 @@ def bounds_of_host_file(file: HostFile) -> Bounds:
     module = file.module
     spec = host_spec(type(module))
     heads = sizes_of(module, spec).heads if spec and spec.blocks else None
-    return Bounds(functools.partial(resolve_host_plan, module=module), heads, None, guided=None)
+    resolve_own, auto = (functools.partial(each, module=module) for each in (resolve_host_plan, auto_host_plan))
+    return Bounds(resolve_own, heads, None, by_call=auto)

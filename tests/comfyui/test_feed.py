@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
-import urllib.request
 
 import pytest
 
 from demo.host import ComfyHost, PromptError
 from tests.support.host.faults import spaced
-from tests.support.host.graphs import Job, post, status
+from tests.support.host.graphs import Job, groups, post, status
 
 JOB = Job("tiny-dit", "3", seed=5, steps=150)
-
-
-def groups(host: ComfyHost) -> list[dict]:
-    with urllib.request.urlopen(f"{host.url}/paralleldit/groups", timeout=10) as response:
-        return json.load(response)["groups"]
 
 
 def follow(host: ComfyHost, job: Job) -> list[dict]:

@@ -76,8 +76,15 @@ def test_auto_says_what_it_chose_and_why(host: ComfyHost) -> None:
 def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost, comfyui: Path, models: Path) -> None:
     write_cases(comfyui, models, ["longcat-image"])
     answer = ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))
-    assert (answer["plan"], answer["error"], answer["unknown"]) == ("ulysses=2", "", [])
-    assert keys(answer) == ["auto_cpu", "tokens_first", "ulysses"]
+    assert (answer["plan"], answer["error"], answer["unknown"]) == ("cfg=2", "", [])
+    assert keys(answer) == ["auto_cpu", "guidance_first", "images_first"]
+    answer = ask(host, about({}, {**KSAMPLER, "cfg": 1}, model="longcat-image.safetensors"))
+    assert answer["plan"] == "ulysses=2"
+    assert keys(answer) == ["auto_cpu", "no_branches", "ulysses", "images_first"]
+    for samplers in [], [{**KSAMPLER, "cfg": None}], [KSAMPLER, {**KSAMPLER, "cfg": 1}]:
+        answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
+        assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "by_call"])
+        assert "cfg=2 with cond and uncond, ulysses=2 without" in answer["remarks"][1]["text"]
     answer = ask(host, about({"ulysses": 3}, KSAMPLER, model="longcat-image.safetensors"))
     assert answer["widgets"] == ["ulysses"] and "does not divide the model's 2 heads" in answer["error"]
 

@@ -70,6 +70,8 @@ CASES = [
     for plan in [*PLANS, *STAGES]
     if allows(row, plan)
 ]
+# Three calls of three sizes at a time.
+SEVERAL = [("wan-t2v × 3", plan) for plan in ({"cfg": 2}, {"cfg": 2, "ulysses": 2}, {"dp": 2, "cfg": 2})]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +95,7 @@ def outputs(
     return results
 
 
-@pytest.mark.parametrize(("row", "plan"), CASES, ids=str)
+@pytest.mark.parametrize(("row", "plan"), [*CASES, *SEVERAL], ids=str)
 def test_a_class_of_comfyui_on_ranks_equals_itself(
     row: str, plan: dict[str, int], outputs: dict[str, torch.Tensor]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models.comfyui.checks import auto_plan, changes_of, check_module
+from parallel_backend.models.comfyui.auto import PlanOfRun, Work, auto_plan
+from parallel_backend.models.comfyui.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
@@ -122,7 +124,7 @@ def without_attention() -> torch.nn.Module:
 def test_a_class_as_its_spec_knows_it_has_its_tokens_shared() -> None:
     model = wan(Block(), Block())
     assert changes_of(model) == []
-    assert auto_plan(2, model) == ParallelPlan(ulysses=2)
+    assert auto_plan(2, model, Work()) == ParallelPlan(ulysses=2)
     check_module(ParallelPlan(ulysses=2), model)
 
 
@@ -139,7 +141,74 @@ def test_a_class_as_its_spec_knows_it_has_its_tokens_shared() -> None:
 )
 def test_a_class_that_comfyui_has_changed_has_its_batch_shared_alone(model: torch.nn.Module, said: str) -> None:
     """By auto; what asks for its tokens is refused, and says what has changed."""
-    assert auto_plan(2, model) == ParallelPlan(cfg=2)
-    check_module(auto_plan(2, model), model)
+    assert auto_plan(2, model, Work()) == ParallelPlan(dp=2)
+    check_module(ParallelPlan(dp=2), model)
     with pytest.raises(PlanError, match=f"not the one that is known here: {said}"):
         check_module(ParallelPlan(ulysses=2), model)
+
+
+def flux(heads: int) -> torch.nn.Module:
+    blocks = {name: torch.nn.ModuleList() for name in ("double_blocks", "single_blocks")}
+    params = SimpleNamespace(num_heads=heads, hidden_size=64 * heads)
+    return of_comfyui("comfy.ldm.flux.model.Flux", params=params, final_layer=Head(), **blocks)
+
+
+FLUX, UNKNOWN = flux(24), of_comfyui("comfy.ldm.new.model.New")
+COUPLED = of_comfyui(UNET, use_temporal_resblocks=True)
+ALONE, GUIDED = Work.of([1], [[0]]), Work.of([2], [[1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("devices", "model", "work", "plan"),
+    [
+        (2, FLUX, ALONE, {"ulysses": 2}),
+        (2, FLUX, GUIDED, {"cfg": 2}),
+        (8, FLUX, GUIDED, {"cfg": 2, "ulysses": 4}),
+        (3, FLUX, GUIDED, {"ulysses": 3}),
+        (16, FLUX, ALONE, {"ulysses": 8, "ring": 2}),
+        (4, FLUX, Work.of([4], [[0]]), {"dp": 4}),
+        (4, FLUX, Work.of([4], [[1, 0]]), {"dp": 2, "cfg": 2}),
+        (4, FLUX, Work.of([3], [[0]]), {"ulysses": 4}),
+        (3, FLUX, Work.of([6], [[1, 0]]), {"dp": 3}),
+        (2, FLUX, Work.of([1, 1], [[0], [1]]), {"cfg": 2}),
+        (2, FLUX, Work.of([2, 2, 2], [[1, 0]] * 3), {"dp": 2}),
+        (3, FLUX, Work.of([2, 2, 2], [[1, 0]] * 3), {"dp": 3}),
+        (2, UNKNOWN, GUIDED, {"cfg": 2}),
+        (4, UNKNOWN, Work.of([4], [[0]]), {"dp": 4}),
+        (3, UNKNOWN, GUIDED, {"dp": 3}),
+        (2, UNKNOWN, ALONE, {"dp": 2}),
+        (2, COUPLED, GUIDED, {}),
+    ],
+)
+def test_an_automatic_plan_follows_from_what_arrives(
+    devices: int, model: torch.nn.Module, work: Work, plan: dict[str, int]
+) -> None:
+    """What can be computed apart is; the rest of the ranks share tokens, where that can be."""
+    assert auto_plan(devices, model, work) == ParallelPlan(**plan)
+
+
+@pytest.mark.parametrize(
+    ("works", "plans"),
+    [
+        (
+            [GUIDED, GUIDED, ALONE, ALONE, ALONE, GUIDED],
+            ["cfg=2", "cfg=2", "cfg=2", "ulysses=2", "ulysses=2", "ulysses=2"],
+        ),
+        ([GUIDED, ALONE, GUIDED, ALONE], ["cfg=2"] * 4),
+        ([ALONE, GUIDED, GUIDED, GUIDED], ["ulysses=2"] * 4),
+    ],
+    ids=["guidance ends", "in turns", "guidance begins"],
+)
+def test_within_a_sampling_a_plan_goes_neither_to_nor_fro(works: list[Work], plans: list[str]) -> None:
+    """It gives way once to one that leaves no rank idle; the next sampling decides anew."""
+    run = PlanOfRun(lambda work: (auto_plan(2, FLUX, work), None))
+    found = [(run.follow(work), str(run.plan))[1] for work in works]
+    assert found == plans
+    run.begin()
+    assert run.follow(GUIDED)
+    assert run.plan == ParallelPlan(cfg=2)
+
+
+def test_a_plan_that_no_other_would_improve_stays() -> None:
+    run = PlanOfRun(lambda work: (auto_plan(2, UNKNOWN, work), None))
+    assert [run.follow(work) for work in (GUIDED, ALONE, ALONE, ALONE)] == [True, False, False, False]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_backend.groups.calls import share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.module import ParallelModule
 from parallel_backend.plan import ParallelPlan
@@ -64,3 +65,26 @@ def test_options_are_of_all_rows_also_where_one_is_as_long_as_the_batch() -> Non
 
 def test_a_rank_without_rows_does_not_call_the_model() -> None:
     assert share(1, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups", "shares"),
+    [
+        ([2], 2, ["1/2", "2/2"]),
+        ([3], 2, ["1/2", "2/2"]),
+        ([1], 2, ["1/2", ""]),
+        ([1, 1], 2, ["1/1", "1/1"]),
+        ([2, 2], 4, ["1/2", "2/2", "1/2", "2/2"]),
+        ([2, 2, 2], 2, ["1/2 1/2 1/2", "2/2 2/2 2/2"]),
+        ([1, 1, 1], 2, ["1/1 1/1", "1/1"]),
+        ([2, 2, 2, 2], 2, ["1/1 1/1", "1/1 1/1"]),
+        ([1, 1], 4, ["1/2", "1/2", "", ""]),
+    ],
+)
+def test_several_calls_are_shared_out_in_as_few_parts_as_give_every_group_as_many(
+    sizes: list[int], groups: int, shares: list[str]
+) -> None:
+    parts = share_out(sizes, groups)
+    assert parts[0].group == parts[0].call == 0
+    of_groups = [[part.rows for part in parts if part.group == group] for group in range(groups)]
+    assert [" ".join(f"{rows.index + 1}/{rows.degree}" for rows in each) for each in of_groups] == shares

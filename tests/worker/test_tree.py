@@ -1,4 +1,4 @@
-"""What a diffusion model is called with goes over as it is, or is refused by its path."""
+"""What a diffusion model is called with goes over as it is, or is refused by its path; a step's calls go as one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from worker.host.gathering import Answer, Gatherer, ModelCall, Recorded
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
@@ -59,3 +60,65 @@ def test_what_no_call_is_packed_to_is_refused(packed: Any) -> None:
 def test_a_tensor_that_did_not_come_is_missed() -> None:
     with pytest.raises(KeyError):
         unpack({"tensor": "kwargs.context"}, {})
+
+
+class Asked:
+    """Stands for the ranks: doubles what it is asked about, and keeps how many calls came at a time."""
+
+    def __init__(self, gains: bool = True) -> None:
+        self.counts: list[int] = []
+        self.gatherer = Gatherer(self.send, lambda: gains)
+
+    def send(self, calls: list[ModelCall]) -> list[Answer]:
+        self.counts.append(len(calls))
+        return [[2 * call.args[0]] for call in calls]
+
+    def double(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """As ComfyUI calls a model, with zeros for what is not there yet."""
+        try:
+            (answer,) = self.gatherer.answer(ModelCall([value, torch.ones(1)], kwargs, [0]))
+        except Recorded:
+            return torch.zeros_like(value)
+        return answer
+
+
+ONE, OTHER = torch.ones(1, 2), torch.full((1, 3), 5.0)
+
+
+@pytest.mark.parametrize(("gains", "counts"), [(True, [2]), (False, [1, 1])])
+def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool, counts: list[int]) -> None:
+    asked = Asked(gains)
+    for _ in range(2):
+        one, other = asked.gatherer.run(lambda: (asked.double(ONE, context=OTHER), asked.double(OTHER)))
+        assert one.equal(2 * ONE) and other.equal(2 * OTHER)
+    assert asked.counts == 2 * counts
+
+
+def test_a_call_that_is_another_by_then_is_asked_for_by_itself() -> None:
+    """Of the second, what it is about comes of the first; the third is of other text each time."""
+    asked, texts = Asked(), iter([ONE, 3 * ONE])
+    results = asked.gatherer.run(
+        lambda: [value := asked.double(ONE), asked.double(value), asked.double(ONE, context=next(texts))]
+    )
+    assert [result.tolist() for result in results] == [[[2.0, 2.0]], [[4.0, 4.0]], [[2.0, 2.0]]]
+    assert asked.counts == [3, 1, 1]
+
+
+def test_alike_calls_are_answered_once_each() -> None:
+    asked = Asked()
+    assert asked.gatherer.run(lambda: asked.double(ONE) + asked.double(ONE)).equal(4 * ONE)
+    assert asked.counts == [2]
+
+
+def test_a_step_that_fails_leaves_nothing_behind() -> None:
+    asked = Asked()
+    with pytest.raises(ZeroDivisionError):
+        asked.gatherer.run(lambda: (asked.double(ONE), 1 / 0))
+    assert asked.double(ONE).equal(2 * ONE)
+
+
+def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> None:
+    asked = Asked()
+    (result,) = asked.gatherer.run(lambda: asked.gatherer.answer(ModelCall([ONE, ONE], {}, [0])))
+    assert result.equal(2 * ONE)
+    assert asked.counts == [1]

@@ -16,6 +16,7 @@ from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire.operations import (
     ADAPT,
+    ADAPTED,
     CALL,
     FORWARD,
     LOAD,
@@ -31,7 +32,7 @@ from ..wire.operations import (
 from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, pack
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack, pack_call
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
@@ -101,8 +102,10 @@ class WorkerGroup:
                 return
             known.model, known.conditions = None, SentConditions()
             self.loads += 1
-            self._request(LOAD.header(source=source, plan=plan), {}, check)
-            known.model, known.additions = (source, plan), None
+            results = self._request(LOAD.header(source=source, plan=plan), {}, check)
+            known.model = (source, plan)
+            if ADAPTED not in results:
+                known.additions = None
 
     def adapt(
         self,
@@ -141,25 +144,28 @@ class WorkerGroup:
             tensors = {"latents": latents, "timestep": timestep_B, **new}
             return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> list[torch.Tensor]:
-        """One call of a loaded model of ComfyUI's own class: the tensors that it returns.
+    def call(self, calls: Sequence[Arguments], check: Check) -> list[list[torch.Tensor]]:
+        """Calls of a loaded model of ComfyUI's own class: the tensors that each returns. They run at the same time, as
+        far as the plan shares the batch.
 
-        args: latents and timestep, which are others each time. Tensors in kwargs that the group has from an earlier
-        call are not sent again. Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        A call's args are latents and timestep, which are others each time. Tensors in kwargs that the group has from an
+        earlier request are not sent again. Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
         try:
-            packed_args = pack(list(args), "args", tensors)
-            packed_kwargs = {name: pack(value, f"kwargs.{name}", tensors) for name, value in kwargs.items()}
+            packed = [pack_call(call, f"calls.{place}", tensors) for place, call in enumerate(calls)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
-        fresh = {path: tensors.pop(path) for path in list(tensors) if path.startswith(NEW_EACH_CALL)}
+        fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
-            header = CALL.header(args=packed_args, kwargs=packed_kwargs, conditions=keys, drop=dropped)
-            size = tuple(tuple(tensor.shape) for path, tensor in fresh.items() if path.startswith("args."))
+            header = CALL.header(calls=packed, conditions=keys, drop=dropped)
+            size = tuple(tuple(tensor.shape) for tensor in fresh.values())
             results = self._request(header, {**fresh, **new}, check, size=size)
-            return [results[f"{PREDICTION}.{place}"] for place in range(len(results))]
+            found: list[list[torch.Tensor]] = [[] for _ in calls]
+            for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
+                found[call].append(results[f"{PREDICTION}.{call}.{place}"])
+            return found
 
     def part(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> torch.Tensor:
         """What a method beside the forward of a loaded model of ComfyUI's own class returns, a tensor.
@@ -168,12 +174,10 @@ class WorkerGroup:
         """
         tensors: Tensors = {}
         try:
-            packed_args = pack(list(args), "args", tensors)
-            packed_kwargs = {name: pack(value, f"kwargs.{name}", tensors) for name, value in kwargs.items()}
+            packed = pack_call((args, kwargs), "part", tensors)
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
-        header = PART.header(method=method, args=packed_args, kwargs=packed_kwargs)
-        return self._request(header, tensors, check)[PREDICTION]
+        return self._request(PART.header(method=method, **packed), tensors, check)[PREDICTION]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep

@@ -72,6 +72,13 @@ class Runs:
         finally:
             self.changed.set()
 
+    def planned(self, plan: str) -> None:
+        """Notes the plan of the run that goes on, if one does, where it is not known when it begins."""
+        run = self.current
+        if run:
+            run.plan = plan
+            self.changed.set()
+
     def step(self, operation: str, seconds: float, communication: float, total: int | None = None) -> None:
         """Notes a step of the run that goes on, if one does."""
         run = self.current

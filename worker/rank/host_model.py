@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from parallel_backend.errors import ModelFileError, RequestError
+from parallel_backend.groups.calls import Call, Output
 from parallel_backend.groups.mesh import Mesh
-from parallel_backend.module import ParallelModule
+from parallel_backend.module import ParallelModule, moved
+from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
 
+from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
+from ..comfyui.patched_options import attributes_of, with_functions
 from ..comfyui.patches import Patch, put_on
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
+from .request_checks import made
 
 CPU = torch.device("cpu")
+OPTIONS = "transformer_options"
 
 
 @dataclass
@@ -30,6 +36,7 @@ class HostModel:
     patcher: Any
     module: ParallelModule
     parking: Parking
+    maker: Maker
     adapted: bool = False  # whether the weights are other than the file's
 
     @classmethod
@@ -56,7 +63,7 @@ class HostModel:
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         patcher.load(mesh.device, full_load=True)
         module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
-        return cls(patcher, module, Parking(model.diffusion_model, mesh.device))
+        return cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui))
 
     @property
     def mesh(self) -> Mesh:
@@ -64,6 +71,7 @@ class HostModel:
 
     def park(self) -> None:
         """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
+        self.maker.begin("")
         self.parking.take()
 
     def replan(self, mesh: Mesh) -> None:
@@ -82,9 +90,11 @@ class HostModel:
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
-    def call(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The model's prediction on global rank 0; None elsewhere. Tensors may be anywhere."""
-        return self.module(moved(args, self.mesh.device), moved(kwargs, self.mesh.device))
+    def call(self, calls: Sequence[Call]) -> list[Output] | None:
+        """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
+        given = [self.prepared(call.kwargs) for call in calls]
+        with attributes_of(self.module.model, given[0][1]):  # of a patcher, whose calls these are
+            return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
 
     @torch.inference_mode()
     def part(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -94,13 +104,20 @@ class HostModel:
             raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
         return run(*moved(args, device), **moved(kwargs, device))
 
+    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], dict[str, Any]]:
+        """The forwards of a sampler's step as the module takes them, and attributes for the model meanwhile."""
+        given = [self.prepared(each.conditions.kwargs) for each in passes]
+        found = [
+            replace(each, conditions=each.conditions._replace(kwargs=kwargs))
+            for each, (kwargs, _) in zip(passes, given, strict=True)
+        ]
+        return found, given[0][1]
 
-def moved(value: Any, device: torch.device) -> Any:
-    """A value with all of its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {name: moved(item, device) for name, item in value.items()}
-    return value
+    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A call's arguments on this rank's device, with functions in the options in place of what describes them; and
+        attributes for the model meanwhile. Raises RequestError."""
+        kwargs = moved(kwargs, self.mesh.device)
+        if OPTIONS not in kwargs:
+            return kwargs, {}
+        options, attributes = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
+        return {**kwargs, OPTIONS: options}, attributes

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import RequestError, is_out_of_memory
+from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
@@ -24,13 +25,28 @@ from parallel_backend.weights.loading import Check
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.vae_files import load_vae
 
+from ..comfyui.patched_options import attributes_of
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource
-from ..wire.operations import ADAPT, CALL, FORWARD, LOAD, OPERATIONS, PARK, PART, PATCH, SAMPLE, TRACE, UNLOAD, VAE
+from ..wire.operations import (
+    ADAPT,
+    ADAPTED,
+    CALL,
+    FORWARD,
+    LOAD,
+    OPERATIONS,
+    PARK,
+    PART,
+    PATCH,
+    SAMPLE,
+    TRACE,
+    UNLOAD,
+    VAE,
+)
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import DICT, NEW_EACH_CALL, PREDICTION, unpack
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
 from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
@@ -79,10 +95,11 @@ class Operations:
             TRACE.name: self.trace,
         }
 
-    def load(self, job: Job, _tensors: Tensors) -> None:
+    def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Replaces the model and the plan. If that fails, no model is loaded.
 
-        The weights stay where another plan is asked for that leaves every rank its own; without their additions.
+        The weights stay where another plan is asked for that leaves every rank its own; those of ComfyUI's own class
+        with their additions, of which the result tells.
         """
         source = source_of(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
@@ -99,17 +116,14 @@ class Operations:
             self.replan(job, kept, mesh)
         model = kept or job.alone(lambda: read_model(source, mesh, job.check))
         self.state.keep_model(model, source, plan)
+        return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
 
     def replan(self, job: Job, model: ParallelTransformer | HostModel, mesh: Mesh) -> None:
-        """Another plan on the weights that are there, as the files hold them, and nothing of the last requests."""
+        """Another plan on the weights that are there, and nothing of the last requests."""
         self.state.conditions.clear()
         job.alone(lambda: model.replan(mesh))
-        if not model.adapted:
-            return
-        self.unpark(job, model.parking)
-        if isinstance(model, HostModel):
-            job.alone(lambda: model.patch([], {}))
-        else:
+        if isinstance(model, ParallelTransformer) and model.adapted:
+            self.unpark(job, model.parking)
             job.alone(lambda: model.adapt([], {}, job.check))
 
     def adapt(self, job: Job, tensors: Tensors) -> None:
@@ -126,24 +140,25 @@ class Operations:
         job.alone(lambda: model.patch(patches, tensors))
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """One call of ComfyUI's own class, with whatever it was called with; tensors not sent before come along."""
+        """Calls of ComfyUI's own class, with whatever it was called with; tensors not sent before come along."""
         model = self.loaded(job, HostModel)
-        fresh = {name: tensors.pop(name) for name in list(tensors) if name.startswith(NEW_EACH_CALL)}
+        fresh = {name: tensors.pop(name) for name in list(tensors) if NEW_EACH_CALL.match(name)}
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         given = {**fresh, **conditions}
-        args = made(lambda values: tuple(unpack(each, given) for each in values), job.header["args"], "arguments")
-        kwargs = made(lambda values: unpack(values, given), {DICT: job.header["kwargs"]}, "arguments")
-        output = from_model(lambda: model.call(args, kwargs))
-        if output is None:
+        calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
+        outputs = from_model(lambda: model.call(calls))
+        if outputs is None:
             return None
-        parts = [output] if torch.is_tensor(output) else output
-        return {f"{PREDICTION}.{place}": part.cpu() for place, part in enumerate(parts)}
+        return {
+            f"{PREDICTION}.{call}.{place}": part.cpu()
+            for call, output in enumerate(outputs)
+            for place, part in enumerate(tensors_of(output))
+        }
 
     def part(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
         model = self.loaded(job, HostModel)
-        args = made(lambda values: tuple(unpack(each, tensors) for each in values), job.header["args"], "arguments")
-        kwargs = made(lambda values: unpack(values, tensors), {DICT: job.header["kwargs"]}, "arguments")
+        args, kwargs = made(lambda values: unpack_call(values, tensors), job.header, "arguments")
         if dist.get_rank():
             return None
         return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs)).cpu()}
@@ -158,13 +173,16 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
-        is_own = isinstance(self.state.transformer, HostModel)
-        model = self.loaded(job, HostModel).module if is_own else self.loaded(job, ParallelTransformer)
+        host = self.loaded(job, HostModel) if isinstance(self.state.transformer, HostModel) else None
+        model = host.module if host else self.loaded(job, ParallelTransformer)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         call = SamplerCall.from_json(job.header["call"])
         stepper = stepper_of(call, own["noise"], model)
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
+        attributes: dict[str, Any] = {}
+        if host:
+            passes, attributes = host.passes(passes)
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
@@ -173,23 +191,24 @@ class Operations:
         whole = job.groups.whole().group
         watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
-            latents = denoise(
-                model,
-                first_latents(stepper, own),
-                stepper,
-                passes,
-                call.guidance,
-                timestep_scale=scale_of(call, model),
-                inpainting=inpainting_of(own),
-                watch=watch,
-                to_first=True,
-            )
+            with attributes_of(host.module.model if host else None, attributes):
+                latents = denoise(
+                    model,
+                    first_latents(stepper, own),
+                    stepper,
+                    passes,
+                    call.guidance,
+                    timestep_scale=scale_of(call, model),
+                    inpainting=inpainting_of(own),
+                    watch=watch,
+                    to_first=True,
+                )
         except LoopStopped as stopped:
             watch.close()
             raise Cancelled from stopped
         except Exception as error:
             # Stages do not refuse a forward at the same place: one may wait for another that has refused.
-            if not is_own or isinstance(error, RequestError) and model.link is None:
+            if not host or isinstance(error, RequestError) and model.link is None:
                 raise
             raise ModelFailed(error) from error
         watch.close()

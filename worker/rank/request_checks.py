@@ -59,6 +59,8 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
         raise RequestError(f"The conditions of {whose} are named by keys, which are text.")
     if "passes" in given and [branch for each in given["passes"] for branch in each["branches"]] not in BRANCHES:
         raise RequestError(f"The passes of {whose} are of cond, or of cond and uncond, each once.")
+    if "calls" in given and not given["calls"]:
+        raise RequestError(f"{whose} is of a call at least, and has none.")
     if not all(isinstance(key, str) for key in given.get("drop", [])):
         raise RequestError(f"What {whose} drops is named by keys, which are text.")
 

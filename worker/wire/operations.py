@@ -47,13 +47,14 @@ class Operation:
 LOAD = Operation(
     "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
 )
+ADAPTED = "adapted"  # what comes back where the weights have the additions still that they had
 ADAPT = Operation("adapt", "adding to the weights", {"additions": list}, moves_weights=True, drops_model=True)
 PATCH = Operation("patch", "changing the weights", {"patches": list}, moves_weights=True, drops_model=True)
 CALL = Operation(
     "call",
     "running the model",
-    {"args": list, "kwargs": dict, "conditions": dict, "drop": list},
-    latents="args.0",
+    {"calls": list, "conditions": dict, "drop": list},
+    latents="calls.0.args.0",
     is_step=True,
 )
 PART = Operation("part", "running a part of the model", {"method": str, "args": list, "kwargs": dict})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +12,29 @@ from .tensors import Tensors, UnsendableError
 
 # What stands in JSON where the value has a tensor, by name, a tuple, or a dict.
 TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
-# The paths, in a call, of tensors that are others each time; those of the others may have been sent before.
-NEW_EACH_CALL = ("args.", "kwargs.control.")
-PREDICTION = "prediction"  # and a place: the path of what comes back
+# The paths of tensors that are others in each request; those of the others may have been sent before.
+NEW_EACH_CALL = re.compile(r"calls\.\d+\.(args|kwargs\.control)\.")
+PREDICTION = "prediction"  # and the place of a call, and of a tensor of it: the path of what comes back
 PLAIN = (bool, int, float, str, type(None))
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def pack_call(call: Arguments, path: str, tensors: Tensors) -> dict[str, Any]:
+    """What a model is called with, as JSON; see `pack`."""
+    args, kwargs = call
+    return {
+        "args": pack(list(args), f"{path}.args", tensors),
+        "kwargs": {name: pack(value, f"{path}.kwargs.{name}", tensors) for name, value in kwargs.items()},
+    }
+
+
+def unpack_call(packed: dict[str, Any], tensors: Tensors) -> tuple[tuple, dict[str, Any]]:
+    """`pack_call`'s inverse. Raises as `unpack` does, and TypeError for what is of another kind."""
+    args, kwargs = packed["args"], packed["kwargs"]
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise TypeError("a call has a list and a dict of arguments")
+    return tuple(unpack(each, tensors) for each in args), {k: unpack(v, tensors) for k, v in kwargs.items()}
 
 
 def pack(value: Any, path: str, tensors: Tensors) -> Any:

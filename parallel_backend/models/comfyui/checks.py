@@ -122,16 +122,6 @@ def patch_of(model: torch.nn.Module, spec: HostSpec, dims: int) -> tuple[int, ..
     return ((1,) * dims + sizes)[-dims:]
 
 
-def auto_plan(devices: int, model: torch.nn.Module) -> ParallelPlan:
-    """The plan for so many devices: tokens are shared where the class's spec says how, and else the batch."""
-    spec = host_spec(type(model))
-    if spec and not spec.unshared and not changes_of(model):
-        return ParallelPlan.auto(devices, sizes_of(model, spec).heads, guided=False)
-    if devices % 2 or (spec and spec.couples(model)):
-        return ParallelPlan()
-    return ParallelPlan(cfg=2, dp=devices // 2)
-
-
 def changes_of(model: torch.nn.Module) -> list[str]:
     """How a model differs from the class that its spec is of, as where ComfyUI has changed; each as words."""
     spec = host_spec(type(model))

@@ -30,11 +30,12 @@ MODEL = HostSpec(
     (DOUBLE, SINGLE),
     heads="params.num_heads",
     width="params.hidden_size",
+    gathered_by=("final_layer", {"x": "img"}),
     patches=("img", "patch_size"),
 )
 register(MODEL, "comfy.ldm.chroma.model.Chroma")
 # Its head mixes the pixels of neighbours.
-register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", patches=None))
+register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", gathered_by=None, patches=None))
 register(
     HostSpec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",

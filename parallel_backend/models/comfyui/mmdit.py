@@ -16,6 +16,7 @@ register(
         heads="num_heads",
         width="hidden_size",
         patches=("img", "patch_size"),
+        gathered_by=("final_layer", {"x": "img"}),
     )
 )
 

@@ -60,6 +60,7 @@ class FilledBlock:
         for name, make in spec.made.items():
             if given.values.get(name) is not None:
                 given.values[name] = self.remembered(f"{name} made", given.values[name], make)
+        self.learn_places(given.values)
         for name, tokens in spec.counts.items():
             given.values[tokens] = given.values[tokens].narrow(spec.dim, 0, given.values[name])
         cuts = {
@@ -79,6 +80,15 @@ class FilledBlock:
             given.values[name] = given.values[tokens].shape[spec.dim]
         self.cut_options(given.values)
         return given.passed()
+
+    def learn_places(self, values: dict[str, Any]) -> None:
+        """Where the image is among joined tokens tells the lengths of both, if a node has had all blocks skipped that
+        have them apart."""
+        options, joined = values.get(ALWAYS_WHOLE), list(self.spec.tokens.values())
+        if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
+            start, stop = options[IMAGE_PLACES]
+            for name, length in zip(names(joined[0]), (start, stop - start), strict=False):
+                self.layout.learn((name,), length)
 
     def cut_options(self, values: dict[str, Any]) -> None:
         """Nodes' patches of joined tokens read where the image's are among them, which here are this rank's."""

@@ -139,7 +139,7 @@ WRONG = {
     "empty": (lambda path: path.write_bytes(b""), "is not a whole GGUF file"),
     "text encoder": (
         lambda path: write(path, gguf.GGMLQuantizationType.Q8_0, "t5encoder", "enc.blk.0.attn_q.weight"),
-        "holds a model of the architecture 't5encoder' that ComfyUI does not take for a diffusion model",
+        "of the architecture 't5encoder' that ComfyUI does not know as a diffusion model",
     ),
     "unknown format": (
         lambda path: write(path, gguf.GGMLQuantizationType.Q8_K, "flux", "img_in.weight"),

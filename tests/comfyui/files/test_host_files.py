@@ -207,10 +207,18 @@ def test_a_wrapper_of_the_diffusion_model_runs_in_comfyui_around_the_call(
 SKIPPED_LAYERS = {"double_layers": "0", "single_layers": "0", "scale": 3.0, "rescaling_scale": 0.0}
 
 
-def test_what_would_run_inside_of_the_model_is_refused_by_name(host: ComfyHost, files: Path) -> None:
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_a_patch_of_comfyuis_own_is_run_in_the_ranks(plan: dict[str, int], host: ComfyHost, stock: Callable) -> None:
     skip = behind("SkipLayerGuidanceDiT", **SKIPPED_LAYERS, start_percent=0.0, end_percent=1.0)
-    with pytest.raises(PromptError, match="cannot honour the model patch 'dit'"):
-        host.run(ours(QUANTISED, {"ulysses": 2}, patch=skip))
+    right = latents(host, prompt(QUANTISED, patch=skip))
+    assert relative_error(right, stock(QUANTISED)) > 1e-3, "no layer is skipped"
+    assert relative_error(latents(host, ours(QUANTISED, plan, patch=skip)), right) <= TOLERANCE
+
+
+def test_what_would_run_inside_of_the_model_is_refused_by_name(host: ComfyHost, files: Path) -> None:
+    """`test_census.py` has what becomes of every node."""
+    with pytest.raises(PromptError, match="cannot honour the model patch 'attn1_patch' of TomePatchModel"):
+        host.run(ours(QUANTISED, {"ulysses": 2}, patch=behind("TomePatchModel", ratio=0.3)))
 
 
 @pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)

@@ -92,7 +92,7 @@ def files(models: Path) -> Path:
         path = models / "models" / "diffusion_models" / f"{name}, original.safetensors"
         if not path.exists():
             save_file({key: value.clone().contiguous() for key, value in FILES["original"](name).items()}, path)
-            PUBLISHED[name].family.save(models / "models" / "diffusers" / f"{name}-folder")
+        PUBLISHED[name].family.save(models / "models" / "diffusers" / f"{name}-folder")
         for kind in KINDS:
             written(models, name, kind)
     return models

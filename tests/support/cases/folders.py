@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-FLUX = {
-    "in_channels": 64, "out_channels": 64, "num_layers": 1, "num_single_layers": 2, "attention_head_dim": 128,
-    "num_attention_heads": 2, "joint_attention_dim": 32, "patch_size": 1,
-}  # fmt: skip
 FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sd3.5": (
         "SD3Transformer2DModel",
@@ -17,15 +13,12 @@ FOLDERS: dict[str, tuple[str, dict[str, Any]]] = {
             "pooled_projection_dim": 16, "pos_embed_max_size": 12, "dual_attention_layers": [0], "qk_norm": "rms_norm",
         },
     ),
-    "flux-kontext": (
-        "FluxTransformer2DModel",
-        FLUX | {"pooled_projection_dim": 16, "guidance_embeds": True, "axes_dims_rope": [16, 56, 56]},
-    ),
     "flux-2-dev": (
         "Flux2Transformer2DModel",
-        FLUX | {
-            "in_channels": 128, "out_channels": 128, "mlp_ratio": 3.0, "axes_dims_rope": [32] * 4, "rope_theta": 2000,
-            "guidance_embeds": True,
+        {
+            "in_channels": 128, "out_channels": 128, "num_layers": 1, "num_single_layers": 2, "attention_head_dim": 128,
+            "num_attention_heads": 2, "joint_attention_dim": 32, "patch_size": 1, "mlp_ratio": 3.0,
+            "axes_dims_rope": [32] * 4, "rope_theta": 2000, "guidance_embeds": True,
         },
     ),
     "wan-2.1-t2v": (

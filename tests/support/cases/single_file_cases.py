@@ -95,7 +95,7 @@ FILES: dict[str, Callable[[str], Weights]] = {
 
 
 REFUSED = {
-    "GenmoMochi": ("does not know as a diffusion model",),
+    "GenmoMochi": ("for its AsymmDiTJoint", "weights do not fit it"),
     "Ovis": ("for its Flux", "weights do not fit it"),
     "ControlNet": ("a ControlNet",),
     "half a Flux": ("does not know as a diffusion model",),

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.cases.stock_cases import CASES, FULL_WIDTH, HOST_CASES
+from tests.support.census.models import CENSUS_MODELS
 
 
 def main(comfyui: str, folder: str, *names: str) -> None:
@@ -23,7 +24,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
     importlib.import_module("comfy.options").enable_args_parsing()
     operations = importlib.import_module("comfy.ops").disable_weight_init
     for name in names:
-        case = {**CASES, **HOST_CASES, "flux-full-width": FULL_WIDTH}[name]
+        case = {**CASES, **HOST_CASES, **CENSUS_MODELS, "flux-full-width": FULL_WIDTH}[name]
         module, _, class_name = case.module.rpartition(".")
         model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
         model = model_class(**case.config, dtype=torch.float32, device="cpu", operations=operations)
@@ -35,7 +36,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
             weights[key] = seeded(key, tensor, generator)
         metadata = {"config": json.dumps({"transformer": case.metadata})} if case.metadata else {}
         if case.detected_as:
-            metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)})
+            metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)}, default=str)
         save_file(weights, Path(folder) / f"{name}.safetensors", metadata or None)
 
 

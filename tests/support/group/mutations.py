@@ -43,6 +43,10 @@ def real_frames() -> list[bytes]:
             {"op": "sample", "id": 3, "call": call, "passes": [given], "conditions": keys, "drop": ["c"]},
             {"noise": latents},
         ),
+        (
+            {"op": "call", "id": 5, "calls": [{"args": [{"tensor": "calls.0.args.0"}], "kwargs": {}}], "drop": []},
+            {"calls.0.args.0": latents},
+        ),
         ({"op": "adapt", "id": 4, "additions": [{"parameter": "p", "scale": 0.5, "up": "u"}]}, {"u": text.bfloat16()}),
         ({"id": 3, "event": "step", "step": 0, "steps": 4, "timestep": 999.0}, {"denoised": latents}),
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),

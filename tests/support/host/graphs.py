@@ -322,6 +322,12 @@ def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
         return json.loads(response.read())
 
 
+def groups(host: ComfyHost) -> list[dict[str, Any]]:
+    """What GET /paralleldit/groups answers, as the panel asks when it is opened."""
+    with _open(f"{host.url}/paralleldit/groups", timeout=30) as response:
+        return json.loads(response.read())["groups"]
+
+
 def post(host: ComfyHost, path: str, headers: Mapping[str, str] | None = None) -> None:
     """An empty POST. Raises HTTPError for a refusal."""
     _open(urllib.request.Request(host.url + path, method="POST", headers=dict(headers or {})), timeout=120).close()

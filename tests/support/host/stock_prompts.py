@@ -12,10 +12,11 @@ from safetensors.torch import save_file
 
 from demo.host import REPOSITORY
 from tests.support.cases.stock_cases import CASES, HOST_CASES
+from tests.support.census.models import CENSUS_MODELS
 from tests.support.host.graphs import Graph, Link
 
 Patch = Callable[[Graph, Link], Link]
-ALL = {**CASES, **HOST_CASES}
+ALL = {**CASES, **HOST_CASES, **CENSUS_MODELS}
 
 STEPS = 3
 
@@ -42,40 +43,43 @@ def prompt(
     dtype: str = "fp32",
     group: int = 1,
     positive: str = "positive",
+    negative: str = "negative",
+    cfg: float | None = None,
+    steps: int = STEPS,
     patch: Patch | None = None,
     scheduler: str = "",
     sigmas: Sequence[float] = (),
     size: Sequence[int] = (),
 ) -> dict:
-    """A KSampler on a case, by our loader under a plan or, without one, by ComfyUI's own.
+    """A KSampler on a case, by our loader under a plan, an automatic one with {}, or without one by ComfyUI's own.
 
-    model: another than the case's file. dtype, group: for our loader. positive: another text. patch: puts nodes
-    behind the loader. scheduler: of a Parallel Sampler instead. sigmas: for Euler, by a Sampler Custom instead.
-    size: of another latent than the case's.
+    model: another than the case's file. dtype, group: for our loader. positive, negative: other texts. cfg, size:
+    another scale, and of another latent, than the case's. patch: puts nodes behind the loader. scheduler: of a Parallel
+    Sampler instead. sigmas: for Euler, by a Sampler Custom instead.
     """
     case, graph = ALL[name], Graph()
     model = model or f"{name}.safetensors"
     if plan is None:
         loaded = graph.add("UNETLoader", unet_name=model, weight_dtype="default")
     else:
-        chosen = graph.add("ParallelDiT_Plan", mode="manual", **plan)
+        chosen = graph.add("ParallelDiT_Plan", mode="manual" if plan else "auto", **plan)
         options = {"dtype": dtype, "plan": chosen, "group": group}
         loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name=model, **options)
-    texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, "negative")]
+    texts = [graph.add("Test_LoadConditioning", name=f"{name} {which}.safetensors") for which in (positive, negative)]
     latent = graph.add("Test_EmptyLatent", shape=" ".join(map(str, size or case.latent)))
     common = {
         "model": patch(graph, loaded) if patch else loaded, "positive": texts[0], "negative": texts[1],
-        "latent_image": latent, "cfg": case.cfg,
+        "latent_image": latent, "cfg": cfg or case.cfg,
     }  # fmt: skip
-    steps = {"seed": 7, "steps": STEPS, "denoise": 1.0}
+    of_steps = {"seed": 7, "steps": steps, "denoise": 1.0}
     if sigmas:
         euler = graph.add("KSamplerSelect", sampler_name="euler")
         listed = graph.add("ManualSigmas", sigmas=", ".join(f"{sigma:.9f}" for sigma in sigmas))
         sampled = graph.add("SamplerCustom", add_noise=True, noise_seed=7, sampler=euler, sigmas=listed, **common)
     elif scheduler:
-        sampled = graph.add("ParallelDiT_Sampler", scheduler=scheduler, **steps, **common)
+        sampled = graph.add("ParallelDiT_Sampler", scheduler=scheduler, **of_steps, **common)
     else:
-        sampled = graph.add("KSampler", sampler_name="euler", scheduler="simple", **steps, **common)
+        sampled = graph.add("KSampler", sampler_name="euler", scheduler="simple", **of_steps, **common)
     if "|" in case.latent:
         sampled = graph.add("LTXVSeparateAVLatent", av_latent=sampled)
     graph.add("SaveLatent", samples=sampled, filename_prefix="test")

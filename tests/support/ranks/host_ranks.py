@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.models.comfyui import named_spec
 from parallel_backend.models.comfyui.checks import patch_of
@@ -44,6 +45,17 @@ def flat(output: Any) -> torch.Tensor:
     """What a model returns, as one row."""
     parts = [output] if isinstance(output, torch.Tensor) else output
     return torch.cat([part.flatten().float() for part in parts])
+
+
+def calls_of(case: HostCase, count: int) -> list[Call]:
+    """The case's call, and others of which each is narrower, with less text, than the one before."""
+    args, kwargs = case.inputs()
+    kwargs.setdefault("transformer_options", {})
+    made = [Call(args, kwargs)]
+    for less in range(1, count):
+        narrower = args[0][..., : -2 * less].contiguous()
+        made.append(Call((narrower, *args[1:]), kwargs | {"context": kwargs["context"][:, less:]}))
+    return made
 
 
 class Sampling:
@@ -77,33 +89,33 @@ class Sampling:
 
 
 def main(cases_path: str, out_path: str) -> None:
-    """Cases are a name in CASES, a plan, and whether it runs in parallel; else, the plain class runs in one process."""
+    """Cases are a name in CASES, with the number of calls behind it if they are several, a plan, and whether it runs in
+    parallel; else, the plain class runs in one process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     meshes, results = {}, {}
     for name, degrees, is_parallel in json.loads(Path(cases_path).read_text()):
-        case, plan = CASES[name], ParallelPlan.from_json(degrees)
-        args, kwargs = case.inputs()
-        kwargs.setdefault("transformer_options", {})
-        model = case.build()
+        row, _, count = name.partition(" × ")
+        case, plan = CASES[row], ParallelPlan.from_json(degrees)
+        calls, model, outputs = calls_of(case, int(count or 1)), case.build(), []
         samples = plan.pipefusion * plan.patch_count > 1
         if is_parallel and plan not in meshes:
             meshes[plan] = build_mesh(plan, torch.device("cpu"))
         if samples:
             sampling = Sampling(case, model)
             if is_parallel:
-                output = sampling.parallel(ParallelModule(model, meshes[plan], torch.float32))
+                outputs = [sampling.parallel(ParallelModule(model, meshes[plan], torch.float32))]
             else:
-                output = sampling.serial(case, plan)
+                outputs = [sampling.serial(case, plan)]
         elif is_parallel:
-            output = ParallelModule(model, meshes[plan], torch.float32)(args, kwargs)
-            if (dist.get_rank() == 0) != (output is not None):
+            outputs = ParallelModule(model, meshes[plan], torch.float32)(calls)
+            if (dist.get_rank() == 0) != (outputs is not None):
                 raise SystemExit("Exactly rank 0 shall hold the result.")
         else:
             with torch.inference_mode():
-                output = model(*args, **kwargs)
+                outputs = [model(*args, **kwargs) for args, kwargs in calls]
         if dist.get_rank() == 0:
-            results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = flat(output)
+            results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = torch.cat([flat(each) for each in outputs])
     if dist.get_rank() == 0:
         save_file(results, out_path)
     leave()

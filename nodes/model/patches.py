@@ -1,0 +1,134 @@
+"""What other nodes ask of the inside of a model: what of it goes to the ranks as data, and what is refused by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
+from ...parallel_backend.plan import ParallelPlan
+from ...worker.comfyui.functions import KNOWN, describe, home_of
+from ...worker.comfyui.patched_options import FUNCTIONS
+from ...worker.wire.tensors import UnsendableError
+from ...worker.wire.tree import pack
+from ..errors import Refused
+
+# Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
+KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
+PATCHES, REPLACED = "patches", "patches_replace"
+OVERRIDE = "optimized_attention_override"
+# Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
+# their own, which run here.
+READ_BY_CLASSES = {
+    OVERRIDE: "an attention override",
+    "model_patch_data": "a model patch's data",
+    "x_ref_attn_map": "a map of attention to references",
+}
+# Those that the class writes its own results into, for its next call.
+WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
+FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # in the name of an override that computes the same faster
+Options = Mapping[str, Any]
+
+
+def functions_of(options: Options) -> Iterator[tuple[str, Any]]:
+    """What nodes have run inside of the model, by the name of its place."""
+    for name, functions in options.get(PATCHES, {}).items():
+        for function in functions:
+            yield name, function
+    for name, functions in options.get(REPLACED, {}).items():
+        for function in functions.values():
+            yield name, function
+
+
+def check_inside(options: Options, plan: ParallelPlan) -> None:
+    """Raises Refused for what of the options cannot be honoured in the ranks under this plan, naming it."""
+    asked = [f"the model patch {name!r} of {name_of(each)}" for name, each in functions_of(options) if not known(each)]
+    asked += [
+        words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
+    ]
+    asked += [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
+    if asked:
+        raise Refused(
+            f"The parallel model cannot honour {', '.join(dict.fromkeys(asked))}: its inside runs in worker processes.",
+            "Remove that node, or use the stock loader.",
+        )
+    for name, function in functions_of(options):
+        check_plan(name, function, plan)
+
+
+def check_plan(name: str, function: Any, plan: ParallelPlan) -> None:
+    """Raises Refused where a function would see a part of what it needs."""
+    shares = KNOWN[home_of(function)]
+    for axes, is_right, what in ((TOKEN_AXES, shares.tokens, "tokens"), (BATCH_AXES, shares.rows, "rows of the batch")):
+        split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
+        if split and not is_right:
+            others = "cfg or dp" if axes is TOKEN_AXES else "ulysses or ring"
+            raise Refused(
+                f"The parallel model cannot honour the model patch {name!r} of {name_of(function)} under "
+                f"{', '.join(split)}: it needs all {what} in one place.",
+                f"Use {others} in the Parallel Plan in place of {' and '.join(axes)}, or remove that node.",
+            )
+
+
+def known(function: Any) -> bool:
+    return home_of(function) in KNOWN
+
+
+def name_of(function: Any) -> str:
+    """The node or the class that a function is of."""
+    if isinstance(function, tuple):  # (of which modules, a function)
+        return name_of(function[-1])
+    if known(function):
+        return KNOWN[home_of(function)].node
+    owner = getattr(function, "__self__", None)
+    if owner is not None:
+        return type(owner).__name__
+    return getattr(function, "__qualname__", type(function).__name__).partition(".")[0]
+
+
+def is_data(name: str, options: Options) -> bool:
+    try:
+        pack(options.get(name), name, {})
+    except UnsendableError:
+        return False
+    return True
+
+
+def is_faster(name: str, options: Options) -> bool:
+    """Whether it is an attention override that computes the same, faster; the ranks attend by kernels of their own."""
+    override = options.get(OVERRIDE) if name == OVERRIDE else None
+    words = (
+        f"{getattr(override, '__module__', '')}.{getattr(override, '__qualname__', type(override).__name__)}".lower()
+    )
+    if override is None or not any(word in words for word in FASTER):
+        return False
+    say_once(f"The ranks attend by the kernel of their plan, and not by {name_of(override)}.")
+    return True
+
+
+@cache
+def say_once(words: str) -> None:
+    logging.info("[ParallelDiT] %s", words)
+
+
+def sendable(options: Options, plan: ParallelPlan, name_object: Callable[[Any], str]) -> dict[str, Any]:
+    """The options as what goes to the ranks. Raises Refused, see `check_inside`."""
+    check_inside(options, plan)
+    left_out = {*KEPT_HERE, PATCHES, REPLACED}
+    found = {name: value for name, value in options.items() if name not in left_out and is_data(name, options)}
+    try:
+        functions = {
+            PATCHES: {
+                name: [describe(each, name_object) for each in functions]
+                for name, functions in options.get(PATCHES, {}).items()
+            },
+            REPLACED: {
+                name: [[list(key), describe(each, name_object)] for key, each in functions.items()]
+                for name, functions in options.get(REPLACED, {}).items()
+            },
+        }
+    except UnsendableError as error:
+        raise Refused(*error.explanation) from error
+    return {**found, FUNCTIONS: functions} if any(functions.values()) else found

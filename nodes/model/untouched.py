@@ -1,0 +1,91 @@
+"""A model's module in ComfyUI's process, which is there to be looked at: what is put on it or written to it would be
+without effect, and is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from ...parallel_backend.compat import hooks_of
+from ..errors import Refused
+from .remote_model import no_weights
+
+COMFYUIS = ("training",)  # attributes that ComfyUI sets as it likes
+HARMLESS = ("requires_grad_", "detach_", "retain_grad")
+WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+DATA: Any = torch.Tensor.data  # a property, by which weights are written to past torch's own checks
+Held = dict[str, Any]
+
+
+class WeightElsewhere(torch.nn.Parameter):
+    """A weight without its numbers, which are in the ranks. What would write to it is refused."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
+        if in_place or name in WRITES or func == DATA.__set__:
+            raise no_weights("a node that writes over weights")
+        given = kwargs or {}
+        others = [
+            each for each in (*args, *given.values()) if isinstance(each, torch.Tensor) and not isinstance(each, cls)
+        ]
+        if not all(each.is_meta for each in others):
+            raise no_weights("a node or a sampler that runs a part of it")
+        try:
+            result: Any = super().__torch_function__(func, types, args, given)
+        except NotImplementedError as error:  # torch's, for numbers of a tensor that has none
+            raise no_weights("a node that reads weights") from error
+        return result.as_subclass(cls) if func == DATA.__get__ else result
+
+
+def put_elsewhere(module: torch.nn.Module) -> None:
+    """Makes the module's weights such, but those of quantised layers, which are of a class of their own."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
+                part.register_parameter(name, WeightElsewhere(parameter.data, requires_grad=False))
+
+
+class Untouched:
+    """What a module's parts hold, to be compared with later."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.before = {name: held(part) for name, part in module.named_modules()}
+
+    def check(self, allowed: Collection[str]) -> None:
+        """Raises Refused for what a node has put on the module since. allowed: names of it that may have changed."""
+        found = []
+        for name, part in self.module.named_modules():
+            path, before = f"{name}." if name else "", self.before.get(name, {})
+            if any(hooks_of(part)):
+                found.append(name or "the model")
+            for own, value in held(part).items():
+                new = own not in before
+                if path + own not in allowed and (matters(value) if new else before[own] is not value):
+                    found.append(path + own)
+        if found:
+            raise Refused(
+                f"The parallel model cannot honour a change of its {', '.join(found[:3])}: its inside runs "
+                "in worker processes.",
+                "Remove that node, or use the stock loader.",
+            )
+
+
+def held(part: torch.nn.Module) -> Held:
+    """The attributes of a module, its own weights and parts among them."""
+    own = {name: value for name, value in vars(part).items() if is_attribute(name, value)}
+    parts = dict(part.named_children())
+    return {**own, **parts, **dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+
+
+def is_attribute(name: str, value: Any) -> bool:
+    return name not in COMFYUIS and (not name.startswith("_") or callable(value))
+
+
+def matters(value: Any) -> bool:
+    """Whether a new attribute may be more than a note of the node's own."""
+    return callable(value) or isinstance(value, torch.Tensor)

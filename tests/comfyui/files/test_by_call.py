@@ -1,0 +1,195 @@
+"""What one of ComfyUI's own classes is asked for decides how the ranks share it, which does not change the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo.host import ComfyHost, PromptError
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, groups, latents, ranks, relative_error, status
+from tests.support.host.stock_prompts import prompt, write_cases
+
+TOLERANCE = 1e-5
+IMAGE, VIDEO = "longcat-image", "wan-2.1-vace"
+AUTO: dict[str, int] = {}
+AXES = ("dp", "cfg", "ring", "ulysses")
+DECIDED = "[ParallelDiT] Flux: "
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, models: Path) -> Path:
+    """The folder with the models; of the image's texts, another negative one is longer, and the video's are of no
+    length."""
+    write_cases(comfyui, models, [IMAGE, VIDEO])
+    texts = load_file(models / "input" / f"{IMAGE} negative.safetensors")
+    longer = texts["conditioning"].repeat(1, 2, 1)[:, :11].flip(1)
+    save_file({**texts, "conditioning": longer.contiguous()}, models / "input" / f"{IMAGE} longer.safetensors")
+    for which in ("positive", "negative"):
+        path = models / "input" / f"{VIDEO} {which}.safetensors"
+        save_file({"conditioning": load_file(path)["conditioning"]}, path.with_stem(f"{VIDEO} {which} alone"))
+    return models / "models" / "diffusion_models"
+
+
+@contextmanager
+def unreadable(file: Path) -> Iterator[None]:
+    """While entered, another stands in the file's place, which is no model."""
+    away = file.rename(file.with_suffix(".away"))
+    file.write_bytes(b"no model")
+    try:
+        yield
+    finally:
+        away.replace(file)
+
+
+def plan_of(host: ComfyHost) -> dict[str, int]:
+    return {axis: degree for axis, degree in status(host)["plan"].items() if axis in AXES and degree > 1}
+
+
+def plan_told(host: ComfyHost) -> str:
+    """What the panel says of the last run."""
+    return groups(host)[0]["runs"][0]["plan"]
+
+
+def drawn(host: ComfyHost, name: str, plan: dict[str, int], **options: Any) -> int:
+    """Draws under a plan what the stock loader's MODEL draws; how many requests it took."""
+    right = latents(host, prompt(name, **options))
+    host.run(prompt(name, plan, **options, steps=1))  # a group that runs
+    before = status(host)["counts"]["call"]
+    ours = latents(host, prompt(name, plan, **options))
+    assert relative_error(ours, right) <= TOLERANCE
+    return status(host)["counts"]["call"] - before
+
+
+def test_an_automatic_plan_follows_from_what_a_sampling_brings(host: ComfyHost, files: Path) -> None:
+    """Two ranks: cond and uncond apart, or else the images, or else the tokens; on the weights that are there."""
+    two = {"size": (2, 16, 9, 12)}
+    drawn(host, IMAGE, AUTO, cfg=2.0)
+    assert plan_of(host) == {"cfg": 2}
+    assert plan_told(host) == "cfg=2"
+    assert "cond and uncond run side by side" in status(host)["note"]
+    decided = host.log.read_text().count(DECIDED)
+    with unreadable(files / f"{IMAGE}.safetensors"):
+        alone = latents(host, prompt(IMAGE, AUTO, cfg=1.0))
+        assert plan_of(host) == {"ulysses": 2}
+        assert "brings no uncond" in status(host)["note"]
+        several = latents(host, prompt(IMAGE, AUTO, cfg=1.0, **two))
+        assert plan_of(host) == {"dp": 2}
+    assert relative_error(alone, latents(host, prompt(IMAGE, cfg=1.0))) <= TOLERANCE
+    assert relative_error(several, latents(host, prompt(IMAGE, cfg=1.0, **two))) <= TOLERANCE
+    assert host.log.read_text().count(DECIDED) == decided + 2, "each sampling decides once"
+
+
+@pytest.mark.usefixtures("groups_by_size")
+@pytest.mark.parametrize(("cfg", "plan"), [(2.0, {"cfg": 2}), (1.0, {"ulysses": 2})])
+def test_the_parallel_samplers_automatic_plan_follows_from_its_guidance(
+    cfg: float, plan: dict[str, int], host: ComfyHost, files: Path
+) -> None:
+    options = {"cfg": cfg, "scheduler": "model's own", "negative": "longer", "size": (1, 16, 10, 12)}
+    alone = latents(host, prompt(IMAGE, {"cfg": 1}, group=GROUPS_BY_SIZE[1], **options))
+    assert relative_error(latents(host, prompt(IMAGE, AUTO, **options)), alone) <= TOLERANCE
+    assert plan_of(host) == plan
+
+
+def test_guidance_that_ends_leaves_no_rank_idle(host: ComfyHost, files: Path) -> None:
+    """Uncond is there for the first steps alone: after two steps without, tokens are shared, and stay so."""
+
+    def made(plan: dict[str, int] | None) -> dict:
+        graph = Graph()
+        graph.prompt = prompt(IMAGE, plan, steps=6)
+        (sampler,) = (node["inputs"] for node in graph.prompt.values() if node["class_type"] == "KSampler")
+        early = {"start": 0.0, "end": 0.25}
+        sampler["negative"] = graph.add("ConditioningSetTimestepRange", conditioning=sampler["negative"], **early)
+        return graph.prompt
+
+    right = latents(host, made(None))
+    drawn(host, IMAGE, AUTO, cfg=2.0)
+    before = status(host)["counts"]
+    ours = latents(host, made(AUTO))
+    after = status(host)["counts"]
+    assert relative_error(ours, right) <= TOLERANCE
+    assert (after["load"] - before["load"], after["call"] - before["call"]) == (1, 6)
+    assert plan_of(host) == {"ulysses": 2}
+    assert plan_told(host) == "cfg=2, ulysses=2"
+    assert relative_error(ours, latents(host, prompt(IMAGE, steps=6))) > TOLERANCE, "guidance does not end"
+
+
+def test_what_was_added_to_the_weights_stays_under_another_plan(host: ComfyHost, files: Path) -> None:
+    layer = "double_blocks.0.img_attn.qkv.weight"
+    shape = load_file(files / f"{IMAGE}.safetensors")[layer].shape
+    name = "lora_unet_" + layer.removesuffix(".weight").replace(".", "_")
+    added = torch.randn(*shape, generator=torch.Generator().manual_seed(5))
+    save_file({f"{name}.diff": added}, files.parent / "loras" / "by call.safetensors")
+
+    def adapted(graph: Graph, loaded: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name="by call.safetensors", strength_model=0.8)
+
+    scales = (2.0, 1.0, 2.0)
+    right = [latents(host, prompt(IMAGE, cfg=cfg, patch=adapted)) for cfg in scales]
+    host.run(prompt(IMAGE, AUTO, cfg=2.0, patch=adapted, steps=1))
+    before = status(host)["counts"]
+    ours = [latents(host, prompt(IMAGE, AUTO, cfg=cfg, patch=adapted)) for cfg in scales]
+    after = status(host)["counts"]
+    assert max(map(relative_error, ours, right)) <= TOLERANCE
+    assert (after["load"] - before["load"], after["patch"] - before["patch"]) == (2, 0)
+    drawn(host, IMAGE, AUTO, cfg=2.0)
+
+
+@pytest.mark.parametrize("plan", [{"cfg": 2}, AUTO], ids=["cfg", "auto"])
+def test_cond_and_uncond_of_different_lengths_are_one_request(
+    plan: dict[str, int], host: ComfyHost, files: Path
+) -> None:
+    assert drawn(host, IMAGE, plan, negative="longer") == STEPS
+    assert plan_of(host) == {"cfg": 2}
+
+
+@pytest.mark.parametrize("wrong", ["positive", "negative"])
+def test_what_one_of_several_calls_raises_is_the_nodes_error_and_the_ranks_live_on(
+    wrong: str, host: ComfyHost, files: Path, models: Path
+) -> None:
+    """It is raised on one rank, and another waits for it, or has ended."""
+    save_file({"conditioning": torch.zeros(1, 9, 99)}, models / "input" / f"{IMAGE} wide.safetensors")
+    drawn(host, IMAGE, {"cfg": 2}, negative="longer")
+    before = ranks(host)
+    with pytest.raises(PromptError, match="The model failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied"):
+        host.run(prompt(IMAGE, {"cfg": 2}, **{wrong: "wide"}))
+    drawn(host, IMAGE, {"cfg": 2}, negative="longer")
+    assert ranks(host) == before
+
+
+@pytest.mark.parametrize("plan", [{"dp": 2}, AUTO], ids=["dp", "auto"])
+@pytest.mark.parametrize(("frames", "windows"), [(7, 3), (9, 4)])
+def test_the_windows_of_a_long_video_are_one_request(
+    frames: int, windows: int, plan: dict[str, int], host: ComfyHost, files: Path
+) -> None:
+    """Over two ranks go whole windows, or of each cond and uncond. All but the first are a frame longer."""
+    options = {"size": (1, 16, frames, 8, 12), "positive": "positive alone", "negative": "negative alone"}
+
+    def by_windows(graph: Graph, loaded: Link) -> Link:
+        return graph.add(
+            "ContextWindowsManual", model=loaded, context_length=3, context_overlap=1, context_stride=1, dim=2,
+            context_schedule="standard_static", fuse_method="pyramid", closed_loop=False, freenoise=False,
+            cond_retain_index_list="", latent_retain_index_list="", split_conds_to_windows=False,
+            causal_window_fix=True,
+        )  # fmt: skip
+
+    assert drawn(host, VIDEO, plan, **options, patch=by_windows) == STEPS
+    assert plan_of(host) == {"dp": 2}
+    assert f"Context window {windows}/{windows}" in host.log.read_text()
+
+
+def test_what_a_node_has_a_hand_in_is_asked_for_once_after_the_other(host: ComfyHost, files: Path) -> None:
+    """EasyCache looks at each call."""
+
+    def cached(graph: Graph, loaded: Link) -> Link:
+        return graph.add(
+            "EasyCache", model=loaded, reuse_threshold=0.0, start_percent=0.0, end_percent=1.0, verbose=False
+        )
+
+    assert drawn(host, IMAGE, {"cfg": 2}, negative="longer", patch=cached) == 2 * STEPS

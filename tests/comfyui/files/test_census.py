@@ -1,0 +1,61 @@
+"""Every node of ComfyUI that takes a MODEL, and what node packs do to one beside, on a model of our loader that runs by
+ComfyUI's own class: it gives what it gives on the stock loader's, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.host import REPOSITORY
+from tests.support.census.habits import HABITS
+from tests.support.census.models import CENSUS_MODELS
+from tests.support.census.rows import ROWS
+from tests.support.host.stock_prompts import write_cases
+
+TOLERANCE = 1e-5
+EFFECT = 1e-4  # what a node that does something does at least
+RUN = {**ROWS, **HABITS}
+
+
+@pytest.fixture(scope="module")
+def census(comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of every row, and the names of the host's nodes."""
+    base = tmp_path_factory.mktemp("census")
+    write_cases(comfyui, base, list(CENSUS_MODELS))
+    out = base / "census.json"
+    path = os.pathsep.join([str(REPOSITORY / "tests/support/census/tiny"), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+def test_every_node_that_takes_a_model_has_a_row(census: dict[str, Any]) -> None:
+    assert set(census["nodes"]) == {row.node or name for name, row in ROWS.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is None])
+def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: dict[str, Any]) -> None:
+    found = census["rows"][name]
+    assert "error" in found, found
+    assert found["error"] <= TOLERANCE
+    assert (found["effect"] < EFFECT) == RUN[name].ignored, "the row shows nothing"
+
+
+@pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])
+def test_it_is_refused_by_name(name: str, census: dict[str, Any]) -> None:
+    words = RUN[name].words
+    found = census["rows"][name]
+    assert words and words in found.get("raised", ""), found

@@ -1,0 +1,288 @@
+"""What node packs do to a model beside ComfyUI's own nodes, and what comes of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.support.census.rows import Row, equal, ignored, refused
+
+Does = Callable[[Any, Row, Any], list[torch.Tensor]]
+
+
+def changed(change: Callable[[torch.nn.Module], None]) -> Does:
+    """A change of the module behind a MODEL."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        change(model.model.diffusion_model)
+        return [census.sample(row, model)]
+
+    return does
+
+
+def optioned(**options: Any) -> Does:
+    """What a node puts into the options of the model's calls."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched = model.clone()
+        patched.model_options["transformer_options"].update(options)
+        return [census.sample(row, patched)]
+
+    return does
+
+
+def wrapped(kind: str) -> Does:
+    """A wrapper that adds a little to the first argument that is a tensor."""
+
+    def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        place = next((place for place, value in enumerate(args) if isinstance(value, torch.Tensor)), None)
+        if place is None:
+            return executor(*args, **kwargs)
+        return executor(*args[:place], args[place] * 1.05, *args[place + 1 :], **kwargs)
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched = model.clone()
+        patched.add_wrapper_with_key(kind, "census", wrapper)
+        return [census.sample(row, patched)]
+
+    return does
+
+
+def replace_forward(module: torch.nn.Module) -> None:
+    module.forward_orig = lambda *_args, **_kwargs: None
+
+
+def replace_inner_forward(module: torch.nn.Module) -> None:
+    vars(module)["_forward"] = lambda *_args, **_kwargs: None
+
+
+def replace_a_blocks_forward(module: Any) -> None:
+    module.double_blocks[0].forward = lambda *_args, **_kwargs: None
+
+
+def replace_a_block(module: Any) -> None:
+    module.double_blocks[0] = torch.nn.Identity()
+
+
+def hook_a_block(module: Any) -> None:
+    module.single_blocks[0].register_forward_hook(lambda *_args: None)
+
+
+def write_weights(module: torch.nn.Module) -> None:
+    for _name, weight in module.named_parameters():
+        weight.mul_(2.0)
+
+
+def write_data(module: torch.nn.Module) -> None:
+    for _name, weight in module.named_parameters():
+        weight.data.copy_(torch.zeros(weight.shape))
+
+
+def replace_weights(module: Any) -> None:
+    module.img_in.weight = torch.nn.Parameter(torch.zeros(module.img_in.weight.shape), requires_grad=False)
+
+
+def read_weights(module: Any) -> None:
+    module.img_in.weight.to("cpu", torch.float64)
+
+
+def run_a_part(module: Any) -> None:
+    module.img_in(torch.zeros(1, 7, 64))
+
+
+def note_a_number(module: Any) -> None:
+    module.census_steps = 3
+
+
+def look(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """What node packs look for in a Flux."""
+    module, flux = model.model.diffusion_model, importlib.import_module("comfy.ldm.flux.model").Flux
+    assert isinstance(module, flux) and type(module) is flux
+    assert (module.params.hidden_size, module.patch_size, module.in_channels) == (64, 2, 64)
+    assert hasattr(module, "double_blocks") and not hasattr(module, "joint_blocks")
+    assert [len(module.double_blocks), len(module.single_blocks)] == [2, 3]
+    assert model.model.get_dtype() == module.dtype == torch.float32
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    assert shapes["img_in.weight"] == (64, 64) and tuple(module.img_in.weight.shape) == (64, 64)
+    return [torch.tensor([float(sum(map(len, shapes.values())))]), census.sample(row, model)]
+
+
+def apply_after_load(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A call of the model outside of a sampling, with the LoRA of the patcher that ComfyUI has loaded."""
+    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=census.a_lora(row, model), strength_model=1.0)
+    found = []
+    management = importlib.import_module("comfy.model_management")
+    text, options = census.conditioning(row.model, "positive")[0]
+    for patcher in (adapted, model):
+        management.load_models_gpu([patcher])
+        latents = torch.ones(census.latent(row)["samples"].shape)
+        found.append(
+            patcher.model.apply_model(latents, torch.tensor([0.5]), c_crossattn=text, y=options["pooled_output"])
+        )
+    assert not found[0].equal(found[1])
+    return found
+
+
+def late_patch(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A patch that would do something in the last steps alone."""
+    patched = model.clone()
+    patched.set_model_attn1_output_patch(lambda out, _options: out)
+    calls = []
+
+    def count(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return executor(*args, **kwargs)
+
+    patched.add_wrapper_with_key("diffusion_model", "count", count)
+    try:
+        return [census.sample(row, patched)]
+    finally:
+        assert not calls, "refused after a forward"
+
+
+def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A style model's tokens, with a bias of the attention to them."""
+    generator = torch.Generator().manual_seed(9)
+    tokens = torch.randn(1, 4, 64, generator=generator)
+    (positive,) = census.run(
+        "StyleModelApply", conditioning=census.conditioning(row.model, "positive"), clip_vision_output=None,
+        style_model=SimpleNamespace(get_cond=lambda _output: tokens), strength=0.5, strength_type="attn_bias",
+    )  # fmt: skip
+    return [census.sample(row, model, positive=positive)]
+
+
+def controlled(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A ControlNet of ComfyUI's that starts after some steps."""
+    latent_format, cpu = model.get_model_object("latent_format"), torch.device("cpu")
+    network = census.module("comfy.ldm.flux.controlnet", "ControlNetFlux", "flux", latent_input=True)
+    net = importlib.import_module("comfy.controlnet").ControlNet(
+        network, latent_format=latent_format, compression_ratio=1, load_device=cpu, extra_conds=["y", "guidance"]
+    )
+    positive, negative = census.run(
+        "ControlNetApplyAdvanced", positive=census.conditioning(row.model, "positive"),
+        negative=census.conditioning(row.model, "negative"), control_net=net, image=census.a_image(row, model),
+        strength=1.0, start_percent=0.3, end_percent=1.0, vae=census.a_vae(row, model),
+    )  # fmt: skip
+    return [census.sample(row, model, positive=positive, negative=negative)]
+
+
+def conditioned(**options: Callable[[], Any]) -> Does:
+    """Options of a CONDITIONING that the model may know nothing of."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        texts = {}
+        for which in ("positive", "negative"):
+            ((text, given),) = census.conditioning(row.model, which)
+            texts[which] = [[text, {**given, **{name: make() for name, make in options.items()}}]]
+        return [census.sample(row, model, **texts)]
+
+    return does
+
+
+def replaced(name: str) -> Does:
+    """An object patch."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched = model.clone()
+        patched.add_object_patch(name, lambda *_args, **_kwargs: None)
+        return [census.sample(row, patched)]
+
+    return does
+
+
+def replace_apply_model(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A method of ComfyUI's model, around the diffusion model."""
+    apply_model = model.model.apply_model
+    model.model.apply_model = lambda latents, *args, **kwargs: apply_model(latents * 1.1, *args, **kwargs)
+    return [census.sample(row, model)]
+
+
+def hooked(census: Any, row: Row, model: Any, hooks: Any) -> torch.Tensor:
+    """The latents of a positive text with hooks."""
+    text = {"cond_NEW": census.conditioning(row.model, "positive"), "strength": 1.0, "set_cond_area": "default"}
+    (positive,) = census.run("ConditioningSetProperties", **text, hooks=hooks)
+    return census.sample(row, model, positive=positive)
+
+
+def hook_lora(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A LoRA of one of the two texts, and the model without it after that."""
+    lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
+    (hooks,) = census.run("CreateHookLora", **lora)
+    return [hooked(census, row, model, hooks), census.sample(row, model)]
+
+
+def hook_lora_by_step(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """A LoRA of one text that is weaker at first, on a model with another of its own."""
+    lora = {"lora_name": census.a_lora(row, model), "strength_model": 1.0, "strength_clip": 0.0}
+    (adapted,) = census.run("LoraLoaderModelOnly", model=model, lora_name=lora["lora_name"], strength_model=0.3)
+    (hooks,) = census.run("CreateHookLora", **lora)
+    frames: Any = None
+    for start, strength in ((0.0, 0.2), (0.5, 0.7)):
+        (frames,) = census.run("CreateHookKeyframe", strength_mult=strength, start_percent=start, prev_hook_kf=frames)
+    (hooks,) = census.run("SetHookKeyframes", hooks=hooks, hook_kf=frames)
+    return [hooked(census, row, adapted, hooks), census.sample(row, adapted), census.sample(row, model)]
+
+
+def frame_by_frame(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    (sampler,) = census.run("SamplerARVideo", num_frame_per_block=1)
+    return [census.custom(row, model, sampler=sampler)]
+
+
+def attention_override_sage(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def attention_of_another_kind(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return 2 * func(*args, **kwargs)
+
+
+WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
+CHANGE = "cannot honour a change of its "
+
+
+def habit(row: Row, does: Does) -> Row:
+    return replace(row, does=does)
+
+
+HABITS: dict[str, Row] = {
+    "attributes, isinstance, hasattr, names": habit(equal(), look),
+    "a number noted on the module": habit(ignored(), changed(note_a_number)),
+    "forward_orig": habit(refused(CHANGE + "forward_orig"), changed(replace_forward)),
+    "_forward": habit(refused(CHANGE + "_forward"), changed(replace_inner_forward)),
+    "a block's forward": habit(refused(CHANGE + "double_blocks.0.forward"), changed(replace_a_blocks_forward)),
+    "a block": habit(refused(CHANGE + "double_blocks.0"), changed(replace_a_block)),
+    "a hook": habit(refused(CHANGE + "single_blocks.0"), changed(hook_a_block)),
+    "weights written": habit(refused("cannot take a node that writes over weights"), changed(write_weights)),
+    "weights' data written": habit(refused("cannot take a node that writes over weights"), changed(write_data)),
+    "weights read": habit(refused("a node that reads weights"), changed(read_weights)),
+    "a part of it run": habit(refused("runs a part of it"), changed(run_a_part)),
+    "weights replaced": habit(refused(CHANGE + "img_in.weight"), changed(replace_weights)),
+    **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
+    "apply_model replaced": habit(equal(), replace_apply_model),
+    "a part replaced": habit(refused("a replacement of diffusion_model.img_in"), replaced("diffusion_model.img_in")),
+    "CLIP vision on a text-to-video model": habit(
+        ignored("wan"),
+        conditioned(clip_vision_output=lambda: SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))),
+    ),
+    "references on a text-to-video model": habit(
+        ignored("wan"), conditioned(concat_latent_image=lambda: torch.ones(1, 16, 5, 8, 12))
+    ),
+    "apply_model after a load": habit(equal(), apply_after_load),
+    "a patch": habit(refused("the model patch 'attn1_output_patch' of late_patch"), late_patch),
+    "an attention override that is faster": habit(
+        ignored(), optioned(optimized_attention_override=attention_override_sage)
+    ),
+    "another attention override": habit(
+        refused("an attention override"), optioned(optimized_attention_override=attention_of_another_kind)
+    ),
+    "a style model with a bias": habit(equal(), style),
+    "a ControlNet from 30 % on": habit(equal(), controlled),
+    "a video frame by frame": habit(refused("a sampler that runs a part of it", "wan-causal"), frame_by_frame),
+    "a LoRA of one text": habit(equal(), hook_lora),
+    "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),
+}

@@ -1,0 +1,83 @@
+"""Tiny models of the kinds that the census of ComfyUI's nodes needs, by what ComfyUI would detect in a whole one."""
+
+from __future__ import annotations
+
+from tests.support.cases.host.audio import TRIPOSPLAT
+from tests.support.cases.host.flux import FLUX, FLUX2, RADIANCE
+from tests.support.cases.host.image import SD3, UNET
+from tests.support.cases.host.ltx import LTX
+from tests.support.cases.host.lumina import LUMINA
+from tests.support.cases.host.qwen import QWEN
+from tests.support.cases.host.wan import WAN
+from tests.support.cases.stock_cases import StockCase, mask, normal, text
+
+VIDEO = (1, 16, 5, 8, 12)
+SEEDVR2 = {
+    "norm_eps": 1e-5, "num_layers": 2, "mlp_type": "normal", "vid_dim": 32, "heads": 2, "head_dim": 16, "mm_layers": 1,
+    "rope_dim": 16,
+}  # fmt: skip
+
+CENSUS_MODELS = {
+    "flux": StockCase("flux.model.Flux", FLUX, (1, 16, 14, 22), text(13, 64, pooled=normal(1, 32)), detected_as="Flux"),
+    "flux-2": StockCase(
+        "flux.model.Flux",
+        FLUX2 | {"in_channels": 128, "out_channels": 128},
+        (1, 128, 7, 11),
+        text(13, 64, **{"list reference_latents": normal(1, 128, 5, 6)}),
+        detected_as="Flux2",
+    ),
+    "sd3": StockCase(
+        "modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
+        SD3 | {"x_block_self_attn_layers": [0, 1]},
+        (1, 16, 14, 22),
+        text(13, 64, pooled=normal(1, 32)),
+        detected_as="SD3",
+    ),
+    "wan": StockCase("wan.model.WanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_T2V"),
+    "wan-causal": StockCase("wan.ar_model.CausalWanModel", WAN, VIDEO, text(13, 24), detected_as="WAN21_CausalAR_T2V"),
+    "unet": StockCase(
+        "modules.diffusionmodules.openaimodel.UNetModel",
+        UNET
+        | {
+            "channel_mult": [1, 2, 4],
+            "num_res_blocks": [1] * 3,
+            "transformer_depth": [1] * 3,
+            "transformer_depth_output": [1] * 6,
+        },
+        (1, 4, 32, 32),
+        text(13, 24),
+        detected_as="SD15",
+    ),
+    "lumina": StockCase(
+        "lumina.model.NextDiT", LUMINA, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="Lumina2"
+    ),
+    "radiance": StockCase(
+        "chroma_radiance.model.ChromaRadiance", RADIANCE, (1, 3, 80, 112), text(13, 64), detected_as="ChromaRadiance"
+    ),
+    "qwen": StockCase(
+        "qwen_image.model.QwenImageTransformer2DModel", QWEN, (1, 16, 1, 14, 22), text(13, 32), detected_as="QwenImage"
+    ),
+    "detector": StockCase("flux.model.Flux", FLUX, (1, 16, 14, 22), text(13, 64), detected_as="RT_DETR_v4"),
+    "pose": StockCase(
+        "modules.diffusionmodules.openaimodel.UNetModel",
+        UNET | {"heatmap_head": True},
+        (1, 4, 16, 16),
+        text(13, 24),
+        detected_as="SD15",
+    ),
+    "triposplat": StockCase(
+        "triposplat.model.LatentSeqMMFlowModel",
+        TRIPOSPLAT,
+        ((1, 77, 16), (1, 1, 5)),
+        text(13, 32),
+        detected_as="TripoSplat",
+    ),
+    "seedvr2": StockCase("seedvr.model.NaDiT", SEEDVR2, (1, 16, 1, 8, 12), text(13, 24), detected_as="SeedVR2"),
+    "ltx": StockCase(
+        "lightricks.model.LTXVModel",
+        LTX | {"in_channels": 128},
+        (1, 128, 5, 5, 7),
+        text(13, 24, attention_mask=mask(13, 9)),
+        detected_as="LTXV",
+    ),
+}

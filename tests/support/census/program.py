@@ -1,0 +1,378 @@
+"""`python -m tests.support.census.program COMFYUI BASE OUT [NODE...]`:
+runs ComfyUI's nodes on models of its own loader and of ours, in one process, and writes what came of each as JSON.
+
+The rows of `rows`; without names, all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import math
+import sys
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo.host import REPOSITORY
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.host.base import fill_weights
+from tests.support.census.habits import HABITS
+from tests.support.census.rows import ROWS, Given, Row
+from tests.support.host.graphs import relative_error
+from tests.support.host.stock_prompts import ALL
+
+STEPS = 3
+SEED = 7
+Outputs = list[torch.Tensor]
+
+
+class Census:
+    """ComfyUI in this process, its nodes, one worker group, and the models of both loaders."""
+
+    def __init__(self, comfyui: str, base: str) -> None:
+        sys.path.insert(0, comfyui)
+        sys.argv = [sys.argv[0], "--cpu", "--base-directory", base]
+        importlib.import_module("comfy.options").enable_args_parsing()
+        for name in [name for name in sys.modules if name == "nodes" or name.startswith("nodes.")]:
+            del sys.modules[name]
+        self.nodes = importlib.import_module("nodes")
+        asyncio.run(self.nodes.init_builtin_extra_nodes())
+        for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+            sys.modules[name] = ModuleType(name)  # the pack, without what needs a server
+            sys.modules[name].__path__ = [str(folder)]
+        self.base = Path(base)
+        self.pack = {
+            name: importlib.import_module(f"pack.nodes.model.{name}")
+            for name in ("host_file", "remote_module", "remote_patcher")
+        }
+        module = importlib.import_module("pack.worker.host.client")
+        self.group = module.WorkerGroup("cpu", self.base / "group")
+        self.given: dict[str, Any] = {}
+
+    def model_nodes(self) -> list[str]:
+        """The names of ComfyUI's own nodes that take a MODEL."""
+        found = []
+        for name, node in self.nodes.NODE_CLASS_MAPPINGS.items():
+            inputs = node.INPUT_TYPES()
+            given = {**inputs.get("required", {}), **inputs.get("optional", {})}
+            if any(kind_of(value) == "MODEL" for value in given.values()):
+                found.append(name)
+        return sorted(found)
+
+    @cache  # noqa: B019 (as long as the process)
+    def loaded(self, name: str, ours: bool, **plan: int) -> Any:
+        """A model's MODEL, of a loader, for all that leave it whole."""
+        return self.load(name, ours, **plan)
+
+    def load(self, name: str, ours: bool, **plan: int) -> Any:
+        path = self.base / "models" / "diffusion_models" / f"{name}.safetensors"
+        if not ours:
+            return importlib.import_module("comfy.sd").load_diffusion_model(str(path))
+        chosen = ParallelPlan(**plan)
+        file = self.pack["host_file"].describe_host_file(path)
+        self.pack["remote_module"].RemoteModule(self.group, file.source(chosen, True), chosen, file.module, 1)
+        return self.pack["remote_patcher"].remote_patcher(file.model, 1)
+
+    @cache  # noqa: B019
+    def conditioning(self, name: str, which: str) -> list:
+        """A case's text as CONDITIONING."""
+        tensors = load_file(self.base / "input" / f"{name} {which}.safetensors")
+        text = tensors.pop("conditioning")
+        options: dict[str, Any] = {"pooled_output": tensors.pop("pooled", None)}
+        for key, value in tensors.items():
+            *kind, own = key.split()
+            options[own] = [*options.get(own, []), value] if "list" in kind else value
+        return [[text, {key: value for key, value in options.items() if value is not None}]]
+
+    def latent(self, row: Row) -> dict[str, Any]:
+        shape: Any = row.latent or ALL[row.model].latent
+        if isinstance(shape[0], tuple):
+            nested = importlib.import_module("comfy.nested_tensor").NestedTensor
+            return {"samples": nested([torch.zeros(part) for part in shape])}
+        samples = torch.zeros(shape)
+        mask = torch.linspace(0, 1, samples.shape[-1]).expand(samples.shape[-2:])
+        return {"samples": samples, "noise_mask": mask} if row.masked else {"samples": samples}
+
+    def inputs(self, node: Any, row: Row, model: Any) -> dict[str, Any]:
+        """What a node gets: the row's inputs, what the case has, and the node's own defaults."""
+        kinds = node.INPUT_TYPES()
+        found: dict[str, Any] = {}
+        for group in ("required", "optional"):
+            for name, value in kinds.get(group, {}).items():
+                if name in row.inputs:
+                    found[name] = self.value(row, row.inputs[name], model)
+                elif kind_of(value) == "MODEL":
+                    found[name] = model
+                elif group == "required":
+                    found[name] = self.default(row, name, value, model)
+        return found
+
+    def default(self, row: Row, name: str, value: Any, model: Any) -> Any:
+        kind, options = value[0], value[1] if len(value) > 1 else {}
+        if "default" in options:
+            return options["default"]
+        if isinstance(kind, list) or kind == "COMBO":
+            return (kind if isinstance(kind, list) else options["options"])[0]
+        if kind == "CONDITIONING":
+            return self.conditioning(row.model, "negative" if "negative" in name or "empty" in name else "positive")
+        return self.value(row, Given(kind), model)
+
+    def value(self, row: Row, value: Any, model: Any) -> Any:
+        if not isinstance(value, Given):
+            return value
+        return getattr(self, f"a_{value.lower()}")(row, model)
+
+    def a_positive(self, row: Row, _model: Any) -> Any:
+        return self.conditioning(row.model, "positive")
+
+    def a_negative(self, row: Row, _model: Any) -> Any:
+        return self.conditioning(row.model, "negative")
+
+    def a_other(self, row: Row, _model: Any) -> Any:
+        return [[-text, options] for text, options in self.conditioning(row.model, "positive")]
+
+    def a_boolean(self, _row: Row, _model: Any) -> bool:
+        return False
+
+    def a_operation(self, _row: Row, _model: Any) -> Any:
+        return self.run("LatentOperationTonemapReinhard", multiplier=1.0)[0]
+
+    def a_vae(self, row: Row, _model: Any) -> Any:
+        """One that sees nothing in an image."""
+        stage = SimpleNamespace(gaussians_per_point=32, gs=SimpleNamespace(model_channels=8))
+        return SimpleNamespace(
+            first_stage_model=stage,
+            vae_dtype=torch.float32,
+            encode=lambda _image: torch.zeros(ALL[row.model].latent),
+            decode=lambda _latent: self.a_image(row, None),
+            spacial_compression_encode=lambda: 8,
+        )
+
+    def a_audio(self, _row: Row, _model: Any) -> Any:
+        return {"waveform": torch.zeros(1, 2, 1000), "sample_rate": 44100}
+
+    def a_audio_vae(self, _row: Row, _model: Any) -> Any:
+        return SimpleNamespace(encode=lambda _sound: torch.ones(1, 8, 4, 16))
+
+    def a_clip_vision_output(self, _row: Row, _model: Any) -> Any:
+        return SimpleNamespace(
+            all_hidden_states=torch.zeros(1, 24, 5, 8), penultimate_hidden_states=torch.zeros(1, 5, 8)
+        )
+
+    def a_model_patch(self, _row: Row, _model: Any) -> Any:
+        """A network that nodes have run inside of the model."""
+        network = torch.nn.Module()
+        network.cond_in_channels = 3
+        network.additional_in_dim = 0
+        network.process_input_latent_image = lambda latent: latent
+        network.project_modules = torch.nn.ModuleList()
+        return self.patcher(network)
+
+    def a_uni3c(self, _row: Row, _model: Any) -> Any:
+        uni3c: Any = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet
+        operations = importlib.import_module("comfy.ops").disable_weight_init
+        network = uni3c(
+            in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
+            add_channels=7, mid_channels=8, operations=operations,
+        )  # fmt: skip
+        return self.patcher(network)
+
+    def a_multitalk(self, _row: Row, _model: Any) -> Any:
+        operations = importlib.import_module("comfy.ops").disable_weight_init
+        multitalk: Any = importlib.import_module("comfy_extras.nodes_model_patch").MultiTalkModelPatch
+        sizes = {"in_dim": 48, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
+        return self.patcher(multitalk(**sizes, operations=operations))
+
+    def a_spoken(self, _row: Row, _model: Any) -> Any:
+        return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
+
+    def patcher(self, network: torch.nn.Module) -> Any:
+        cpu = torch.device("cpu")
+        return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
+
+    def a_lora_model(self, row: Row, _model: Any) -> dict[str, torch.Tensor]:
+        """A LoRA for the matrices of the blocks."""
+        generator, found = torch.Generator().manual_seed(4), {}
+        weights = load_file(self.base / "models" / "diffusion_models" / f"{row.model}.safetensors")
+        for name, weight in weights.items():
+            if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
+                layer, (rows, columns) = "diffusion_model." + name.removesuffix(".weight"), weight.shape
+                found[f"{layer}.lora_up.weight"] = 0.2 * torch.randn(rows, 4, generator=generator)
+                found[f"{layer}.lora_down.weight"] = 0.2 * torch.randn(4, columns, generator=generator)
+        return found
+
+    def a_lora(self, row: Row, model: Any) -> str:
+        return self.written("loras", self.a_lora_model(row, model))
+
+    def a_hypernetwork(self, _row: Row, _model: Any) -> str:
+        layers = {
+            f"linear.{layer}.{part}": torch.zeros(*shape)
+            for layer in (0, 1)
+            for part, shape in {"weight": (24, 24), "bias": (24,)}.items()
+        }
+        return self.written("hypernetworks", {24: [layers, layers], "activation_func": "linear"})
+
+    def a_difference(self, _row: Row, _model: Any) -> str:
+        network = importlib.import_module("comfy.cldm.cldm").ControlNet(
+            **{name: value for name, value in ALL["unet"].config.items() if name != "out_channels"}, hint_channels=3,
+            dtype=torch.float32, device="cpu", operations=importlib.import_module("comfy.ops").disable_weight_init,
+        )  # fmt: skip
+        weights = {f"control_model.{name}": torch.zeros(tensor.shape) for name, tensor in network.state_dict().items()}
+        return self.written("controlnet", {**weights, "difference": torch.ones(1)})
+
+    def written(self, kind: str, value: dict) -> str:
+        """The name of a file that ComfyUI finds."""
+        folder, suffix = self.base / "models" / kind, ".pt" if kind == "hypernetworks" else ".safetensors"
+        folder.mkdir(parents=True, exist_ok=True)
+        if suffix == ".pt":
+            torch.save(value, folder / f"census{suffix}")
+        else:
+            save_file(value, folder / f"census{suffix}")
+        return f"census{suffix}"
+
+    def module(self, module: str, name: str, like: str, **config: Any) -> torch.nn.Module:
+        """A network of ComfyUI's with random weights, as large as a model."""
+        operations = importlib.import_module("comfy.ops").disable_weight_init
+        made = getattr(importlib.import_module(module), name)(
+            **{**ALL[like].config, **config}, dtype=torch.float32, device="cpu", operations=operations
+        )
+        fill_weights(made)
+        return made.eval().requires_grad_(False)
+
+    def a_latent(self, row: Row, _model: Any) -> Any:
+        return self.latent(row)
+
+    def a_sigmas(self, _row: Row, model: Any) -> Any:
+        return self.run("BasicScheduler", model=model, scheduler="simple", steps=STEPS, denoise=1.0)[0]
+
+    def a_sampler(self, _row: Row, _model: Any) -> Any:
+        return self.run("KSamplerSelect", sampler_name="euler")[0]
+
+    def a_noise(self, _row: Row, _model: Any) -> Any:
+        return self.run("RandomNoise", noise_seed=SEED)[0]
+
+    def a_image(self, _row: Row, _model: Any) -> Any:
+        return torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(2))
+
+    def run(self, name: str, **inputs: Any) -> tuple:
+        """What a node returns."""
+        node = self.nodes.NODE_CLASS_MAPPINGS[name]
+        if getattr(node, "INPUT_IS_LIST", False):
+            inputs = {key: [value] for key, value in inputs.items()}
+        if not hasattr(node, "GET_SCHEMA"):
+            return tuple(getattr(node(), node.FUNCTION)(**inputs))
+        result = node.execute(**inputs)
+        return tuple(getattr(result, "result", result) or ())
+
+    def sample(self, row: Row, model: Any, **texts: Any) -> torch.Tensor:
+        """texts: others than the model's."""
+        positive, negative = (
+            texts.get(which) or self.conditioning(row.model, which) for which in ("positive", "negative")
+        )
+        (result,) = self.run(
+            "KSampler", model=model, seed=SEED, steps=STEPS, cfg=row.cfg, sampler_name="euler", scheduler="simple",
+            positive=positive, negative=negative, latent_image=self.latent(row), denoise=1.0,
+        )  # fmt: skip
+        samples = result["samples"]
+        return torch.cat([part.flatten() for part in samples.unbind()]) if samples.is_nested else samples
+
+    def custom(self, row: Row, model: Any, guider: Any = None, sampler: Any = None) -> torch.Tensor:
+        """A guider's or a sampler's latents."""
+        guider = guider or self.run(
+            "CFGGuider", model=model, cfg=row.cfg, positive=self.conditioning(row.model, "positive"),
+            negative=self.conditioning(row.model, "negative"),
+        )[0]  # fmt: skip
+        return self.run(
+            "SamplerCustomAdvanced", noise=self.a_noise(row, model), guider=guider,
+            sampler=sampler or self.a_sampler(row, model), sigmas=self.a_sigmas(row, model),
+            latent_image=self.latent(row),
+        )[0]["samples"]  # fmt: skip
+
+    def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
+        """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
+        if row.does:
+            return row.does(self, row, self.load(row.model, ours, **(row.plan if ours else {})))
+        model = self.loaded(row.model, ours, **(row.plan if ours else {}))
+        node = self.nodes.NODE_CLASS_MAPPINGS[name]
+        results = self.run(name, **self.inputs(node, row, model))
+        found: Outputs = []
+        for kind, value in zip(node.RETURN_TYPES, results, strict=False):
+            if kind == "MODEL":
+                found.append(self.sample(row, value))
+            elif kind == "GUIDER":
+                found.append(self.custom(row, model, guider=value))
+            elif kind == "SAMPLER":
+                found.append(self.custom(row, model, sampler=value))
+            elif kind == "CONDITIONING":
+                found += [value[0][0]]
+            elif kind == "LATENT":
+                found.append(value["samples"])
+            elif isinstance(value, dict):
+                found.append(torch.tensor([float(each) for each in value.values()]))
+            elif isinstance(value, (torch.Tensor, float, int)):
+                found.append(torch.as_tensor(value, dtype=torch.float32))
+        return found
+
+    def plain(self, row: Row) -> torch.Tensor:
+        """The latents of stock's model alone."""
+        return self.sample(row, self.loaded(row.model, False))
+
+    def outcome(self, name: str, row: Row) -> dict[str, Any]:
+        """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours."""
+        started, found = time.monotonic(), {}
+        with torch.inference_mode():
+            if row.words is None:
+                stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
+                plain = self.plain(row) if row.samples else stock[0][:0]
+                found["effect"] = relative_error(stock[0], plain) if stock[0].shape == plain.shape else 1.0
+            try:
+                ours = self.outputs(name, row, ours=True)
+                if row.words is None:
+                    found["error"] = max(
+                        0.0 if a.equal(b) else relative_error(a, b) for a, b in zip(ours, stock, strict=True)
+                    )
+            except Exception as error:
+                found["raised"] = f"{type(error).__name__}: {error}"
+                found["trace"] = traceback.format_exc()[-3000:]
+        found["seconds"] = round(time.monotonic() - started, 2)
+        return found
+
+
+def error_of(ours: torch.Tensor, stock: torch.Tensor) -> float:
+    return 0.0 if ours.equal(stock) else relative_error(ours, stock)
+
+
+def kind_of(value: Any) -> Any:
+    return value[0] if isinstance(value, (tuple, list)) else value
+
+
+def main(comfyui: str, base: str, out: str, *names: str) -> None:
+    census = Census(comfyui, base)
+    results: dict[str, Any] = {"nodes": census.model_nodes(), "rows": {}}
+    rows = [(name, row) for name, row in {**ROWS, **HABITS}.items() if not names or name in names]
+    try:
+        for name, row in sorted(
+            rows, key=lambda item: (math.prod(item[1].plan.values()), item[1].model, sorted(item[1].plan))
+        ):
+            try:
+                results["rows"][name] = census.outcome(row.node or name, row)
+            except Exception as error:
+                results["rows"][name] = {
+                    "stock": f"{type(error).__name__}: {error}",
+                    "trace": traceback.format_exc()[-3000:],
+                }
+    finally:
+        census.group.stop()
+    Path(out).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

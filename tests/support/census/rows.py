@@ -1,0 +1,185 @@
+"""What becomes of every node of ComfyUI that takes a MODEL, if it is of our loader and runs by ComfyUI's own class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+class Given(str):
+    """A value that the program makes, by its kind."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """model: of `models`. inputs: beside the node's defaults. words: of the refusal; None if it equals stock's result.
+    ignored: whether stock's model ignores it. masked: whether a part of the latent is kept. costly: whether stock's
+    model without the node stands for that with it. samples: whether the model can be sampled from. latent: its shape,
+    if not the model's. node: if the row has a name of its own. does: what is done in place of running a node."""
+
+    model: str
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    words: str | None = None
+    ignored: bool = False
+    masked: bool = False
+    costly: bool = False
+    samples: bool = True
+    latent: tuple[int, ...] = ()
+    cfg: float = 3.0
+    plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
+    node: str = ""
+    does: Callable[..., Any] | None = None
+
+
+def equal(model: str = "flux", **inputs: Any) -> Row:
+    return Row(model, inputs, plan={"cfg": 2} if model == "unet" else {"ulysses": 2})
+
+
+def ignored(model: str = "flux", **inputs: Any) -> Row:
+    return replace(equal(model, **inputs), ignored=True)
+
+
+def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
+    return replace(equal(model, **inputs), words=words)
+
+
+READS = "cannot take a node that reads weights"
+MERGES = "cannot take a model merge"
+SAVES = "cannot take a node that saves the model"
+DETECTOR = "holds a detector"
+ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
+STEPS = {"steps": 3}
+PATCH = {"model_patch": Given("model_patch"), "vae": Given("vae"), "image": Given("image")}
+WINDOWS = {"context_length": 9, "context_overlap": 5}
+MODEL_SPECIFIC = (
+    "Auraflow", "Cosmos14B", "Cosmos7B", "CosmosPredict2_14B", "CosmosPredict2_2B", "Flux1", "Krea2", "LTXV",
+    "MochiPreview", "QwenImage", "SD1", "SD2", "SD35_Large", "SD3_2B", "SDXL", "WAN2_1",
+)  # fmt: skip
+
+ROWS: dict[str, Row] = {
+    # Sampling, guiders, schedules.
+    "KSampler": equal(**STEPS),
+    "KSamplerAdvanced": equal(**STEPS),
+    "SamplerCustom": equal(),
+    "SamplerSASolver": equal(),
+    "BasicGuider": equal(),
+    "CFGGuider": equal(),
+    "DualCFGGuider": equal(),
+    "DualModelGuider": equal(negative=Given("negative")),
+    "PerpNegGuider": equal(empty_conditioning=Given("other")),
+    "AddNoise": equal(),
+    "BasicScheduler": equal(),
+    "BetaSamplingScheduler": equal(),
+    "SDTurboScheduler": equal("unet"),
+    "SamplingPercentToSigma": equal(),
+    # What changes the sampling.
+    "APG": equal(),
+    "CFGNorm": equal(),
+    "CFGOverride": equal(),
+    "CFGZeroStar": equal(),
+    "DifferentialDiffusion": replace(equal(), masked=True),
+    "Epsilon Scaling": equal(),
+    "FreSca": equal(freq_cutoff=3),
+    "LatentApplyOperationCFG": equal(operation=Given("operation")),
+    "Mahiro": equal(),
+    "PerpNeg": equal(empty_conditioning=Given("other")),
+    "RenormCFG": equal("lumina"),
+    "RescaleCFG": equal(),
+    "TCFG": equal(),
+    "TemporalScoreRescaling": equal(),
+    "VideoLinearCFGGuidance": equal("unet"),
+    "VideoTriangleCFGGuidance": equal("unet"),
+    "HiDreamO1PatchSeamSmoothing": replace(equal("lumina", **ALWAYS), latent=(1, 16, 72, 72)),
+    "LTXVReferenceAudio": ignored("ltx", reference_audio=Given("audio"), audio_vae=Given("audio_vae")),
+    # What changes the model's scales and schedules.
+    "MiniMaxH3SigmaShift": equal(),
+    "ModelNoiseScale": equal("sd3", noise_scale=2.0),
+    "ModelSamplingAuraFlow": equal(),
+    "ModelSamplingContinuousEDM": equal("unet"),
+    "ModelSamplingContinuousV": equal("unet"),
+    "ModelSamplingDiscrete": equal("unet", sampling="v_prediction"),
+    "ModelSamplingFlux": equal(max_shift=3.0, base_shift=2.0),
+    "ModelSamplingLTXV": equal("ltx"),
+    "ModelSamplingSD3": equal(),
+    "ModelSamplingStableCascade": equal("unet"),
+    # Around the diffusion model.
+    "EasyCache": equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0),
+    "LazyCache": equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0),
+    "ContextWindowsManual": equal("wan", context_length=3, context_overlap=1, dim=2),
+    "LTXVContextWindows": equal("ltx", context_length=17, context_overlap=8),
+    "WanContextWindowsManual": equal("wan", **WINDOWS),
+    "ChromaRadianceOptions": equal("radiance", force_sequential_txt_ids=True),
+    "TripoSplatSamplingPreview": ignored("triposplat", vae=Given("vae")),
+    "ARVideoI2V": ignored("wan", vae=Given("vae"), width=96, height=64, length=17),
+    # Inside of the model.
+    "SkipLayerGuidanceDiT": equal(double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceDiTSimple": equal(double_layers="0", single_layers="1", **ALWAYS),
+    "SkipLayerGuidanceDiT of the first and the last": replace(
+        equal(double_layers="0, 1", single_layers="2", **ALWAYS), node="SkipLayerGuidanceDiT"
+    ),
+    "SkipLayerGuidanceDiT of a Wan": replace(
+        equal("wan", double_layers="0, 3", **ALWAYS), node="SkipLayerGuidanceDiT"
+    ),
+    "SkipLayerGuidanceSD3 of the last": replace(equal("sd3", layers="2", **ALWAYS), node="SkipLayerGuidanceSD3"),
+    "SkipLayerGuidanceSD3": equal("sd3", layers="0", **ALWAYS),
+    "NAGuidance": equal(),
+    "NAGuidance with its rows apart": replace(refused("NAGuidance under cfg=2"), plan={"cfg": 2}, node="NAGuidance"),
+    "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
+    "FluxKVCache": replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0),
+    "FluxKVCache with its tokens shared": replace(refused("FluxKVCache under ulysses=2", "flux-2"), node="FluxKVCache"),
+    "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
+    "TorchCompileModel": replace(ignored(), costly=True),
+    "PerturbedAttentionGuidance": equal("unet"),
+    "FreeU": equal("unet"),
+    "FreeU_V2": equal("unet"),
+    "PatchModelAddDownscale": equal("unet", **ALWAYS),
+    "HyperTile": refused("of HyperTile", "unet"),
+    "HypernetworkLoader": refused("of hypernetwork_patch", "unet", hypernetwork_name=Given("hypernetwork")),
+    "SelfAttentionGuidance": refused("of SelfAttentionGuidance", "unet"),
+    "TomePatchModel": refused("of TomePatchModel", "unet"),
+    "AnimaLLLiteApply": refused("AnimaLLLite", **PATCH),
+    "QwenImageDiffsynthControlnet": refused("of DiffSynthCnetPatch", "qwen", **PATCH),
+    "ZImageFunControlnet": refused("of DiffSynthCnetPatch", "lumina", **PATCH),
+    "USOStyleReference": refused("of UsoStyleProjectorPatch", **PATCH, clip_vision_output=Given("clip_vision_output")),
+    "SUPIRApply": refused("of SUPIRPatch", "unet", **PATCH),
+    "WanUni3CControlnetApply": refused(
+        "of WanUni3CCnetPatch", "wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
+    ),
+    "WanInfiniteTalkToVideo": refused(
+        "MultiTalk", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"), vae=Given("vae"), width=96,
+        height=64, length=17, audio_encoder_output_1=Given("spoken"), start_image=Given("image"),
+    ),
+    # Weights.
+    "LoraLoader": equal(clip=None, lora_name=Given("lora")),
+    "LoraLoaderModelOnly": equal(lora_name=Given("lora")),
+    "LoraModelLoader": equal(lora=Given("lora_model")),
+    "LoraLoaderBypass": refused("injection", clip=None, lora_name=Given("lora")),
+    "LoraLoaderBypassModelOnly": refused("injection", lora_name=Given("lora")),
+    "UNetCrossAttentionMultiply": refused(READS, "unet"),
+    "UNetSelfAttentionMultiply": refused(READS, "unet"),
+    "UNetTemporalAttentionMultiply": refused(READS, "unet"),
+    "DiffControlNetLoader": refused(READS, "unet", control_net_name=Given("difference")),
+    "CheckpointSave": refused(SAVES, clip=None, vae=None, filename_prefix="census"),
+    "ImageOnlyCheckpointSave": refused(SAVES, clip_vision=None, vae=None, filename_prefix="census"),
+    "ModelSave": refused(SAVES, filename_prefix="census"),
+    "LoraSave": refused(READS),
+    "TrainLoraNode": refused("cannot take training", latents=Given("latent"), positive=Given("positive")),
+    "ModelMergeAdd": refused(MERGES),
+    "ModelMergeBlocks": refused(MERGES),
+    "ModelMergeSimple": refused(MERGES),
+    "ModelMergeSubtract": refused(MERGES),
+    **{f"ModelMerge{model}": refused(MERGES) for model in MODEL_SPECIFIC},
+    # Others.
+    "GetICLoRAParameters": equal(),
+    "MultiGPU_WorkUnits": ignored(),
+    "SelectModelDevice": ignored(),
+    "wanBlockSwap": ignored("wan"),
+    "SeedVR2Conditioning": replace(
+        equal("seedvr2", vae_conditioning=Given("latent")), plan={"cfg": 1}, samples=False
+    ),
+    "RTDETR_detect": refused(DETECTOR, "detector"),
+    "SAM3_Detect": refused(DETECTOR, "detector"),
+    "SAM3_VideoTrack": refused(DETECTOR, "detector"),
+    "SDPoseKeypointExtractor": refused("of SDPoseKeypointExtractor", "pose", vae=Given("vae"), image=Given("image")),
+}  # fmt: skip

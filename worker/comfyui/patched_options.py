@@ -1,0 +1,45 @@
+"""What nodes ask of the inside of a model, in a rank: functions of ComfyUI's own, where its classes look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .functions import Maker
+
+# Of the options that go to the ranks: functions as data; the run that objects live for; attributes of the model.
+FUNCTIONS, RUN, ATTRIBUTES = "paralleldit_functions", "paralleldit_run", "paralleldit_attributes"
+
+
+def with_functions(options: dict[str, Any], maker: Maker) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options as ComfyUI's classes read them, and attributes for the model. Raises RequestError."""
+    options = dict(options)
+    maker.begin(options.pop(RUN, ""))
+    attributes, asked = options.pop(ATTRIBUTES, {}), options.pop(FUNCTIONS, None)
+    return (options if asked is None else {**options, **made(asked, maker)}), attributes
+
+
+def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
+    patches = {name: [maker.make(each) for each in functions] for name, functions in asked["patches"].items()}
+    replaced = {
+        name: {tuple(key): maker.make(each) for key, each in functions}
+        for name, functions in asked["patches_replace"].items()
+    }
+    return {"patches": patches, "patches_replace": replaced}
+
+
+@contextmanager
+def attributes_of(model: Any, values: dict[str, Any]) -> Iterator[None]:
+    """While entered, a model has these attributes, by path."""
+    if not values:
+        yield
+        return
+    import comfy.utils
+
+    before = {name: comfy.utils.set_attr(model, name, value) for name, value in values.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            comfy.utils.set_attr(model, name, value)
