@@ -17,7 +17,7 @@ from ..parallel_backend.models.comfyui.checks import changes_of, check_module, s
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Remark, devices_of_auto, remark, why_by_call, why_one_rank, why_tokens_stay
+from .plan_words import Remark, devices_of_auto, remark, why_by_call, why_one_rank
 from .workers.group import device_count, device_type, most_ranks, settings
 
 AUTO = "auto"
@@ -121,7 +121,7 @@ def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
         heads = sizes_of(module, tokens).heads if tokens else 0
         why += why_by_call(plan, work, heads, couples(module) or not work.rows)
         if changes := changes_of(module):
-            why.append(why_tokens_stay(type(module).__name__, changes))
+            why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
     return ResolvedPlan(plan, tuple(why))
 
 

@@ -97,11 +97,6 @@ def token_remarks(plan: ParallelPlan, heads: int) -> list[Remark]:
     return said
 
 
-def why_tokens_stay(model_class: str, changes: list[str]) -> Remark:
-    """Why an automatic plan shares no tokens of a class of ComfyUI's that has changed."""
-    return remark("class_changed", model=model_class, changes="; ".join(changes))
-
-
 def why_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:
     """Why one rank runs in place of this plan's, what becomes of the image, and what to do. most: ranks to be had."""
     asked, ranks = str(plan), plan.world_size

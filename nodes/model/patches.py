@@ -48,7 +48,7 @@ def check_inside(options: Options) -> None:
     asked += [
         words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
     ]
-    asked += [words for name, words in WRITTEN_BY_CLASSES.items() if options.get(name) is not None]
+    asked += [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
     if asked:
         raise Refused(
             f"The parallel model cannot honour {', '.join(dict.fromkeys(asked))}: its inside runs in worker processes.",

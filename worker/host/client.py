@@ -174,12 +174,10 @@ class WorkerGroup:
         """
         tensors: Tensors = {}
         try:
-            packed_args = pack(list(args), "args", tensors)
-            packed_kwargs = {name: pack(value, f"kwargs.{name}", tensors) for name, value in kwargs.items()}
+            packed = pack_call((args, kwargs), "part", tensors)
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
-        header = PART.header(method=method, args=packed_args, kwargs=packed_kwargs)
-        return self._request(header, tensors, check)[PREDICTION]
+        return self._request(PART.header(method=method, **packed), tensors, check)[PREDICTION]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep

@@ -46,7 +46,7 @@ from ..wire.operations import (
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import DICT, NEW_EACH_CALL, PREDICTION, unpack, unpack_call
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
 from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
@@ -158,8 +158,7 @@ class Operations:
     def part(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
         model = self.loaded(job, HostModel)
-        args = made(lambda values: tuple(unpack(each, tensors) for each in values), job.header["args"], "arguments")
-        kwargs = made(lambda values: unpack(values, tensors), {DICT: job.header["kwargs"]}, "arguments")
+        args, kwargs = made(lambda values: unpack_call(values, tensors), job.header, "arguments")
         if dist.get_rank():
             return None
         return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs)).cpu()}

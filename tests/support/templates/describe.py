@@ -61,27 +61,33 @@ def pack_without_server() -> SimpleNamespace:
         "module": "pack.nodes.model.remote_module",
         "patcher": "pack.nodes.model.remote_patcher",
         "client": "pack.worker.host.client",
+        "backend_errors": "pack.parallel_backend.errors",
         "errors": "pack.nodes.errors",
-        "checks": "pack.parallel_backend.models.comfyui.checks",
+        "auto": "pack.parallel_backend.models.comfyui.auto",
+        "patches": "pack.nodes.model.patches",
     }
     return SimpleNamespace(**{name: importlib.import_module(place) for name, place in places.items()})
 
 
 def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: ModelFile, types: set[str]) -> Any:
     contents = contents_of(kind)
-    with patch("comfy.utils.load_torch_file", lambda *_, **__: contents):
-        file = pack.file.describe_host_file(Path("model.safetensors"))
-    if file is None:
-        return {"refused": f"ComfyUI detects no {kind.detected_as} in it"}
+    with (
+        patch("comfy.utils.load_torch_file", lambda *_, **__: contents),
+        patch.object(pack.file, "read_header", lambda _: contents),
+    ):
+        try:
+            file = pack.file.describe_host_file(Path("model.safetensors"))
+        except pack.backend_errors.ModelFileError as error:
+            return {"refused": str(error)}
     if type(file.model.model_config).__name__ != kind.detected_as:
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
-    plan = pack.checks.auto_plan(DEVICES, file.module)
+    plan = pack.auto.auto_plan(DEVICES, file.module, pack.auto.Work())
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     pack.module.RemoteModule(group, file.source(plan, True), plan, file.module, 1)
     patcher = pack.patcher.remote_patcher(file.model, 1)
     refused = {}
     for each in sorted(types):
-        if why := refusal(pack, node_classes, each, patcher):
+        if why := refusal(pack, node_classes, each, patcher, plan):
             refused[each] = why
     return {
         "model_class": file.model_class,
@@ -92,14 +98,15 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     }
 
 
-def refusal(pack: SimpleNamespace, node_classes: Mapping[str, Any], node: str, patcher: Any) -> str:
+def refusal(pack: SimpleNamespace, node_classes: Mapping[str, Any], node: str, patcher: Any, plan: Any) -> str:
     """Why a MODEL of ours refuses a node; empty where it does not."""
     try:
         if node in PATCHES:
             options = PATCHES[node]
         else:
             options = executed(node_classes[node], patcher).model_options.get("transformer_options", {})
-        pack.module.sendable(options)
+        pack.patches.check_inside(options)
+        pack.patches.check_plan(options, plan)
     except pack.errors.Refused as error:
         return str(error)
     return ""

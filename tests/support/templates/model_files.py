@@ -236,8 +236,8 @@ IMAGE_FILES = (
         r"hidream_(i1|e1).*", "HiDream",
         {"attention_head_dim": 128, "axes_dims_rope": [64, 32, 32], "caption_channels": [4096, 4096],
          "max_resolution": [128, 128], "in_channels": 16, "llama_layers": [*range(32), *[31] * 16],
-         "num_attention_heads": 20, "num_routed_experts": 4, "num_activated_experts": 2, "num_layers": 1,
-         "num_single_layers": 2, "out_channels": 16, "patch_size": 2, "text_emb_dim": 2048},
+         "num_attention_heads": 20, "num_routed_experts": 4, "num_activated_experts": 2, "num_layers": 16,
+         "num_single_layers": 32, "out_channels": 16, "patch_size": 2, "text_emb_dim": 2048},
     ),
     ModelFile(r"hidream_o1.*", "HiDreamO1", prefix="model."),
     ModelFile(

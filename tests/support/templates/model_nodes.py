@@ -26,8 +26,8 @@ PATCHES: Mapping[str, Mapping[str, Any]] = {
     "QwenImageDiffsynthControlnet": {"patches": {"double_block": [function]}},
     "SamplerARVideo": {"ar_state": {"start_frame": 0, "kv_caches": []}},
     "SeedVR2Conditioning": {},
-    "SkipLayerGuidanceDiT": {"patches_replace": {"dit": {("double_block", 9): function}}},
-    "SkipLayerGuidanceDiTSimple": {"patches_replace": {"dit": {("double_block", 9): function}}},
+    "SkipLayerGuidanceDiT": {},  # in the ranks: tests/comfyui/files/test_census.py
+    "SkipLayerGuidanceDiTSimple": {},
     "TripoSplatSamplingPreview": {},
     "WanInfiniteTalkToVideo": {"patches": {"attn2_patch": [function], "attn1_patch": [function]}},
     "ZImageFunControlnet": {"patches": {"noise_refiner": [function], "double_block": [function]}},
