@@ -17,7 +17,7 @@ from .errors import Refused
 from .model.families import family_for
 from .model.host_file import HostFile, describe_host_file
 from .model.host_names import host_names
-from .model.model_files import describe_folder, list_models, why_not_listed
+from .model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .model.remote_model import Handover, RemoteDiT
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patcher
@@ -82,31 +82,37 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         path = models[model_name]
         if path.is_file():
             return io.NodeOutput(host_model(model_name, describe_host_file(path, DTYPES.get(dtype)), plan, group))
-        description = describe_folder(path)
-        spec = spec_for(description.model_class)
-        family = family_for(description.model_class)
-        if family is None:
-            raise Refused(f"{description.model_class} runs in scripts only (see the README); the editor has none yet.")
-        plan, remarks = resolve_plan(plan, description.config, spec)
-        note = in_words(remarks)
-        model = family.build(description)
-        supported = model.model_config.supported_inference_dtypes
-        torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype, supported)
-        dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
-        source = description.source(dtype)
-        logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
-        if note:
-            logging.warning("[ParallelDiT] %s", note)
-        handover = Handover(
-            conditions=functools.partial(family.conditions, model),
-            geometry=spec.geometry(source.config),
-            sees_images="image_latents" in spec.conditions,
-            visible=family.visible(source.config),
-        )
-        schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
-        names = host_names(description)
-        dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note)
-        return io.NodeOutput(remote_model(model, dit))
+        return io.NodeOutput(folder_model(model_name, describe_folder(path), dtype, plan, group))
+
+
+def folder_model(
+    model_name: str, description: ModelDescription, dtype: str, plan: ParallelPlan | None, group: int
+) -> RemoteModelPatcher:
+    """The MODEL of a diffusers folder, which diffusers' class runs. Raises Refused, PlanError."""
+    spec = spec_for(description.model_class)
+    family = family_for(description.model_class)
+    if family is None:
+        raise Refused(f"{description.model_class} runs in scripts only (see the README); the editor has none yet.")
+    plan, remarks = resolve_plan(plan, description.config, spec)
+    note = in_words(remarks)
+    model = family.build(description)
+    supported = model.model_config.supported_inference_dtypes
+    torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype, supported)
+    dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
+    source = description.source(dtype)
+    logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
+    if note:
+        logging.warning("[ParallelDiT] %s", note)
+    handover = Handover(
+        conditions=functools.partial(family.conditions, model),
+        geometry=spec.geometry(source.config),
+        sees_images="image_latents" in spec.conditions,
+        visible=family.visible(source.config),
+    )
+    schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
+    names = host_names(description)
+    dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note)
+    return remote_model(model, dit)
 
 
 def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
