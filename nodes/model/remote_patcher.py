@@ -36,14 +36,31 @@ def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
     return executor(*args, **options)
 
 
-def note_run(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
+def note_run(
+    executor: Any,
+    noise: torch.Tensor,
+    latent_image: torch.Tensor,
+    sampler: Any,
+    sigmas: torch.Tensor,
+    denoise_mask: torch.Tensor | None = None,
+    callback: Any = None,
+    *args: Any,
+    **options: Any,
+) -> torch.Tensor:
     """Stands around a sampling, whose steps in the worker group are those of one run."""
     patcher, node = executor.class_obj.model_patcher, get_executing_context()
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
-        return executor(*args, **options)
-    with remote.group.runs.run(node and node.node_id, remote.source["model_class"], remote.begin_run()):
-        return executor(*args, **options)
+        return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
+    runs = remote.group.runs
+
+    def noted(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
+        runs.reached(step + 1, total)
+        if callback is not None:
+            callback(step, denoised, latents, total)
+
+    with runs.run(node and node.node_id, remote.source["model_class"], remote.begin_run()):
+        return executor(noise, latent_image, sampler, sigmas, denoise_mask, noted, *args, **options)
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):

@@ -57,7 +57,9 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     page = shared_editor.page
     shared_editor.prompt(template("demo"))
     mesh = page.locator(".paralleldit-plan-mesh")
-    expect(mesh).to_have_attribute("aria-label", "2 ranks. Rank 0: cond, all tokens. Rank 1: uncond, all tokens")
+    expect(mesh).to_have_attribute(
+        "aria-label", "2 ranks. Rank 0: batch 1/2, all tokens. Rank 1: batch 2/2, all tokens"
+    )
     expect(page.locator(".paralleldit-plan-content")).to_contain_text("Guidance is split first")
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")

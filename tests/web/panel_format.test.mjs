@@ -55,9 +55,10 @@ test('what a run still takes, where its number of steps is known', () => {
     [2, 0],
     [3, 0]
   ]
-  assert.equal(secondsLeft({ steps, made: 3, total: 10 }), 14)
-  assert.equal(secondsLeft({ steps, made: 3, total: null }), null)
-  assert.equal(secondsLeft({ steps: [], made: 0, total: 10 }), null)
+  assert.equal(secondsLeft({ steps, made: 3, at: 3, total: 10 }), 14)
+  assert.equal(secondsLeft({ steps, made: 6, at: 3, total: 10 }), 28)
+  assert.equal(secondsLeft({ steps, made: 3, at: 0, total: null }), null)
+  assert.equal(secondsLeft({ steps: [], made: 0, at: 0, total: 10 }), null)
   assert.equal(secondsLeft(null), null)
 })
 

@@ -89,6 +89,8 @@ test('between the forwards of one run the group is busy, and the run tells the s
   const group = only(page(READY, [run(1, 'running', 7)]))
   assert.equal(stateOf(group), 'busy')
   assert.deepEqual(stepOf(group), { at: 7, of: null })
+  const told = { ...run(1, 'running', 7), at: 3, total: 20 }
+  assert.deepEqual(stepOf(only(page(READY, [told]))), { at: 3, of: 20 })
   assert.equal(stateOf(only(page(READY, [run(1)]))), 'ready')
   assert.equal(stateOf(only(page({ ...READY, state: 'failed' }, [run(1, 'running')]))), 'failed')
 })

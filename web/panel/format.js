@@ -42,8 +42,8 @@ export function summary(steps) {
 
 /** About how many seconds a run still takes; null where that is not known. */
 export function secondsLeft(run) {
-  const known = run?.total && summary(run.steps)
-  return known ? Math.max(0, run.total - run.made) * known.median : null
+  const known = run?.at && summary(run.steps)
+  return known ? (Math.max(0, run.total - run.at) * known.median * run.made) / run.at : null
 }
 
 /** A plan in the words of its Python class. t: the texts, by path and values. */

@@ -85,9 +85,10 @@ function aboutNode(run, began) {
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
-function stepWords({ made, total }) {
-  if (made === 1 && (total ?? 1) === 1) return t('panel.oneStep')
-  return !total || made === total ? t('panel.steps', { made }) : t('panel.stepsOf', { made, total })
+function stepWords({ at, made, total }) {
+  const done = total ? at : made
+  if (done === 1 && (total ?? 1) === 1) return t('panel.oneStep')
+  return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
 const slowest = (run) => seconds(Math.max(...run.steps.map(([length]) => length)))

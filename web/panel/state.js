@@ -78,7 +78,8 @@ export function stateOf(group) {
 export function stepOf(group) {
   const run = runningOf(group)
   if (group.status.step) return { at: group.status.step[0], of: group.status.step[1] }
-  return run?.made ? { at: run.made, of: run.total } : null
+  if (run?.total) return { at: run.at, of: run.total }
+  return run?.made ? { at: run.made, of: null } : null
 }
 
 /** The ranks that run: memory in bytes; `silent` the seconds since a sign of life where those are too many, else 0. */

@@ -202,7 +202,8 @@ class WorkerGroup:
             size = tuple(tensors["noise"].shape)
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
-                self.runs.step(SAMPLE.name, event["seconds"], event["communication"], event["steps"])
+                self.runs.step(SAMPLE.name, event["seconds"], event["communication"])
+                self.runs.reached(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
             return self._request(header, {**tensors, **new}, check, noted, size)["latents"]

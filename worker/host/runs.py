@@ -19,9 +19,10 @@ STEPS = 500  # of a run, the last ones
 
 @dataclass
 class Run:
-    """One sampling, of one node. total: how many steps it will have, where that is known.
+    """One sampling, of one node. total: how many steps it will have, where that is known; at: how many are done.
 
-    steps: seconds of each, and how many of them went into communication. made: how many steps there were.
+    steps: seconds of each that the ranks made, and how many of them went into communication; a sampler may have several
+    in a step of its own. made: how many there were.
     state: running, done, cancelled or failed. began: seconds since the epoch.
     """
 
@@ -31,6 +32,7 @@ class Run:
     plan: str
     operation: str = SAMPLE.name
     total: int | None = None
+    at: int = 0
     made: int = 0
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
@@ -79,11 +81,18 @@ class Runs:
             run.plan = plan
             self.changed.set()
 
-    def step(self, operation: str, seconds: float, communication: float, total: int | None = None) -> None:
-        """Notes a step of the run that goes on, if one does."""
+    def reached(self, at: int, total: int) -> None:
+        """Notes how far the sampler of the run that goes on has come, if one does."""
         run = self.current
         if run:
-            run.operation, run.total = operation, total
+            run.at, run.total = at, total
+            self.changed.set()
+
+    def step(self, operation: str, seconds: float, communication: float) -> None:
+        """Notes a step that the ranks have made of the run that goes on, if one does."""
+        run = self.current
+        if run:
+            run.operation = operation
             run.steps.append((seconds, communication))
             run.made += 1
             self.changed.set()
