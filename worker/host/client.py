@@ -94,6 +94,10 @@ class WorkerGroup:
         is to say of the plan, for the status. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
+            if self.runs.is_ended:
+                raise WorkerGroupError(
+                    "The worker group ended between two steps. It was stopped.", "Queue the prompt again."
+                )
             self.supervisor.ensure(ranks, check)
             known = self._known
             known.note = note
@@ -267,11 +271,14 @@ class WorkerGroup:
         self.supervisor.start(ranks, check)
 
     def stop(self) -> None:
-        """Ends the group, and the job that it runs; the next request starts it again."""
+        """Ends the group, and the job that it runs; the next request of another sampling starts it again."""
+        self.runs.end()
         self.supervisor.stop()
 
     def restart(self, ranks: int, check: Check) -> None:
-        """Ends the group, forgets how often it died, and starts it again. Raises as `start` does."""
+        """Ends the group, and the job that it runs, forgets how often it died, and starts it again. Raises as `start`
+        does."""
+        self.runs.end()
         self.supervisor.restart(ranks, check)
 
     @property

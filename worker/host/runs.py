@@ -37,6 +37,7 @@ class Run:
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
     began: float = field(default_factory=time.time)
+    is_ended: bool = False  # by who stopped the group, so that the run's next request starts it not again
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "steps": [list(step) for step in self.steps.copy()]}
@@ -73,6 +74,17 @@ class Runs:
             run.state = "done"
         finally:
             self.changed.set()
+
+    def end(self) -> None:
+        """The group is stopped: the run that goes on, if one does, makes no more requests."""
+        run = self.current
+        if run:
+            run.is_ended = True
+
+    @property
+    def is_ended(self) -> bool:
+        run = self.current
+        return run is not None and run.is_ended
 
     def planned(self, plan: str) -> None:
         """Notes the plan of the run that goes on, if one does, where it is not known when it begins."""

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.parking import storages_of
@@ -31,7 +32,10 @@ ADAPTED = "single_blocks.0.linear1.weight"
 def call(model: HostModel) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     latents, text = (torch.randn(1, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
-    return model.call((latents, torch.tensor([0.5]), text), {"y": None, "guidance": None, "transformer_options": {}})
+    kwargs = {"y": None, "guidance": None, "transformer_options": {}}
+    (output,) = model.call([Call((latents, torch.tensor([0.5]), text), kwargs)]) or ()
+    assert isinstance(output, torch.Tensor)
+    return output
 
 
 def held_bytes(module: torch.nn.Module) -> int:
