@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.conftest import EXTRA_ARGS, MANY_RANKS
+from tests.conftest import EXTRA_ARGS, HOST_ENV
 from tests.engine.test_host_models import allows
 from tests.support.cases.references import relative_error
 from tests.support.cases.stock_cases import HOST_CASES
@@ -86,7 +86,7 @@ def test_its_classes_on_ranks_equal_themselves(
 @pytest.fixture(scope="module")
 def older_host(older_comfyui: Path, models: Path) -> Iterator[ComfyHost]:
     write_cases(older_comfyui, models, [*HOST_CASES])
-    with ComfyHost(older_comfyui, models, extra_args=EXTRA_ARGS, env={**MANY_RANKS, "PARALLELDIT_RANKS": "2"}) as host:
+    with ComfyHost(older_comfyui, models, extra_args=EXTRA_ARGS, env={**HOST_ENV, "PARALLELDIT_RANKS": "2"}) as host:
         yield host
 
 

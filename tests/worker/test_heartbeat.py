@@ -23,7 +23,7 @@ from worker.rank.job_groups import connected_sockets, opened
 
 FRESH = 8 * INTERVAL
 SECONDS_TO_STOP = 3.0
-LONG = replace(CALL, sigmas=(*(1.0 - step / 4000 for step in range(4000)), 0.0), timesteps=(500.0,) * 4000)
+LONG = replace(CALL, scheduler="Euler", steps=4000)
 TIMES = 20_000  # the same file read so often takes a load a minute
 
 
