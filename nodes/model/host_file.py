@@ -98,9 +98,10 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         seen = {name: seen_here(name, one, name in read, cast or chosen) for name, one in weights.items()}
         missing = load_weights(model, seen)
     except RuntimeError as error:
+        first, *more = str(error).split("\n\t")[1:] or [str(error)]  # a line for each weight
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
-            f"{error}",
+            f"{first}{f' And {len(more)} more.' if more else ''}",
             "Download it again.",
         ) from error
     if missing:

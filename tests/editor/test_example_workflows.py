@@ -18,13 +18,14 @@ from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support.editor.editor import Editor
-from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems
+from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink
 from tests.support.tiers import slow_but
 
 DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
 LOADER = "ParallelDiT_LoadDiffusionModel"
 MOST_BYTES, MOST_PIXELS = 120_000, 1200
+ANSWER_MS = 120_000
 # Inputs that take a file, and the folder that it is in. Our loader takes one from either of two.
 FILE_INPUTS = {
     "clip_name": "text_encoders",
@@ -173,6 +174,8 @@ def test_they_open_whole_and_tidy_and_name_their_files(editor: Editor, files: No
         open_example(editor, name)
         assert editor.page.evaluate(UNKNOWN) == [], name
         assert files_noted(name) == files_chosen(editor.page.evaluate(PROMPT)), name
+        editor.page.locator(".paralleldit-plan-title").wait_for(timeout=ANSWER_MS)  # the node grows by its answer
+        settle(editor)
         assert [(one[0], other[0]) for one, other in combinations(boxes(editor), 2) if overlaps(one, other)] == [], name
         assert problems(editor) == [], name
 

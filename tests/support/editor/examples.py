@@ -14,6 +14,8 @@ EXAMPLES = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 OPEN = """async (path) => {
     const workflow = await (await fetch(path)).json()
     await window.app.loadGraphData(workflow, true, true)
+}"""
+FRAMES = """async () => {
     for (let frame = 0; frame < 5; frame++) await new Promise(requestAnimationFrame)
 }"""
 BOXES = "() => window.app.graph.nodes.map((node) => [node.title, ...node.getBounding()])"
@@ -26,6 +28,12 @@ Box = tuple[str, float, float, float, float]
 def open_example(editor: Editor, name: str) -> None:
     """Opens one from where the host serves it."""
     editor.page.evaluate(OPEN, f"/api/workflow_templates/{PACK_NAME}/{name}.json")
+    settle(editor)
+
+
+def settle(editor: Editor) -> None:
+    """Lets the editor lay out what has changed."""
+    editor.page.evaluate(FRAMES)
 
 
 def open_demo(editor: Editor, plan: Mapping[str, Any] | None = None, **sampler: int) -> None:

@@ -58,12 +58,6 @@ def pixart_sigma() -> Weights:
     return diffusers_file("pixart-sigma", out_channels=8, sample_size=128, caption_channels=4096, **sizes)
 
 
-def qwenimage() -> Weights:
-    """Its own files have diffusers' layout."""
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56), "num_layers": 1}
-    return diffusers_file("qwenimage", in_channels=64, out_channels=16, joint_attention_dim=3584, **sizes)
-
-
 def checkpoint(model: Weights, encoders: Sequence[str], vae_prefix: str, vae: Weights) -> Weights:
     """A diffusion model with its text encoders and its VAE in one file."""
     parts = {PREFIX: model, vae_prefix: vae}
@@ -87,7 +81,7 @@ EXAMPLE_FILES: Files = {
     "diffusion_models/wan2.1_t2v_1.3B_fp16.safetensors": "wan-2.1-t2v",
     "text_encoders/umt5_xxl_fp8_e4m3fn_scaled.safetensors": lambda _: ENCODERS["umt5xxl"](),
     "vae/wan_2.1_vae.safetensors": lambda vaes: vaes["wan"],
-    "diffusion_models/qwen_image_fp8_e4m3fn.safetensors": lambda _: qwenimage(),
+    "diffusion_models/qwen_image_fp8_e4m3fn.safetensors": "qwen-image-encoded",
     "text_encoders/qwen_2.5_vl_7b_fp8_scaled.safetensors": lambda _: ENCODERS["qwen2.5_7b"](),
     "vae/qwen_image_vae.safetensors": lambda vaes: vaes["wan"],
 }
