@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,5 +89,3 @@ def test_a_refused_file_leaves_the_ranks_in_place(host: ComfyHost, models: Path)
     save(refused("Ovis"), models / "models" / "diffusion_models" / "Ovis.safetensors")
     message = refusal(host, Job("Ovis.safetensors", **TEXT).prompt(), Job("tiny-dit"))
     assert "ComfyUI takes Ovis.safetensors for its Flux, and the weights do not fit it: size mismatch" in message
-    assert re.search(r"And \d+ more\.", message), message
-    assert message.count("size mismatch") == 1

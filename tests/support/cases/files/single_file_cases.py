@@ -95,7 +95,7 @@ FILES: dict[str, Callable[[str], Weights]] = {
 
 
 REFUSED = {
-    "GenmoMochi": ("for its AsymmDiTJoint", "weights do not fit it"),
+    "GenmoMochi": ("for its AsymmDiTJoint", "weights do not fit it: size mismatch", ". And 1 more.\n\nDownload"),
     "Ovis": ("for its Flux", "weights do not fit it"),
     "ControlNet": ("a ControlNet",),
     "half a Flux": ("does not know as a diffusion model",),
@@ -116,7 +116,7 @@ def refused(kind: str) -> Weights:
         weights, start = without[kind]
         return {"weight": torch.zeros(3)} | {key: held for key, held in weights.items() if not key.startswith(start)}
     base, name, tensor = {
-        "GenmoMochi": ({}, "t5_yproj.weight", torch.zeros(1)),
+        "GenmoMochi": ({"t5_yproj.bias": torch.zeros(1)}, "t5_yproj.weight", torch.zeros(1)),
         "Ovis": (dev, "txt_norm.scale", torch.zeros(1)),
         "ControlNet": (diffusers, "controlnet_blocks.0.weight", torch.zeros(1)),
     }[kind]
