@@ -25,6 +25,12 @@ ATTENTION = (
     *("use_split_cross_attention", "use_quad_cross_attention", "use_sage_attention", "use_flash_attention"),
     *("disable_xformers", "force_upcast_attention", "dont_upcast_attention"),
 )
+# For what of a model is on its device.
+MEMORY = (
+    *("gpu_only", "highvram", "lowvram", "novram", "disable_smart_memory"),
+    *("disable_async_offload", "disable_pinned_memory"),
+)
+MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class HostFile:
         return type(self.module).__name__
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
-        """What the ranks load, with those of ComfyUI's arguments that change what is computed.
+        """What the ranks load, with those of ComfyUI's arguments that change what is computed, and where weights are.
 
         Tokens can be shared where torch computes attention; one rank alone does as ComfyUI.
         """
@@ -57,7 +63,11 @@ class HostFile:
         arguments = [*(["--cpu"] if on_cpu else [])]
         shares = plan.world_size * plan.patch_count > 1
         chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
-        arguments += [f"--{name.replace('_', '-')}" for name in chosen]
+        chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
+        arguments += [flag(name) for name in chosen]
+        for name in () if on_cpu else MEMORY_SIZES:
+            if (size := getattr(own, name, None)) is not None:
+                arguments += [flag(name), str(size)]
         if features := sorted(feature.value for feature in own.fast):
             arguments += ["--fast", *features]
         return HostSource(
@@ -68,6 +78,11 @@ class HostFile:
             dtype=dtype_name(self.dtype),
             cast=dtype_name(self.cast),
         )
+
+
+def flag(name: str) -> str:
+    """An argument on ComfyUI's command line, by its name in Python."""
+    return f"--{name.replace('_', '-')}"
 
 
 def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:

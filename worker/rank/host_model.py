@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from parallel_backend.errors import ModelFileError, RequestError
-from parallel_backend.groups.calls import Call, Output
+from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule, moved
 from parallel_backend.sampling.denoiser import Pass
@@ -38,6 +39,7 @@ class HostModel:
     parking: Parking
     maker: Maker
     adapted: bool = False  # whether the weights are other than the file's
+    working_bytes: float = 0.0  # what the device has room for beside the weights, as ComfyUI estimates it
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
@@ -60,10 +62,11 @@ class HostModel:
                 "the file is incomplete or of another model."
             )
         check()
-        patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
-        patcher.load(mesh.device, full_load=True)
         module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
-        return cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui))
+        patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
+        found = cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui))
+        found.place()  # after a stage has let go of the blocks of others
+        return found
 
     @property
     def mesh(self) -> Mesh:
@@ -78,26 +81,53 @@ class HostModel:
         """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError."""
         self.module.replan(mesh)
 
+    def place(self, working_bytes: float = 0.0, whole: bool = False) -> None:
+        """Has ComfyUI put the weights on the device: all, or where its flags and the free memory say so as many as
+        leave `working_bytes`, and the rest is brought there layer by layer. Runs no collectives.
+
+        whole: they are all there.
+        """
+        import comfy.model_management
+
+        comfy.model_management.load_models_gpu([self.patcher], memory_required=working_bytes, force_full_load=whole)
+        self.working_bytes = working_bytes
+
+    def make_room(self, latents: Sequence[torch.Tensor], rows: int) -> None:
+        """Before forwards of so many rows of these latents: lets weights go if they need more memory than any before.
+
+        By ComfyUI's estimate, of which a rank has its share of the tokens. Runs no collectives.
+        """
+        shapes = [[rows, *each.shape[1:]] for each in latents]
+        needed = sum(map(self.patcher.memory_required, shapes)) / self.mesh["sequence"].degree
+        if needed > self.working_bytes:
+            self.place(needed)
+
     def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
         """Gives the weights these changes in place of those that they had; without any, they are as in the file.
 
         Outside of inference mode, where quantised weights cannot be changed. Runs no collectives.
         """
-        device = self.mesh.device
-        self.patcher.unpatch_model()
-        self.parking.beside = put_on(self.patcher, patches, tensors, device)
-        self.patcher.load(device, full_load=True)
+        whole = not self.patcher.model.model_lowvram
+        self.patcher.unpatch_model(None if whole else CPU)
+        self.parking.beside = put_on(self.patcher, patches, tensors, self.mesh.device)
+        self.place(self.working_bytes, whole)
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
         given = [self.prepared(call.kwargs) for call in calls]
+        for part in share_out([call.size for call in calls], self.mesh["batch"].degree):
+            call = calls[part.call]
+            self.make_room(call.latents, math.ceil(call.size / part.rows.degree))
         with attributes_of(self.module.model, given[0][1]):  # of a patcher, whose calls these are
             return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
 
-    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], dict[str, Any]]:
+    def passes(self, passes: Sequence[Pass], noise: torch.Tensor) -> tuple[list[Pass], dict[str, Any]]:
         """The forwards of a sampler's step as the module takes them, and attributes for the model meanwhile."""
+        groups = self.mesh["dp" if len(passes) > 1 else "batch"].degree
+        rows = max(len(each.branches) for each in passes) * len(noise)
+        self.make_room([noise], math.ceil(rows / groups))
         given = [self.prepared(each.conditions.kwargs) for each in passes]
         found = [
             replace(each, conditions=each.conditions._replace(kwargs=kwargs))

@@ -182,7 +182,7 @@ class Operations:
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
         attributes: dict[str, Any] = {}
         if host:
-            passes, attributes = host.passes(passes)
+            passes, attributes = host.passes(passes, own["noise"])
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
