@@ -25,7 +25,7 @@ from .seams.stages import StageExit, StageLink, keep_stage
 from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights
-from .weights.parking import Parking
+from .weights.parking import Parking, held_bytes
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -56,6 +56,11 @@ class ParallelTransformer:
         self.adapted: set[str] = set()
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         self._install(mesh, self._backend_for(mesh))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the weights that this rank has."""
+        return held_bytes(self.model)
 
     def _backend_for(self, mesh: Mesh) -> Backend:
         """Attention's kernel. Raises PlanError if the model does not allow the plan, or the device the kernel."""

@@ -75,6 +75,11 @@ class Parking:
             torch.cuda.synchronize(self.device)
 
 
+def held_bytes(module: torch.nn.Module) -> int:
+    """Bytes of a module's weights that this rank has."""
+    return sum(part.nbytes for tensor in module.state_dict().values() for part in plain_parts(tensor))
+
+
 def storages_of(
     module: torch.nn.Module, device: torch.device, beside: Sequence[torch.Tensor] = ()
 ) -> list[torch.UntypedStorage]:

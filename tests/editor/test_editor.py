@@ -80,7 +80,7 @@ def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_do
     panel = themed.open_panel()
     themed.run()
     for rank in (0, 1):
-        expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_contain_text("MiB")
+        expect(panel.get_by_test_id(f"paralleldit-rank-{rank}")).to_contain_text("Weights: ")
     wait_for_step(panel, 1)
     first = step_of(panel)
     wait_for_step(panel, first + 20)

@@ -104,9 +104,9 @@ test('ranks: memory of what they compute on, and who is silent', () => {
   const [first, second] = ranksOf(only(page()))
   assert.deepEqual([first.pid, first.used, first.total, first.silent], [11, 5, 9, 0])
   assert.equal(second.silent, 4.2)
-  const memory = [{ resident: 5, accelerator: 7, total: 8 }]
+  const memory = [{ resident: 5, accelerator: 7, total: 8, weights: 4, resident_weights: 3 }]
   const [gpu] = ranksOf(only(page({ ...READY, device: 'cuda', pids: [1], memory, beats: [0] })))
-  assert.equal(gpu.used, 7)
+  assert.deepEqual([gpu.used, gpu.weights, gpu.placed], [7, 4, 3])
   assert.deepEqual(ranksOf(only(page(STOPPED))), [])
 })
 

@@ -10,12 +10,14 @@ import torch
 from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_memory, reasons
 from parallel_backend.plan import ParallelPlan
 from worker.rank.memory.room import Room, asked
-from worker.rank.memory.shortage import Shortage
+from worker.rank.memory.shortage import Shortage, within
 from worker.wire.operations import FORWARD, LOAD, SAMPLE, VAE, Operation
 
 GB = 10**9
-ANY = {"heads": 24, "blocks": 57, "tensor_parallel": True, "pipefusion": True}
-NO_TENSOR_PARALLEL = {**ANY, "tensor_parallel": False}
+Check = Callable[[ParallelPlan], None]
+ANY, NO_TENSOR_PARALLEL = (
+    within({"heads": 24, "blocks": 57, "tensor_parallel": allowed, "pipefusion": True}) for allowed in (True, False)
+)
 
 
 def shortage(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
@@ -28,33 +30,33 @@ def shortage(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, 
 
 
 def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
-    text = shortage(weights=10, needed=20, tokens=4096, plan=ParallelPlan(ulysses=2), limits=ANY)
+    text = shortage(weights=10, needed=20, tokens=4096, plan=ParallelPlan(ulysses=2), check=ANY)
     assert "Rank 1 ran out of memory while it was running the model" in text
     assert "asked for 7.0 GB more, where it used 23.0 GB of 24.0 GB and had 1.0 GB left" in text
     assert "weights take about 10.0 GB" in text
     assert "4,096 tokens" in text
 
 
-@pytest.mark.parametrize(("limits", "plan"), [(ANY, "tp=2"), (NO_TENSOR_PARALLEL, "pipefusion=2 with patches=1")])
-def test_weights_that_do_not_fit_are_shared_where_the_model_can_be(limits: dict, plan: str) -> None:
-    text = shortage(LOAD, weights=30, plan=ParallelPlan(ulysses=2), limits=limits)
+@pytest.mark.parametrize(("check", "plan"), [(ANY, "tp=2"), (NO_TENSOR_PARALLEL, "pipefusion=2 with patches=1")])
+def test_weights_that_do_not_fit_are_shared_where_the_model_can_be(check: Check, plan: str) -> None:
+    text = shortage(LOAD, weights=30, plan=ParallelPlan(ulysses=2), check=check)
     assert f"The plan {plan} should fit" in text or "The plan pipefusion=2 with patches=1 should fit" in text
 
 
 def test_weights_that_no_plan_of_these_ranks_can_hold_call_for_more_ranks() -> None:
-    text = shortage(LOAD, weights=60, plan=ParallelPlan(ulysses=2), limits=NO_TENSOR_PARALLEL)
+    text = shortage(LOAD, weights=60, plan=ParallelPlan(ulysses=2), check=NO_TENSOR_PARALLEL)
     assert "The plan pipefusion=4 with patches=1 on 4 ranks, each with a device of its own, should fit" in text
 
 
 def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for() -> None:
-    text = shortage(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), limits=ANY)
+    text = shortage(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), check=ANY)
     assert "The plan ulysses=2 on 2 ranks" in text
     assert "no more than about 18,000 tokens fit" in text
 
 
 def test_stages_are_advised_where_the_loop_runs_on_the_ranks_and_not_for_single_forwards() -> None:
     """Their result is on the last stage, and rank 0 is asked for it."""
-    request = {"weights": 20, "needed": 30, "plan": ParallelPlan(ulysses=2), "limits": NO_TENSOR_PARALLEL}
+    request = {"weights": 20, "needed": 30, "plan": ParallelPlan(ulysses=2), "check": NO_TENSOR_PARALLEL}
     assert "The plan pipefusion=" in shortage(SAMPLE, **request)
     assert "pipefusion=" not in shortage(FORWARD, **request)
 
@@ -65,7 +67,7 @@ def test_memory_of_other_processes_is_pointed_to() -> None:
 
 
 def test_where_nothing_would_fit_no_plan_is_named() -> None:
-    text = shortage(LOAD, weights=5000, plan=ParallelPlan(ulysses=2), limits=ANY)
+    text = shortage(LOAD, weights=5000, plan=ParallelPlan(ulysses=2), check=ANY)
     assert "The plan" not in text
     assert "smaller" in text
 

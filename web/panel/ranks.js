@@ -36,14 +36,16 @@ class RankRow {
     this.memory = element('span', { class: 'paralleldit-aside' })
     this.fill = element('div')
     this.bar = element('div', { class: 'paralleldit-bar', role: 'meter', 'aria-valuemin': 0 }, this.fill)
+    this.weights = element('div', { class: 'paralleldit-weights' })
     this.silence = element('span')
     const icon = element('i', { class: 'pi pi-exclamation-triangle', 'aria-hidden': 'true' })
     this.silentLine = element('p', {}, icon, this.silence)
     const line = element('div', { class: 'paralleldit-line' }, this.name, this.process, this.memory)
-    this.element = element('li', { 'data-testid': `paralleldit-rank-${rank}` }, line, this.bar, this.silentLine)
+    const parts = [line, this.bar, this.weights, this.silentLine]
+    this.element = element('li', { 'data-testid': `paralleldit-rank-${rank}` }, ...parts)
   }
 
-  update({ rank, pid, device, used, total, silent }) {
+  update({ rank, pid, device, used, total, weights, placed, silent }) {
     text(this.process, t('panel.process', { device: t(`panel.device.${device}`), pid }))
     const words = t('panel.memory', { used: bytes(used), total: bytes(total) })
     const share = total ? Math.min(used / total, 1) : 0
@@ -57,6 +59,9 @@ class RankRow {
     this.fill.style.width = `${100 * share}%`
     shown(this.bar, total) // a system that does not tell, tells 0
     shown(this.memory, total)
+    const part = placed < weights ? 'weightsInRam' : 'weights'
+    text(this.weights, t(`panel.${part}`, { placed: bytes(placed), weights: bytes(weights) }))
+    shown(this.weights, weights)
     shown(this.silentLine, silent)
     attribute(this.element, 'class', silent ? 'paralleldit-is-silent' : null)
     text(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '')

@@ -82,13 +82,14 @@ export function stepOf(group) {
   return run?.made ? { at: run.made, of: null } : null
 }
 
-/** The ranks that run: memory in bytes; `silent` the seconds since a sign of life where those are too many, else 0. */
+/** The ranks that run: memory in bytes, `placed` that of the weights on the device; `silent` the seconds since a sign of life where those are too many, else 0. */
 export function ranksOf({ status }) {
   const { pids = [], memory = [], beats = [], device } = status
   return pids.map((pid, rank) => {
-    const { resident = 0, accelerator = 0, total = 0 } = memory[rank] ?? {}
+    const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = memory[rank] ?? {}
     const silent = beats[rank] > SILENT_SECONDS ? beats[rank] : 0
-    return { rank, pid, device, used: device === 'cuda' ? accelerator : resident, total, silent }
+    const [used, placed] = device === 'cuda' ? [accelerator, resident_weights] : [resident, weights]
+    return { rank, pid, device, used, total, weights, placed, silent }
   })
 }
 

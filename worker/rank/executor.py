@@ -28,7 +28,7 @@ class Executor:
 
     def __init__(
         self,
-        device: torch.device,
+        state: RankState,
         control_group: dist.ProcessGroup,
         groups: JobGroups,
         heartbeat: Heartbeat,
@@ -43,7 +43,7 @@ class Executor:
         self.groups = groups
         self.heartbeat = heartbeat
         self.timeline = timeline
-        self.state = RankState(device)
+        self.state = state
         self.handlers = Operations(self.state, timeline, emit).by_name()
         self.job: Job | None = None  # the one that runs
         self.counts = dict.fromkeys(self.handlers, 0)

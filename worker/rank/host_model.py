@@ -39,7 +39,7 @@ class HostModel:
     parking: Parking
     maker: Maker
     adapted: bool = False  # whether the weights are other than the file's
-    working_bytes: float = 0.0  # what the device has room for beside the weights, as ComfyUI estimates it
+    working_bytes: int = 0  # what the device has room for beside the weights, as ComfyUI estimates it
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
@@ -72,6 +72,16 @@ class HostModel:
     def mesh(self) -> Mesh:
         return self.module.mesh
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights that this rank computes with."""
+        return self.patcher.model_size()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of those that are on its device; the others wait in RAM and are brought there layer by layer."""
+        return 0 if self.parking.is_parked else self.patcher.loaded_size()
+
     def park(self) -> None:
         """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
         self.maker.begin("")
@@ -81,7 +91,7 @@ class HostModel:
         """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError."""
         self.module.replan(mesh)
 
-    def place(self, working_bytes: float = 0.0, whole: bool = False) -> None:
+    def place(self, working_bytes: int = 0, whole: bool = False) -> None:
         """Has ComfyUI put the weights on the device: all, or where its flags and the free memory say so as many as
         leave `working_bytes`, and the rest is brought there layer by layer. Runs no collectives.
 
@@ -98,7 +108,7 @@ class HostModel:
         By ComfyUI's estimate, of which a rank has its share of the tokens. Runs no collectives.
         """
         shapes = [[rows, *each.shape[1:]] for each in latents]
-        needed = sum(map(self.patcher.memory_required, shapes)) / self.mesh["sequence"].degree
+        needed = math.ceil(sum(map(self.patcher.memory_required, shapes)) / self.mesh["sequence"].degree)
         if needed > self.working_bytes:
             self.place(needed)
 

@@ -7,7 +7,6 @@ exception ends the rank, and torchrun ends the group with it.
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 
@@ -28,7 +27,7 @@ from .channels.heartbeat import Heartbeat, agent_store
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
-from .memory.room import memory_use
+from .state import RankState
 
 
 def serve(channel: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
@@ -58,7 +57,8 @@ def run() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
-    heartbeat = Heartbeat(agent_store, rank, world, functools.partial(memory_use, device), groups.cut, log.rotate)
+    state = RankState(device)
+    heartbeat = Heartbeat(agent_store, rank, world, state.memory, groups.cut, log.rotate)
     relay = FrameRelay()
     heartbeat.start()  # by now every rank has made its own
     channel = connect("job") if rank == 0 else None
@@ -67,7 +67,7 @@ def run() -> None:
         if channel:
             send_frame(channel, event, tensors)
 
-    executor = Executor(device, relay.group, groups, heartbeat, timeline, emit)
+    executor = Executor(state, relay.group, groups, heartbeat, timeline, emit)
     if channel:
         ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
     serve(channel, executor, relay)

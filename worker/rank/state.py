@@ -16,6 +16,7 @@ from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .host_model import HostModel
 from .memory.release import release_memory
+from .memory.room import memory_use
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class RankState:
         self.transformer: ParallelTransformer | HostModel | None = None
         self.source: Source | None = None  # what the transformer was loaded from
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
+        self.weight_bytes = 0  # of the transformer, on this rank
         self.conditions: Tensors = {}
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
 
     def keep_model(self, transformer: ParallelTransformer | HostModel, source: Source, plan: ParallelPlan) -> None:
         self.transformer, self.source = transformer, source
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
+        self.weight_bytes = transformer.weight_bytes
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def model_of(self, source: Source, plan: ParallelPlan) -> ParallelTransformer | HostModel | None:
@@ -49,7 +52,7 @@ class RankState:
 
     def drop_model(self) -> None:
         """Gives the model's memory back."""
-        self.transformer, self.source, self.loaded = None, None, {}
+        self.transformer, self.source, self.loaded, self.weight_bytes = None, None, {}, 0
         self.conditions.clear()
         release_memory(self.device)
 
@@ -67,6 +70,16 @@ class RankState:
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
         return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
+
+    def memory(self) -> dict[str, int]:
+        """What this process holds, see `memory_use`; and the weights of the transformer: on this rank, and resident on
+        its device, in bytes."""
+        return {**memory_use(self.device), "weights": self.weight_bytes, "resident_weights": self._resident_bytes()}
+
+    def _resident_bytes(self) -> int:
+        if isinstance(transformer := self.transformer, HostModel):
+            return transformer.resident_bytes
+        return 0 if transformer is None or transformer.parking.is_parked else self.weight_bytes
 
     @property
     def is_parked(self) -> bool:

@@ -49,7 +49,7 @@ class Heartbeat(threading.Thread):
         on_broken: Callable[[int], None],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """measure: this rank's memory, see `memory.room.memory_use`. on_broken: called with each job broken off.
+        """measure: this rank's memory, see `RankState.memory`. on_broken: called with each job broken off.
 
         on_beat: called at each beat; raises nothing.
         """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,15 +15,17 @@ import torch
 from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
 from parallel_backend.errors import PlanError
 from parallel_backend.models import spec_for
+from parallel_backend.models.comfyui.checks import check_module, patch_of
 from parallel_backend.models.spec import Limits
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.weights.loading import ModelSource, local_part
+from parallel_backend.weights.loading import ModelSource
 
 from ...errors import Explanation
-from ...wire.operations import FORWARD, Operation
+from ...wire.operations import Operation
 from ...wire.protocol import Header
 from ...wire.tensors import Tensors
+from ..host_model import HostModel
 from ..sources import source_of
 from .room import Room
 
@@ -37,8 +40,8 @@ class Shortage:
 
     asked: by the allocation that failed, if that is known. full, empty: the rank's room when it failed, and without
     what the request had got by then. weights: the model's on this rank; those that a load was to bring are not there
-    yet. tokens: of the request's latents, 0 if it has none. plan, and limits: the model's, see
-    `ParallelPlan.check_model`; None for a VAE.
+    yet. tokens: of the request's latents, 0 if it has none. plan: the model's. check: raises PlanError for one that
+    the model does not allow. Both None for a VAE.
     """
 
     rank: int
@@ -49,7 +52,7 @@ class Shortage:
     weights: int = 0
     tokens: int = 0
     plan: ParallelPlan | None = None
-    limits: Limits | None = None
+    check: Callable[[ParallelPlan], None] | None = None
 
     @property
     def needed(self) -> int:
@@ -127,9 +130,9 @@ def alternatives(short: Shortage, plan: ParallelPlan, times: int) -> Iterator[Pa
         # Whole images in the stages, which every model can do.
         other = replace(plan, **dict(zip(axes, (*degrees, rest), strict=True)), patches=1)
         try:
-            if short.limits:
-                other.check_model(**short.limits)
-            if short.operation == FORWARD:
+            if short.check:
+                short.check(other)
+            if short.operation.is_step:
                 other.check_one_forward()
         except PlanError:
             continue
@@ -151,19 +154,31 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
 
 
 def plan_of(operation: Operation, header: Header, latents: torch.Size | None, transformer: object) -> dict[str, Any]:
-    """What a Shortage tells of the model that a request is about: weights, tokens, plan and limits."""
+    """What a Shortage tells of the model that a request is about: weights, tokens, plan and check."""
     if operation.brings_model:
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
         weights = sum(map(os.path.getsize, source.files)) // plan.weight_ways
         if not isinstance(source, ModelSource):
             return {"weights": weights}  # which no other plan shares out
-        return {"weights": weights, "plan": plan, "limits": spec_for(source.model_class).limits(source.config)}
-    if operation.without_model or not isinstance(transformer, ParallelTransformer):
+        return {"weights": weights, "plan": plan, "check": within(spec_for(source.model_class).limits(source.config))}
+    if operation.without_model:
         return {}
-    spec, config = transformer.spec, transformer.model.config
+    patch: Sequence[int] | None = None
+    if isinstance(transformer, ParallelTransformer):
+        spec, config = transformer.spec, transformer.model.config
+        weights, check, (_, patch) = transformer.weight_bytes, within(spec.limits(config)), spec.geometry(config)
+    elif isinstance(transformer, HostModel):
+        module = transformer.module
+        weights, check = transformer.resident_bytes, partial(check_module, model=module.model)
+        if module.spec and latents:
+            patch = patch_of(module.model, module.spec, len(latents) - 2)
+    else:
+        return {}
     tokens = 0
-    if latents:
-        _, patch = spec.geometry(config)
+    if latents and patch:
         tokens = latents[0] * math.prod(size // side for size, side in zip(latents[2:], patch, strict=False))
-    weights = sum(local_part(tensor).nbytes for tensor in transformer.model.state_dict().values())
-    return {"weights": weights, "tokens": tokens, "plan": transformer.mesh.plan, "limits": spec.limits(config)}
+    return {"weights": weights, "tokens": tokens, "plan": transformer.mesh.plan, "check": check}
+
+
+def within(limits: Limits) -> Callable[[ParallelPlan], None]:
+    return lambda plan: plan.check_model(**limits)

@@ -1,0 +1,67 @@
+"""A model larger than a rank's card runs from what is there and what is brought there layer by layer, as in ComfyUI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from demo.host import REPOSITORY
+from tests.support.files.write_gguf import write_gguf
+from tests.support.host.stock_prompts import write_cases
+from tests.support.ranks.pool import RankPool
+
+NAME = "longcat-image"
+ROOM = 0.6  # of the weights, that the card of `placed_rank` has room for beside a small call
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model in each form."""
+    base = tmp_path_factory.mktemp("placed")
+    write_cases(comfyui, base, [NAME])
+    folder = base / "models" / "diffusion_models"
+    plain = folder / f"{NAME}.safetensors"
+    program = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui), str(plain), "fp8"]
+    run = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    packed = folder / f"{NAME}.gguf"
+    save_file(write_gguf(load_file(plain), packed, ["Q8_0"]), folder / "packed.safetensors")
+    return {"fp32": plain, "fp8": folder / f"{NAME}-fp8.safetensors", "gguf": packed}
+
+
+@pytest.mark.parametrize(("form", "world"), [("fp32", 1), ("fp32", 2), ("fp8", 1), ("gguf", 1)])
+def test_a_model_that_is_too_large_for_the_card_is_there_in_part_and_gives_the_same_bits(
+    form: str, world: int, comfyui: Path, files: dict[str, Path], ranks: RankPool, tmp_path: Path
+) -> None:
+    """Also with an adapter, and without it again; a larger call sends more of it away. A lack of memory is
+    told with its tokens."""
+    out = tmp_path / "found"
+    ranks.run(world, "files.placed_rank", str(comfyui), str(files[form]), str(out))
+    for rank in range(world):
+        found = json.loads(Path(f"{out}.{rank}").read_text())
+        total = found["total"]
+        assert found["whole"] == total
+        assert found["resident when larger"] < found["resident"] <= ROOM * total
+        assert found["resident with an adapter"] <= ROOM * total
+        given = ("equal", "adapted", "as before", "equal when larger", "and smaller again")
+        assert all(found[name] for name in given), found
+        assert found["changed"] == (rank == 0)  # which alone has a result
+        assert "6 tokens of latents" in found["out of memory"]
+        if world > 1:
+            assert found["stage"] < total, "a stage has the blocks of others on its card"
+
+
+def test_comfyuis_arguments_of_memory_reach_ranks_that_have_a_card(comfyui: Path, files: dict[str, Path]) -> None:
+    memory = ["--disable-smart-memory", "--disable-pinned-memory", "--reserve-vram", "2.5", "--async-offload", "3"]
+    program = [sys.executable, "-m", "tests.support.files.rank_arguments", str(comfyui), str(files["fp32"])]
+    command = [*program, *memory, "--fast", "fp16_accumulation"]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    on_gpu, on_cpu = json.loads(run.stdout)
+    assert on_gpu == [*memory, "--fast", "fp16_accumulation"]
+    assert on_cpu == ["--cpu", "--fast", "fp16_accumulation"]

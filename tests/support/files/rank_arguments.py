@@ -1,0 +1,28 @@
+"""`python -m tests.support.files.rank_arguments COMFYUI FILE ARGUMENT...`:
+prints the arguments that the ranks give ComfyUI's code for a file, where ComfyUI itself has these: on a GPU, and on the
+CPU, as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+from pathlib import Path
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.templates.describe import pack_without_server
+
+
+def main(comfyui: str, file: str, *arguments: str) -> None:
+    sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
+    sys.argv = [sys.argv[0], "--cpu", *arguments]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    logging.disable(logging.CRITICAL)
+    described = pack_without_server().file.describe_host_file(Path(file))
+    print(json.dumps([described.source(ParallelPlan(), on_cpu).arguments for on_cpu in (False, True)]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
