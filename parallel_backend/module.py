@@ -18,6 +18,7 @@ from .hooks import Hooks
 from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, patch_of, sizes_of
 from .models.comfyui.spec import ALWAYS_WHOLE
+from .plan import ParallelPlan
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
 from .seams.filled.boundary import install_filled_boundary
@@ -55,7 +56,7 @@ class ParallelModule:
     def _install(self, mesh: Mesh) -> None:
         """Raises PlanError; nothing is on the model then."""
         plan, spec, model = mesh.plan, self.spec, self.model
-        check_module(plan, model)
+        self.check_plan(plan)
         self.mesh = mesh
         self.slot = ForwardSlot(plan.patch_count)
         self.link: StageLink | None = None
@@ -86,6 +87,17 @@ class ParallelModule:
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before."""
         self.hooks.remove()
+
+    def check_plan(self, plan: ParallelPlan) -> None:
+        """Raises PlanError if the model's class does not allow the plan."""
+        check_module(plan, self.model)
+
+    def token_count(self, latents: Sequence[int]) -> int:
+        """Of latents of this shape, (B, C, …); 0 where the class has no spec."""
+        if self.spec is None:
+            return 0
+        sides = patch_of(self.model, self.spec, len(latents) - 2)
+        return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=True))
 
     @torch.inference_mode()
     def __call__(self, calls: Sequence[Call]) -> list[Output] | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,7 @@ from .groups.mesh_layout import same_weights
 from .hooks import Hooks
 from .memo import memoise
 from .models import ModelSpec, spec_for
+from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
@@ -57,15 +60,29 @@ class ParallelTransformer:
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         self._install(mesh, self._backend_for(mesh))
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Of the weights that this rank has."""
         return held_bytes(self.model)
 
+    @property
+    def resident_bytes(self) -> int:
+        """Of those that are on its device."""
+        return 0 if self.parking.is_parked else self.weight_bytes
+
+    def check_plan(self, plan: ParallelPlan) -> None:
+        """Raises PlanError if the model does not allow the plan."""
+        plan.check_model(**self.spec.limits(self.model.config))
+
+    def token_count(self, latents: Sequence[int]) -> int:
+        """Of latents of this shape, (B, C, …)."""
+        _, patch = self.spec.geometry(self.model.config)
+        return latents[0] * math.prod(size // side for size, side in zip(latents[2:], patch, strict=False))
+
     def _backend_for(self, mesh: Mesh) -> Backend:
         """Attention's kernel. Raises PlanError if the model does not allow the plan, or the device the kernel."""
         config, plan = self.model.config, mesh.plan
-        plan.check_model(**self.spec.limits(config))
+        self.check_plan(plan)
         return choose_backend(plan.attention, mesh.device, self.dtype, self.spec.sizes(config).head_dim, plan.ring)
 
     def _install(self, mesh: Mesh, backend: Backend) -> None:

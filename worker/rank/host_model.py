@@ -14,6 +14,7 @@ from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule, moved
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
@@ -81,6 +82,14 @@ class HostModel:
     def resident_bytes(self) -> int:
         """Of those that are on its device; the others wait in RAM and are brought there layer by layer."""
         return 0 if self.parking.is_parked else self.patcher.loaded_size()
+
+    def check_plan(self, plan: ParallelPlan) -> None:
+        """Raises PlanError if the model does not allow the plan."""
+        self.module.check_plan(plan)
+
+    def token_count(self, latents: Sequence[int]) -> int:
+        """Of latents of this shape, (B, C, …); 0 where that is not known."""
+        return self.module.token_count(latents)
 
     def park(self) -> None:
         """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""

@@ -31,14 +31,12 @@ class RankState:
         self.transformer: ParallelTransformer | HostModel | None = None
         self.source: Source | None = None  # what the transformer was loaded from
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
-        self.weight_bytes = 0  # of the transformer, on this rank
         self.conditions: Tensors = {}
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
 
     def keep_model(self, transformer: ParallelTransformer | HostModel, source: Source, plan: ParallelPlan) -> None:
         self.transformer, self.source = transformer, source
         self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
-        self.weight_bytes = transformer.weight_bytes
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def model_of(self, source: Source, plan: ParallelPlan) -> ParallelTransformer | HostModel | None:
@@ -52,7 +50,7 @@ class RankState:
 
     def drop_model(self) -> None:
         """Gives the model's memory back."""
-        self.transformer, self.source, self.loaded, self.weight_bytes = None, None, {}, 0
+        self.transformer, self.source, self.loaded = None, None, {}
         self.conditions.clear()
         release_memory(self.device)
 
@@ -74,12 +72,9 @@ class RankState:
     def memory(self) -> dict[str, int]:
         """What this process holds, see `memory_use`; and the weights of the transformer: on this rank, and resident on
         its device, in bytes."""
-        return {**memory_use(self.device), "weights": self.weight_bytes, "resident_weights": self._resident_bytes()}
-
-    def _resident_bytes(self) -> int:
-        if isinstance(transformer := self.transformer, HostModel):
-            return transformer.resident_bytes
-        return 0 if transformer is None or transformer.parking.is_parked else self.weight_bytes
+        model = self.transformer
+        weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
+        return {**memory_use(self.device), "weights": weights, "resident_weights": resident}
 
     @property
     def is_parked(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import REPOSITORY, ComfyHost
-from tests.support.cases.stock_cases import FULL_WIDTH
+from tests.support.cases.sized_cases import FULL_WIDTH
 from tests.support.host.graphs import Graph, Job, latents, ranks, relative_error
 
 NAME = "flux-full-width"

@@ -90,13 +90,12 @@ def flux_case(cfg: float = 1.0, others: Mapping[str, Any] | None = None, **confi
 SCALES = {f"{norm}_norm.weight": f"{norm}_norm.scale" for norm in ("query", "key")}
 
 
-def qwen(latent: tuple[int, int] = (10, 12), method: str = "index", text_width: int = 32, **others: Any) -> StockCase:
-    """Qwen-Image; method: of references, by the file."""
-    heads = {"attention_head_dim": 128, "num_attention_heads": 2}
-    config = {"in_channels": 64, "num_layers": 2, "joint_attention_dim": text_width, **heads}
-    config |= {"default_ref_method": method}
+def qwen(latent: tuple[int, int] = (10, 12), method: str = "index", width: int = 32, **others: Any) -> StockCase:
+    """Qwen-Image; method: of references, by the file. width: of the text."""
+    sizes = {"attention_head_dim": 128, "num_attention_heads": 2, "joint_attention_dim": width}
+    config = {"in_channels": 64, "num_layers": 2, **sizes, "default_ref_method": method}
     module = "qwen_image.model.QwenImageTransformer2DModel"
-    return StockCase(module, config, (1, 16, 1, *latent), text(19, text_width, **others), detected_as="QwenImage")
+    return StockCase(module, config, (1, 16, 1, *latent), text(19, width, **others), detected_as="QwenImage")
 
 
 def zimage(latent: tuple[int, int], tokens: int) -> StockCase:
@@ -421,8 +420,6 @@ LTX_2 = {
     "caption_channels": 24, "audio_in_channels": 128, "audio_cross_attention_dim": 32, "audio_attention_head_dim": 8,
     "audio_num_attention_heads": 4, "connector_attention_head_dim": 8, "connector_num_attention_heads": 3,
 }  # fmt: skip
-# For texts that the family's own encoder makes.
-ENCODED_CASES = {"qwen-image-encoded": qwen(text_width=3584)}
 # What the ranks run by ComfyUI's own class.
 HOST_CASES = {
     "longcat-image": StockCase(
@@ -448,6 +445,3 @@ HOST_CASES = {
         "lightricks.av_model.LTXAVModel", LTX_2, (1, 128, 3, 5, 7, "|", 1, 8, 11, 16), text(13, 24), metadata=LTX_2
     ),
 }
-FULL_WIDTH = flux_case(
-    hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=1, context_in_dim=4096, vec_in_dim=768
-)

@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import REPOSITORY
-from tests.support.cases.stock_cases import CASES, ENCODED_CASES, HOST_CASES
+from tests.support.cases.sized_cases import SIZED_CASES
+from tests.support.cases.stock_cases import CASES, HOST_CASES
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.host.graphs import Graph, Link
 
 Patch = Callable[[Graph, Link], Link]
-ALL = {**CASES, **ENCODED_CASES, **HOST_CASES, **CENSUS_MODELS}
+ALL = {**CASES, **SIZED_CASES, **HOST_CASES, **CENSUS_MODELS}
 
 STEPS = 3
 

@@ -7,31 +7,42 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
 from parallel_backend.errors import PlanError
+from parallel_backend.groups.mesh import Mesh
 from parallel_backend.models import spec_for
-from parallel_backend.models.comfyui.checks import check_module, patch_of
 from parallel_backend.models.spec import Limits
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 
 from ...errors import Explanation
 from ...wire.operations import Operation
 from ...wire.protocol import Header
 from ...wire.tensors import Tensors
-from ..host_model import HostModel
 from ..sources import source_of
 from .room import Room
 
 MORE_RANKS = (1, 2, 4, 8)  # times those that there are
 MARGIN = 0.9  # of a room, that an estimate may fill
 NOTABLE = 0.05
+
+
+class HeldModel(Protocol):
+    """What there is to know of a model on this rank, of either kind."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def resident_bytes(self) -> int: ...
+
+    def token_count(self, latents: Sequence[int]) -> int: ...
+
+    def check_plan(self, plan: ParallelPlan) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,9 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
     return tensors[operation.latents].shape if operation.latents in tensors else None
 
 
-def plan_of(operation: Operation, header: Header, latents: torch.Size | None, transformer: object) -> dict[str, Any]:
+def plan_of(
+    operation: Operation, header: Header, latents: torch.Size | None, model: HeldModel | None
+) -> dict[str, Any]:
     """What a Shortage tells of the model that a request is about: weights, tokens, plan and check."""
     if operation.brings_model:
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
@@ -161,23 +174,10 @@ def plan_of(operation: Operation, header: Header, latents: torch.Size | None, tr
         if not isinstance(source, ModelSource):
             return {"weights": weights}  # which no other plan shares out
         return {"weights": weights, "plan": plan, "check": within(spec_for(source.model_class).limits(source.config))}
-    if operation.without_model:
+    if operation.without_model or model is None:
         return {}
-    patch: Sequence[int] | None = None
-    if isinstance(transformer, ParallelTransformer):
-        spec, config = transformer.spec, transformer.model.config
-        weights, check, (_, patch) = transformer.weight_bytes, within(spec.limits(config)), spec.geometry(config)
-    elif isinstance(transformer, HostModel):
-        module = transformer.module
-        weights, check = transformer.resident_bytes, partial(check_module, model=module.model)
-        if module.spec and latents:
-            patch = patch_of(module.model, module.spec, len(latents) - 2)
-    else:
-        return {}
-    tokens = 0
-    if latents and patch:
-        tokens = latents[0] * math.prod(size // side for size, side in zip(latents[2:], patch, strict=False))
-    return {"weights": weights, "tokens": tokens, "plan": transformer.mesh.plan, "check": check}
+    tokens = model.token_count(latents) if latents else 0
+    return {"weights": model.resident_bytes, "tokens": tokens, "plan": model.mesh.plan, "check": model.check_plan}
 
 
 def within(limits: Limits) -> Callable[[ParallelPlan], None]:
