@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +18,12 @@ from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import shard_sizes
 from .hooks import Hooks
 from .models.comfyui import host_spec
-from .models.comfyui.checks import check_module, patch_of, sizes_of
+from .models.comfyui.checks import check_module, modules_at, patch_of, sizes_of
 from .models.comfyui.spec import ALWAYS_WHOLE
 from .plan import ParallelPlan
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
+from .seams.compiled import CompiledBlocks
 from .seams.filled.boundary import install_filled_boundary
 from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
@@ -51,6 +54,7 @@ class ParallelModule:
         self.dtype = dtype
         self.hooks = Hooks()
         self.spec = host_spec(type(model))
+        self.blocks = CompiledBlocks((), {})
         self._install(mesh)
 
     def _install(self, mesh: Mesh) -> None:
@@ -87,6 +91,19 @@ class ParallelModule:
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before."""
         self.hooks.remove()
+
+    def compiled(self, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """While entered, the blocks run through `torch.compile` with these arguments; without any, as they are.
+
+        Of a class without a spec, the whole model does.
+        """
+        if settings != self.blocks.settings:
+            paths = [blocks.path for blocks in self.spec.blocks] if self.spec else []
+            blocks = [block for path in paths for block in modules_at(self.model, path)] or [self.model]
+            self.blocks = CompiledBlocks(blocks, settings)
+            if settings:
+                logging.info("%d blocks run through torch.compile (%s)", len(blocks), settings.get("backend"))
+        return self.blocks.running()
 
     def check_plan(self, plan: ParallelPlan) -> None:
         """Raises PlanError if the model's class does not allow the plan."""

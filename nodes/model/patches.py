@@ -12,7 +12,7 @@ from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.functions import KNOWN, Known, describe, home_of
 from ...worker.comfyui.patched_options import FUNCTIONS
 from ...worker.wire.tensors import UnsendableError
-from ...worker.wire.tree import pack
+from ...worker.wire.tree import PLAIN, pack
 from ..errors import Refused
 
 # Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
@@ -130,6 +130,20 @@ def is_faster(name: str, options: Options) -> bool:
         return False
     say_once(f"The ranks attend by the kernel of their plan, and not by {name_of(override)}.")
     return True
+
+
+def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `torch.compile`'s arguments, as ComfyUI's node keeps them, those with which the ranks compile the blocks; none
+    where they do not. A graph ends where ranks exchange tokens, so that it is never whole (`fullgraph`)."""
+    if not arguments:
+        return {}
+    backend = arguments["backend"]
+    if not isinstance(backend, str):
+        say_once("The ranks run the model without torch.compile, whose backend is a function here.")
+        return {}
+    say_once(f"The ranks compile the model's blocks ({backend}), which takes the first step longer.")
+    options = {name: value for name, value in (arguments.get("options") or {}).items() if type(value) in PLAIN}
+    return {"backend": backend, "mode": arguments.get("mode"), "dynamic": arguments.get("dynamic"), "options": options}
 
 
 @cache

@@ -19,7 +19,7 @@ from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
 from ...parallel_backend.plan import ParallelPlan
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import ATTRIBUTES, RUN
+from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, FUNCTIONS, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
@@ -103,6 +103,7 @@ class RemoteModule(RemoteWeights):
         self.untouched = Untouched(module)
         self.own_source = self.source
         self.attributes: dict[str, Any] = {}  # that nodes have given the module, by path
+        self.compiled: Mapping[str, Any] = {}  # how its blocks are, see `compile_settings`
         self.run = Run()
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +119,12 @@ class RemoteModule(RemoteWeights):
         """
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
+        options = sendable(values.get("transformer_options") or {}, self.run.name_object)
         values["transformer_options"] = {
-            **sendable(values.get("transformer_options") or {}, self.run.name_object),
+            **options,
             RUN: self.run.name,
             ATTRIBUTES: self.attributes,
+            COMPILED: {} if FUNCTIONS in options else self.compiled,  # graphs would keep to the functions of one call
         }
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():
@@ -204,12 +207,12 @@ class RemoteModule(RemoteWeights):
         more = values.pop(rest, {})
         return {**values, **more}
 
-    def use(self, key: str | None, patches: Patches, objects: Mapping[str, Any]) -> None:
+    def use(self, key: str | None, patches: Patches, objects: Mapping[str, Any], compiled: Mapping[str, Any]) -> None:
         """Has the calls that follow be those of a patcher: with its changes of the weights, and what it replaces.
 
-        key: tells the changes from others. objects: of ComfyUI's model, by path.
+        key: tells the changes from others. objects: of ComfyUI's model, by path. compiled: see `compile_settings`.
         """
-        self.patched = (key, patches)
+        self.patched, self.compiled = (key, patches), compiled
         prefix = f"{MODULE}."
         self.attributes = {
             name.removeprefix(prefix): value for name, value in objects.items() if name.startswith(prefix)

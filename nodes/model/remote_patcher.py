@@ -10,14 +10,14 @@ import comfy.model_management
 import comfy.model_patcher
 import torch
 from comfy.patcher_extension import WrappersMP
-from comfy_api.torch_helpers.torch_compile import COMPILE_KEY
+from comfy_api.torch_helpers.torch_compile import COMPILE_KEY, TORCH_COMPILE_KWARGS
 from comfy_execution.utils import get_executing_context
 
 from ...worker.wire.tree import PLAIN
 from ..errors import Refused
 from .gathered_calls import add_gathering
 from .lora import accept, name_of, none_applied
-from .patches import say_once
+from .patches import compile_settings, say_once
 from .remote_model import KEY, RemoteDiT, no_weights
 from .remote_module import MODULE, RemoteModule, remote_module
 
@@ -177,7 +177,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if isinstance(self.remote, RemoteModule):
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
             told = f"{self.patches_uuid} {list(hooks)}" if more else key
-            self.remote.use(told, patches, self.object_patches)
+            compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
+            self.remote.use(told, patches, self.object_patches, compiled)
         elif self.remote:
             self.remote.patched = (key, dict(self.patches))
 
@@ -241,8 +242,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().add_object_patch(name, obj)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
-        if isinstance(self.remote, RemoteModule) and key == COMPILE_KEY:
-            say_once("The ranks run the model without torch.compile; the image is the same.")
+        if self.remote and key == COMPILE_KEY:  # what it compiles is in the ranks, which are told how, see `use`
+            if not isinstance(self.remote, RemoteModule):
+                say_once("The ranks run a folder's model without torch.compile; the image is the same.")
             return
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 

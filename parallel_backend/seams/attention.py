@@ -7,6 +7,7 @@ key-value cache, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -216,9 +217,15 @@ class AttentionSeam(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        attend = self.attends[min(self.calls, len(self.attends) - 1)]
-        self.calls += 1
-        return attend(*args, **(kwargs or {}))
+        return attend_by(self, *args, **(kwargs or {}))  # pyright: ignore[reportArgumentType] (disable's own types)
+
+
+@torch.compiler.disable  # the graph of a compiled block has no place for collectives that are under way
+def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The seam's next attention."""
+    attend = seam.attends[min(seam.calls, len(seam.attends) - 1)]
+    seam.calls += 1
+    return attend(*args, **kwargs)
 
 
 def install_attention(module: torch.nn.Module, attends: Sequence[Attend], hooks: Hooks) -> None:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from .functions import Maker
 
-# Of the options that go to the ranks: functions as data; the run that objects live for; attributes of the model.
+# Of the options that go to the ranks: functions as data; the run that objects live for; attributes of the model; and
+# arguments of `torch.compile` for its blocks.
 FUNCTIONS, RUN, ATTRIBUTES = "paralleldit_functions", "paralleldit_run", "paralleldit_attributes"
+COMPILED = "paralleldit_compiled"
 
 
-def with_functions(options: dict[str, Any], maker: Maker) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options as ComfyUI's classes read them, and attributes for the model. Raises RequestError."""
+class Inside(NamedTuple):
+    """What the model is to be while a call runs: attributes by path, and arguments of `torch.compile` for its blocks,
+    none where they are not compiled."""
+
+    attributes: Mapping[str, Any] = {}
+    compiled: Mapping[str, Any] = {}
+
+
+def with_functions(options: dict[str, Any], maker: Maker) -> tuple[dict[str, Any], Inside]:
+    """The options as ComfyUI's classes read them, and what they ask for beside. Raises RequestError."""
     options = dict(options)
     maker.begin(options.pop(RUN, ""))
-    attributes, asked = options.pop(ATTRIBUTES, {}), options.pop(FUNCTIONS, None)
-    return (options if asked is None else {**options, **made(asked, maker)}), attributes
+    inside, asked = Inside(options.pop(ATTRIBUTES, {}), options.pop(COMPILED, {})), options.pop(FUNCTIONS, None)
+    return (options if asked is None else {**options, **made(asked, maker)}), inside
 
 
 def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
@@ -30,7 +40,7 @@ def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
 
 
 @contextmanager
-def attributes_of(model: Any, values: dict[str, Any]) -> Iterator[None]:
+def attributes_of(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """While entered, a model has these attributes, by path."""
     if not values:
         yield

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from parallel_backend.weights.parking import Parking
 
 from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
-from ..comfyui.patched_options import attributes_of, with_functions
+from ..comfyui.patched_options import Inside, attributes_of, with_functions
 from ..comfyui.patches import Patch, put_on
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
@@ -139,11 +140,11 @@ class HostModel:
         for part in share_out([call.size for call in calls], self.mesh["batch"].degree):
             call = calls[part.call]
             self.make_room(call.latents, math.ceil(call.size / part.rows.degree))
-        with attributes_of(self.module.model, given[0][1]):  # of a patcher, whose calls these are
+        with self.being(given[0][1]):  # of a patcher, whose calls these are
             return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
 
-    def passes(self, passes: Sequence[Pass], noise: torch.Tensor) -> tuple[list[Pass], dict[str, Any]]:
-        """The forwards of a sampler's step as the module takes them, and attributes for the model meanwhile."""
+    def passes(self, passes: Sequence[Pass], noise: torch.Tensor) -> tuple[list[Pass], Inside]:
+        """The forwards of a sampler's step as the module takes them, and what the model is to be meanwhile."""
         groups = self.mesh["dp" if len(passes) > 1 else "batch"].degree
         rows = max(len(each.branches) for each in passes) * len(noise)
         self.make_room([noise], math.ceil(rows / groups))
@@ -162,11 +163,17 @@ class HostModel:
             raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
         return run(*moved(args, device), **moved(kwargs, device))
 
-    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    @contextmanager
+    def being(self, inside: Inside) -> Iterator[None]:
+        """While entered, the model is what was asked for."""
+        with attributes_of(self.module.model, inside.attributes), self.module.compiled(inside.compiled):
+            yield
+
+    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Inside]:
         """A call's arguments on this rank's device, with functions in the options in place of what describes them; and
-        attributes for the model meanwhile. Raises RequestError."""
+        what the model is to be meanwhile. Raises RequestError."""
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
-            return kwargs, {}
-        options, attributes = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
-        return {**kwargs, OPTIONS: options}, attributes
+            return kwargs, Inside()
+        options, inside = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
+        return {**kwargs, OPTIONS: options}, inside

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,6 @@ from parallel_backend.weights.loading import Check
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.vae_files import load_vae
 
-from ..comfyui.patched_options import attributes_of
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource
 from ..wire.operations import (
@@ -180,9 +180,10 @@ class Operations:
         call = SamplerCall.from_json(job.header["call"])
         stepper = stepper_of(call, own["noise"], model)
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
-        attributes: dict[str, Any] = {}
+        being: AbstractContextManager[None] = nullcontext()
         if host:
-            passes, attributes = host.passes(passes, own["noise"])
+            passes, inside = host.passes(passes, own["noise"])
+            being = host.being(inside)
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
@@ -191,7 +192,7 @@ class Operations:
         whole = job.groups.whole().group
         watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
-            with attributes_of(host.module.model if host else None, attributes):
+            with being:
                 latents = denoise(
                     model,
                     first_latents(stepper, own),

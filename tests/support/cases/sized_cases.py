@@ -1,4 +1,4 @@
-"""Cases as in `stock_cases` that have a size of the published model's."""
+"""Cases as in `stock_cases` that have a size of the published model's: a width, or several blocks of a kind."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ FULL_WIDTH = flux_case(
 )
 SIZED_CASES = {
     "flux-full-width": FULL_WIDTH,
+    "flux-deep": flux_case(depth=3, depth_single_blocks=6),
     "qwen-image-encoded": qwen(width=3584),  # for texts that its own encoder makes
 }

@@ -322,6 +322,12 @@ def status(host: ComfyHost, group: int = 1) -> dict[str, Any]:
         return json.loads(response.read())
 
 
+def log(host: ComfyHost, rank: int = 0, group: int = 1) -> str:
+    """The end of a rank's log."""
+    with _open(f"{host.url}/paralleldit/logs?rank={rank}&group={group}", timeout=30) as response:
+        return response.read().decode()
+
+
 def groups(host: ComfyHost) -> list[dict[str, Any]]:
     """What GET /paralleldit/groups answers, as the panel asks when it is opened."""
     with _open(f"{host.url}/paralleldit/groups", timeout=30) as response:

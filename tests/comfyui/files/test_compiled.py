@@ -1,0 +1,68 @@
+"""TorchCompileModel: the ranks compile the model's blocks, and what they compute stays what it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from demo.host import ComfyHost
+from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, log, relative_error
+from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.ranks.pool import RankPool
+
+pytestmark = pytest.mark.usefixtures("groups_by_size")
+
+NAME = "flux-dev"
+TOLERANCE = 1e-5  # of fp32, whose operations are in another order in a kernel of several
+# Of blocks; in Wan's first one the tokens lie in another order in memory.
+KINDS = {"flux-deep": 2, "wan-2.1-t2v": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("compiled")
+    write_cases(comfyui, base, KINDS)
+    return base / "models" / "diffusion_models"
+
+
+def run(comfyui: Path, file: Path, ranks: RankPool, world: int, backend: str, out: Path) -> tuple[list, list]:
+    ranks.run(world, "files.compiled_rank", str(comfyui), str(file), backend, str(out))
+    found = json.loads(Path(f"{out}.0").read_text())
+    return found["errors"], found["graphs"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_of_a_kind_share_graphs_which_another_size_makes_anew_once(
+    name: str, world: int, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
+) -> None:
+    """One graph where nothing is exchanged. Where tokens are, attention is between two of them."""
+    errors, graphs = run(comfyui, folder / f"{name}.safetensors", ranks, world, "eager", tmp_path / "found")
+    assert errors == [0.0] * 4
+    first, other_size, third_size, again = graphs
+    assert KINDS[name] <= first <= KINDS[name] * (1 if world == 1 else 4)
+    assert 0 < other_size <= 2 * first
+    assert third_size == again == 0, "sizes are variables of a graph by then"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_compiled_blocks_compute_what_they_did(
+    name: str, comfyui: Path, folder: Path, ranks: RankPool, tmp_path: Path
+) -> None:
+    errors, _ = run(comfyui, folder / f"{name}.safetensors", ranks, 2, "inductor", tmp_path / "found")
+    assert max(errors) <= TOLERANCE
+
+
+def test_the_node_has_the_ranks_compile_and_the_image_stays(host: ComfyHost, comfyui: Path, models: Path) -> None:
+    write_cases(comfyui, models, [NAME])
+
+    def compiled(graph: Graph, loaded: Link) -> Link:
+        return graph.add("TorchCompileModel", model=loaded, backend="inductor")
+
+    right = latents(host, prompt(NAME))
+    asked = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
+    assert relative_error(latents(host, prompt(NAME, **asked, patch=compiled)), right) <= TOLERANCE
+    assert "3 blocks run through torch.compile (inductor)" in log(host, 1, asked["group"])
