@@ -51,16 +51,14 @@ class Run:
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.objects: list[Any] = []
-        self.residuals = 0  # bytes, the most so far
+        self.residuals = 0  # bytes of ControlNets that have gone to the ranks with a step, the most so far
 
-    def tell_residuals(self, control: Any) -> None:
-        """Says how much of ControlNets goes to the ranks with a step, where that is more than before."""
+    def has_more(self, control: Any) -> bool:
+        """Notes what of ControlNets goes to the ranks with a step; whether it is more than before."""
         tensors: Tensors = {}
         pack(control, "control", tensors)
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        if size > self.residuals:
-            self.residuals = size
-            logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
+        before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))
+        return self.residuals > before
 
     def name_object(self, value: Any) -> str:
         """A name for an object, which is kept for the run: another would be taken for the same."""
@@ -146,7 +144,10 @@ class RemoteModule(RemoteWeights):
                 )
             return self.recording.note(latents, timestep, given, branches)
         parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
-        self.run.tell_residuals(given.get("control"))
+        if self.run.has_more(given.get("control")):
+            size = self.run.residuals
+            self.group.runs.sent_residuals(size)
+            logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:

@@ -3,7 +3,7 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
-import { percent, seconds, summary } from './format.js'
+import { bytes, percent, seconds, summary } from './format.js'
 import { Timeline } from './timeline.js'
 
 const OUTCOMES = {
@@ -66,7 +66,9 @@ class RunRow {
 
   /** known: the summary of the run's steps, null if there are none. */
   count(run, known) {
-    const numbers = known ? [stepWords(run), t('panel.pace', { seconds: seconds(known.median) })] : [stepWords(run)]
+    const numbers = [stepWords(run)]
+    if (known) numbers.push(t('panel.pace', { seconds: seconds(known.median) }))
+    if (run.residuals) numbers.push(t('panel.residuals', { size: bytes(run.residuals) }))
     text(this.numbers, numbers.join(' · '))
     shown(this.timeline.element, known)
     shown(this.share, known)

@@ -22,7 +22,8 @@ class Run:
     """One sampling, of one node. total: how many steps it will have, where that is known; at: how many are done.
 
     steps: seconds of each that the ranks made, and how many of them went into communication; a sampler may have several
-    in a step of its own. made: how many there were.
+    in a step of its own. made: how many there were. residuals: bytes of ControlNets that went to the ranks with a step,
+    the most of any.
     state: running, done, cancelled or failed. began: seconds since the epoch.
     """
 
@@ -34,6 +35,7 @@ class Run:
     total: int | None = None
     at: int = 0
     made: int = 0
+    residuals: int = 0
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
     began: float = field(default_factory=time.time)
@@ -98,6 +100,13 @@ class Runs:
         run = self.current
         if run:
             run.at, run.total = at, total
+            self.changed.set()
+
+    def sent_residuals(self, size: int) -> None:
+        """Notes that so many bytes of ControlNets have gone to the ranks in the run that goes on, if one does."""
+        run = self.current
+        if run and size > run.residuals:
+            run.residuals = size
             self.changed.set()
 
     def step(self, operation: str, seconds: float, communication: float) -> None:

@@ -168,7 +168,9 @@ def controlled(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         negative=census.conditioning(row.model, "negative"), control_net=net, image=census.a_image(row, model),
         strength=1.0, start_percent=0.3, end_percent=1.0, vae=census.a_vae(row, model),
     )  # fmt: skip
-    return [census.sample(row, model, positive=positive, negative=negative)]
+    sampled = census.sample(row, model, positive=positive, negative=negative)
+    assert getattr(model, "remote", None) is None or census.group.runs.kept[0].residuals > 0, "the panel is not told"
+    return [sampled]
 
 
 def conditioned(**options: Callable[[], Any]) -> Does:

@@ -132,7 +132,7 @@ ROWS: dict[str, Row] = {
     "FluxKVCache": replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0),
     "FluxKVCache with its tokens shared": replace(refused("FluxKVCache under ulysses=2", "flux-2"), node="FluxKVCache"),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
-    "TorchCompileModel": replace(equal(backend="eager"), costly=True),  # test_compiled.py has the node's own
+    "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
     "PerturbedAttentionGuidance": equal("unet"),
     "FreeU": equal("unet"),
     "FreeU_V2": equal("unet"),
