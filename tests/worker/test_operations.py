@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from demo.host import REPOSITORY
 from parallel_backend.errors import RequestError
+from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.folder import transformer_source
@@ -25,9 +26,10 @@ from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, bearable_silence
 from worker.rank.agreement import MEMORY
 from worker.rank.channels.heartbeat import Heartbeat
-from worker.rank.job import Job
+from worker.rank.host_model import HostModel
+from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
-from worker.rank.operations import Operations
+from worker.rank.operations import Operations, from_model
 from worker.rank.request_checks import check_request
 from worker.rank.state import RankState
 from worker.wire.operations import LOAD, OPERATIONS, PARK, VAE, Operation
@@ -177,3 +179,26 @@ def test_the_panel_has_words_for_every_operation() -> None:
 
 def test_an_operation_that_the_panel_has_no_words_for_is_found(polish: None) -> None:
     assert unnamed() == {POLISH.name}
+
+
+@pytest.mark.parametrize(("alike", "kind"), [(True, RequestError), (False, ModelFailed)])
+def test_what_some_ranks_alone_refuse_is_broken_off_with_the_same_words(alike: bool, kind: type[Exception]) -> None:
+    """Others may wait for them in a collective."""
+
+    def refuse() -> None:
+        raise RequestError("The blocks were given a mask.", "Use ulysses=1.")
+
+    with pytest.raises(kind) as raised:
+        from_model(refuse, alike)
+    assert raised.value.explanation == RequestError("The blocks were given a mask.", "Use ulysses=1.").explanation
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups", "link", "alike"),
+    [([2], 2, None, True), ([3], 2, None, True), ([1], 2, None, False), ([2, 2], 2, None, False), ([2], 1, "", False)],
+)
+def test_ranks_refuse_alike_where_each_runs_rows_of_the_only_call(
+    sizes: list[int], groups: int, link: str | None, alike: bool
+) -> None:
+    module = SimpleNamespace(mesh={"batch": Axis(None, groups, 0)}, link=link)
+    assert HostModel(None, module, None, None).refuses_alike(sizes) == alike

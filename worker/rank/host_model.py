@@ -134,6 +134,13 @@ class HostModel:
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
+    def refuses_alike(self, sizes: Sequence[int]) -> bool:
+        """Whether all ranks refuse at the same place what cannot be run, of calls with batches of these sizes.
+
+        Each runs rows of the only call, and has no stage before it. Else one may wait for another that has refused.
+        """
+        return len(sizes) == 1 and sizes[0] >= self.mesh["batch"].degree and self.module.link is None
+
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
         given = [self.prepared(call.kwargs) for call in calls]

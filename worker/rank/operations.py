@@ -146,7 +146,7 @@ class Operations:
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         given = {**fresh, **conditions}
         calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
-        outputs = from_model(lambda: model.call(calls))
+        outputs = from_model(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
         if outputs is None:
             return None
         return {
@@ -161,7 +161,7 @@ class Operations:
         args, kwargs = made(lambda values: unpack_call(values, tensors), job.header, "arguments")
         if dist.get_rank():
             return None
-        return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs)).cpu()}
+        return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs), True).cpu()}
 
     def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
@@ -181,9 +181,11 @@ class Operations:
         stepper = stepper_of(call, own["noise"], model)
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
         being: AbstractContextManager[None] = nullcontext()
+        refuses_alike = True
         if host:
             passes, inside = host.passes(passes, own["noise"])
             being = host.being(inside)
+            refuses_alike = host.refuses_alike([len(each.branches) * len(own["noise"]) for each in passes])
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
@@ -208,8 +210,7 @@ class Operations:
             watch.close()
             raise Cancelled from stopped
         except Exception as error:
-            # Stages do not refuse a forward at the same place: one may wait for another that has refused.
-            if not host or isinstance(error, RequestError) and model.link is None:
+            if not host or isinstance(error, RequestError) and refuses_alike:
                 raise
             raise ModelFailed(error) from error
         watch.close()
@@ -280,13 +281,16 @@ class Operations:
         return model
 
 
-def from_model(run: Callable[[], Output]) -> Output:
-    """What the model's own code gives. Raises ModelFailed for what it raises."""
+def from_model(run: Callable[[], Output], refuses_alike: bool) -> Output:
+    """What the model's own code gives. Raises ModelFailed for what it raises.
+
+    A RequestError is raised as it is only where all ranks raise it alike: else some may wait for one that has refused.
+    """
     try:
         return run()
-    except RequestError:
-        raise
     except Exception as error:
+        if isinstance(error, RequestError) and refuses_alike:
+            raise
         raise ModelFailed(error) from error
 
 
