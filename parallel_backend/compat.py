@@ -8,12 +8,9 @@ process imports what imports this, and takes neither torch.distributed nor diffu
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
 
@@ -41,11 +38,6 @@ def flash_attention_with_lse(
     """CUDA's kernel for bf16 and fp16 without a mask, likewise. Since torch 2.1."""
     out_BhRD, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
     return out_BhRD, lse
-
-
-def flattened(joint: DeviceMesh, name: str) -> DeviceMesh:
-    """Dims of a mesh as one, with its group: torch has no public call for it. With a name, since torch 2.5."""
-    return joint._flatten(name)
 
 
 def forget_meshes() -> None:

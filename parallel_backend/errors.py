@@ -20,6 +20,9 @@ NO_MEMORY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "Cuda failure 2 'out of memory'",  # NCCL's, and the next two
+    "Failed to CUDA calloc",
+    "Failed to CUDA malloc",
 )
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..axes import JOINT_AXES
-from ..compat import flattened, forget_meshes
+from ..compat import forget_meshes
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
 from .timeline import SILENT, Timeline
+
+HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,15 @@ class Axis:
 class Mesh:
     """A plan laid over the ranks of the default process group, and the device that this rank computes on.
 
-    axes: those of the plan, and the joint ones, whose index counts row by row. device_mesh: torch's own.
+    axes: those of the plan, and the joint ones, whose index counts row by row. tensor_mesh: torch's own of the axis tp,
+    None where it splits nothing.
     link_in, link_out: from the stage before and to the next, round from the last to the first; None without stages.
     """
 
     plan: ParallelPlan
     device: torch.device
     axes: dict[str, Axis]
-    device_mesh: DeviceMesh
+    tensor_mesh: DeviceMesh | None = None
     link_in: dist.ProcessGroup | None = None
     link_out: dist.ProcessGroup | None = None
     timeline: Timeline = SILENT
@@ -53,10 +59,9 @@ class Mesh:
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
 
-    def groups(self) -> set[dist.ProcessGroup]:
-        """Those of this rank's axes and links, all of them the mesh's own."""
-        found = [*(axis.group for axis in self.axes.values()), self.link_in, self.link_out]
-        return {group for group in found if group is not None}
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Those of this rank's axes and links, all of them the mesh's own, in the order of all ranks."""
+        return in_order([*(axis.group for axis in self.axes.values()), self.link_in, self.link_out])
 
     def close(self) -> None:
         """Gives up the groups. All ranks call it together, with nothing in flight; the mesh is not usable after it."""
@@ -89,64 +94,120 @@ def start_distributed(device_type: str | None = None) -> torch.device:
 def build_mesh(
     plan: ParallelPlan, device: torch.device, link_groups: bool | None = None, timeline: Timeline = SILENT
 ) -> Mesh:
-    """Builds the groups of the plan. All ranks of the default process group call it together.
+    """Builds the groups of the plan. All ranks of the default process group call it together. Raises GroupError.
 
     Only axes that split something get a group: each costs threads and sockets on every rank. None is the default
-    group, which torch would take for an axis of all ranks: what breaks the mesh's groups leaves that one whole.
+    group: what breaks the mesh's groups leaves that one whole.
     link_groups: whether each link between stages has a group of its own. NCCL needs it, whose messages of one group
     wait for one another: a receive posted ahead would hold up the send that it depends on. By default, on GPUs.
     timeline: where the steps of what runs on the mesh are recorded.
     """
-    degrees = {axis: degree for axis, degree in plan.degrees().items() if degree > 1} or {"dp": 1}
-    names = tuple(degrees)
-    if len(names) == 1:
-        device_mesh = DeviceMesh.from_group(new_group(), device.type, mesh_dim_names=names)
-    else:
-        device_mesh = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=names)
-    axes = {name: _axis(device_mesh[name]) if name in degrees else Axis(None, 1, 0) for name in plan.degrees()}
+    layout = Layout(plan.degrees(), device)
+    axes = {name: layout.axis(name) for name in plan.degrees()}
     for name, parts in JOINT_AXES.items():
-        split = tuple(part for part in parts if part in degrees)
-        axes[name] = _joint(device_mesh, name, split) if len(split) > 1 else axes[(split or parts)[0]]
+        split = [part for part in parts if axes[part].degree > 1]
+        axes[name] = layout.axis(*split) if len(split) > 1 else axes[(split or parts)[0]]
     stages = axes["pipefusion"]
     link_in = link_out = stages.group
     if stages.degree > 1 and (device.type != "cpu" if link_groups is None else link_groups):
-        link_in, link_out = _links(device_mesh)
+        link_in, link_out = layout.links("pipefusion")
+    tensor_mesh = None
+    if group := axes["tp"].group:
+        tensor_mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))
     axes = {name: replace(axis, timeline=timeline) for name, axis in axes.items()}
-    return Mesh(plan, device, axes, device_mesh, link_in, link_out, timeline)
+    mesh = Mesh(plan, device, axes, tensor_mesh, link_in, link_out, timeline)
+    for group in mesh.groups():
+        shake_hands(group, device)
+    return mesh
 
 
-def new_group(ranks: list[int] | None = None) -> dist.ProcessGroup:
-    """A group of these ranks, or of all. All ranks call it together, and those outside of it may not use it."""
-    group: Any = dist.new_group(ranks)
+def new_group(device: torch.device, ranks: list[int] | None = None) -> dist.ProcessGroup:
+    """A group of these ranks, or of all, for tensors on a device. All ranks call it together, those outside of it too.
+
+    Of torch's ways to a group this is the one by which a group of the same ranks can be made again: others name groups
+    by their ranks, and wait for ever for what an earlier one left in the store.
+    """
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
+    group: Any = dist.new_group(ranks, backend=backends[device.type])
     return group
 
 
-def world_axis() -> Axis:
-    """All ranks as one axis, whatever the plan, with a group of its own. All ranks call it together."""
+def world_axis(device: torch.device) -> Axis:
+    """All ranks as one axis, whatever the plan, with a group of its own for tensors on a device. All ranks call it
+    together. Raises GroupError."""
     world = dist.get_world_size()
-    return Axis(new_group(), world, dist.get_rank()) if world > 1 else Axis(None, 1, 0)
+    if world == 1:
+        return Axis(None, 1, 0)
+    group = new_group(device)
+    shake_hands(group, device)
+    return Axis(group, world, dist.get_rank())
 
 
-def _axis(device_mesh: DeviceMesh) -> Axis:
-    return Axis(device_mesh.get_group(), device_mesh.size(), device_mesh.get_local_rank())
+def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:
+    """Each group once, in the order in which all ranks have made them, in which they have to be given up, too."""
+    unique = {id(group): group for group in groups if group is not None}
+    return sorted(unique.values(), key=lambda group: int(group.group_name))
 
 
-def _joint(device_mesh: DeviceMesh, name: str, parts: tuple[str, ...]) -> Axis:
-    """These axes as one, whose index counts row by row."""
-    joint = device_mesh[parts]
-    return world_axis() if joint.size() == dist.get_world_size() else _axis(flattened(joint, name))
+def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
+    """One tiny collective: NCCL connects, and takes its memory, before weights fill the device. Raises GroupError."""
+    ranks = dist.get_process_group_ranks(group)
+    work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
+    deadline = time.monotonic() + HANDSHAKE_SECONDS
+    try:
+        while work is not None and not work.is_completed():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing came within {HANDSHAKE_SECONDS:.0f} s")
+            time.sleep(HANDSHAKE_PAUSE)
+    except (RuntimeError, TimeoutError) as error:
+        raise GroupError(
+            f"The devices of the ranks {', '.join(map(str, ranks))} cannot exchange data (this one is rank "
+            f"{dist.get_rank()}'s, {name_of(device)}): {error}",
+            "Start ComfyUI with NCCL_P2P_DISABLE=1 in its environment: these GPUs may not reach one another directly.",
+        ) from error
 
 
-def _links(device_mesh: DeviceMesh) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """This rank's link from the stage before and to the next. Every rank makes every pipeline's links."""
-    ranks = device_mesh.mesh.movedim((device_mesh.mesh_dim_names or ()).index("pipefusion"), -1)
-    own: dict[str, dist.ProcessGroup] = {}
-    for pipeline in ranks.reshape(-1, ranks.shape[-1]).tolist():
-        for stage, sender in enumerate(pipeline):
-            receiver = pipeline[(stage + 1) % len(pipeline)]
-            group = new_group([sender, receiver])
-            if dist.get_rank() == sender:
-                own["out"] = group
-            if dist.get_rank() == receiver:
-                own["in"] = group
-    return own["in"], own["out"]
+def name_of(device: torch.device) -> str:
+    """What a person knows a device by."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+class Layout:
+    """The ranks of a plan on its axes, the first the outermost, and the groups along them.
+
+    All ranks make all groups, in one order.
+    """
+
+    def __init__(self, degrees: Mapping[str, int], device: torch.device) -> None:
+        self.names = list(degrees)
+        self.ranks = torch.arange(math.prod(degrees.values())).reshape(tuple(degrees.values()))
+        self.device = device
+
+    def rows(self, *names: str) -> list[list[int]]:
+        """The ranks along these axes, taken as one, that differ in no other."""
+        dims = [self.names.index(name) for name in names]
+        others = [dim for dim in range(self.ranks.ndim) if dim not in dims]
+        degree = math.prod(self.ranks.shape[dim] for dim in dims)
+        return self.ranks.permute(*others, *dims).reshape(-1, degree).tolist()
+
+    def axis(self, *names: str) -> Axis:
+        """These axes as one, whose index counts row by row."""
+        own = Axis(None, 1, 0)
+        for row in self.rows(*names):
+            group = new_group(self.device, row) if len(row) > 1 else None
+            if group and dist.get_rank() in row:
+                own = Axis(group, len(row), row.index(dist.get_rank()))
+        return own
+
+    def links(self, name: str) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """This rank's link from the one before it on an axis and to the next, round from the last to the first."""
+        own: dict[str, dist.ProcessGroup] = {}
+        for row in self.rows(name):
+            for place, sender in enumerate(row):
+                receiver = row[(place + 1) % len(row)]
+                group = new_group(self.device, [sender, receiver])
+                if dist.get_rank() == sender:
+                    own["out"] = group
+                if dist.get_rank() == receiver:
+                    own["in"] = group
+        return own["in"], own["out"]

@@ -200,7 +200,7 @@ class _Run:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         if self.link:
-            self.link.expect(self.messages(), None if self.is_first else self.watch.proceed)
+            self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
 
     def messages(self) -> list[Message]:
         """What this stage gets from the one before: tokens of every forward, or the latents after every step."""
@@ -271,7 +271,7 @@ class _Run:
             self.note(step, segments, denoised)
         elif self.to_first or not is_final:
             values = self.inputs[region]
-            self.link.send_latents(values if denoised is None else torch.cat([values, denoised]))
+            self.link.send_latents(values if denoised is None else torch.cat([values, denoised]), step, segments)
 
     def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
         """On the first stage, what the last one made of these segments in a step; after a whole step, of all."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
 from ..groups.mesh import Axis
 
+MASK_ALIGNMENT = 8  # elements, of fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
 AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -98,7 +99,7 @@ def attention_with_lse(
     if q_BhRD.device.type == "cpu":
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif q_BhRD.dtype == torch.float32 or mask is not None:
-        bias = None if mask is None else mask.expand(*q_BhRD.shape[:3], k_BhKD.shape[2]).contiguous()
+        bias = None if mask is None else aligned(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
         out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
     else:
         out, lse = flash_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale)
@@ -106,3 +107,12 @@ def attention_with_lse(
         blind = mask.isneginf().all(-1).expand(lse.shape)
         out, lse = out.masked_fill(blind.unsqueeze(-1), 0), lse.masked_fill(blind, float("-inf"))
     return out, lse
+
+
+def aligned(mask: torch.Tensor) -> torch.Tensor:
+    """A mask whose rows begin where CUDA's kernel can read them, in memory of its own size: heads and rows that it is
+    the same for stay one."""
+    keys = mask.shape[-1]
+    padded = mask.new_zeros(*mask.shape[:-1], keys + -keys % MASK_ALIGNMENT)
+    padded[..., :keys] = mask
+    return padded[..., :keys]

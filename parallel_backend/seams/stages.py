@@ -133,12 +133,26 @@ def keep_stage(model: torch.nn.Module, rows: Sequence[BlockRow], axis: Axis, hoo
 
 
 class Inbox:
-    """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used."""
+    """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used.
 
-    def __init__(self, source: int, group: dist.ProcessGroup | None, timeline: Timeline) -> None:
+    None is posted that waits for what this rank has yet to launch: on a GPU something in between may wait for all that
+    was posted (a kernel that is loaded when it first runs, an allocator that tries again), and would wait for ever.
+    is_due: whether a message waits for no such thing.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        group: dist.ProcessGroup | None,
+        timeline: Timeline,
+        is_due: Callable[[Message], bool],
+    ) -> None:
         self.source = source
         self.group = group
         self.timeline = timeline
+        self.is_due = is_due
+        self.allocate: Allocate = lambda _: None
+        self.step = 0  # of the last message that was taken
         self.coming: list[Message] = []
         self.proceeds: Callable[[int], bool] | None = None
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
@@ -146,24 +160,31 @@ class Inbox:
     def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
         """The next message, which must be this one. allocate: a message to an empty tensor for it, None if its size is
         not known yet."""
+        self.allocate = allocate
         if self.posted is None:
-            self._post(allocate)
+            self._post()
         if self.posted is None:
             raise RuntimeError(f"{message} is wanted before its size is known.")
         announced, work, tensor = self.posted
         if announced != message:
             raise RuntimeError(f"{message} is wanted where {announced} was announced.")
-        self.posted = None
+        self.posted, self.step = None, message.step
         if work is not None:
             with self.timeline.communication("stage receive"):
                 work.wait()
-        following = self.coming[0] if self.coming else None
-        if following and (following.step == message.step or not self.proceeds or self.proceeds(following.step)):
-            self._post(allocate)
+        self.post_next()
         return tensor
 
-    def _post(self, allocate: Allocate) -> None:
-        tensor = allocate(self.coming[0])
+    def post_next(self) -> None:
+        """Posts the receive of the next message, where that may be."""
+        following = self.coming[0] if self.coming else None
+        if self.posted or not following or not self.is_due(following):
+            return
+        if following.step == self.step or not self.proceeds or self.proceeds(following.step):
+            self._post()
+
+    def _post(self) -> None:
+        tensor = self.allocate(self.coming[0])
         if tensor is None:
             return
         work = dist.irecv(tensor, self.source, group=self.group) if tensor.numel() else None
@@ -187,15 +208,24 @@ class StageLink:
         self.timeline = mesh.timeline
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
         self.known: dict[int, ShapesOf] = {}  # by forward of a step
-        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline)
+        self.last_forward = 0
+        self.launched: dict[int, int] = {}  # by segment, the last step of which this stage's part is on its way
+        self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline, self.is_due)
 
-    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
+    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
         """Announces what comes from the stage before: tokens, or on the first stage latents from the last.
 
-        proceeds: whether a step runs, asked before anything of it is awaited.
+        proceeds: whether a step runs, asked before anything of it is awaited. last_forward: of each step.
         """
-        self.inbox.coming, self.inbox.proceeds = list(coming), proceeds
+        self.inbox.coming, self.inbox.proceeds, self.last_forward = list(coming), proceeds, last_forward
         self.known.clear()
+        self.launched.clear()
+
+    def is_due(self, message: Message) -> bool:
+        """Whether what a message waits for of this stage is launched: latents wait for the tokens of their step, tokens
+        for the latents of the step before."""
+        step = message.step if self.is_first else message.step - 1
+        return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
     def expect_nothing_after(self, step: int) -> None:
         """Takes back what was announced for later steps, none of which is awaited yet."""
@@ -206,6 +236,9 @@ class StageLink:
         message = torch.cat([part.flatten() for part in tokens])
         if message.numel():
             self._send(message)
+        forward = self.slot.forward
+        if forward.index == self.last_forward:
+            self.mark_launched(forward.step, forward.running)
         raise StageExit
 
     def receive(self, shapes_of: ShapesOf, like: torch.Tensor) -> list[torch.Tensor]:
@@ -223,9 +256,15 @@ class StageLink:
         parts = tokens.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def send_latents(self, values: torch.Tensor) -> None:
+    def send_latents(self, values: torch.Tensor, step: int, segments: list[int]) -> None:
         """Sends updated latents from the last stage to the first."""
         self._send(values)
+        self.mark_launched(step, segments)
+
+    def mark_launched(self, step: int, segments: list[int]) -> None:
+        """This stage's part of these segments in a step is on its way."""
+        self.launched.update(dict.fromkeys(segments, step))
+        self.inbox.post_next()
 
     def receive_latents(self, message: Message, allocate: Allocate) -> torch.Tensor:
         """Latents from the last stage, on the first. allocate: see `Inbox.take`."""

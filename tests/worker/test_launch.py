@@ -1,4 +1,4 @@
-"""Of several ranks that failed, the one that brought the others down is named."""
+"""What ranks are started with; and of several that failed, the one that brought the others down is named."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from worker.launch.agent import root_cause
+from worker.launch.torchrun import cuda_environment
 
 LOST = "Connection closed by peer [127.0.0.1]:4242"
 
@@ -49,3 +50,27 @@ CASES = {
 def test_the_root_cause_is_no_consequence(failures: list[Failure], rank: int, said: str, lost: bool) -> None:
     named, reason, is_lost = root_cause(dict(enumerate(failures)))
     assert named == rank and said in reason.cause and is_lost == lost
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "expandable_segments:True"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,backend:cudaMallocAsync"},
+            "max_split_size_mb:64,expandable_segments:True",
+        ),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, "expandable_segments:False"),
+    ],
+)
+def test_ranks_have_an_allocator_that_shares_the_card_with_nccl(given: dict[str, str], found: str) -> None:
+    """ComfyUI chooses cudaMallocAsync for itself; what a person has set stays."""
+    made = cuda_environment(given)
+    assert made["PYTORCH_CUDA_ALLOC_CONF"] == found
+    assert "PYTORCH_ALLOC_CONF" not in made
+
+
+def test_a_persons_own_settings_of_nccl_stay() -> None:
+    assert cuda_environment({})["CUDA_MODULE_LOADING"] == "EAGER"
+    assert cuda_environment({"CUDA_MODULE_LOADING": "LAZY"})["CUDA_MODULE_LOADING"] == "LAZY"

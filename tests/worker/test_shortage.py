@@ -78,11 +78,15 @@ def test_the_size_that_an_allocation_was_to_have_is_read_from_the_devices_own_wo
     assert is_out_of_memory(raised.value)
     assert asked(raised.value) == 1 << 50
     assert asked(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")) == 5 << 29
+    told = "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 10.00 GiB\n"
+    assert asked(torch.OutOfMemoryError(f"{told}Requested               : 2.50 GiB\nDevice limit: 1 GiB")) == 5 << 29
     assert asked(MemoryError()) is None
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
     assert is_out_of_memory(OSError(12, "Cannot allocate memory"))
+    assert is_out_of_memory(RuntimeError("NCCL error: Failed to CUDA calloc async 608 bytes"))
+    assert is_out_of_memory(RuntimeError("Last error:\nCuda failure 2 'out of memory'"))
     assert not is_out_of_memory(RuntimeError("Connection closed by peer"))
     assert not is_out_of_memory(ModelFileError("x cannot be read"))
 

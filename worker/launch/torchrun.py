@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,14 @@ THREADS = "OMP_NUM_THREADS"
 LOGS = "PARALLELDIT_LOGS"
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
 PACK = Path(__file__).resolve().parents[2]
+# Of torch's allocator: the old name of its options, which every release reads, and the new one.
+ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+COMFYUIS_ALLOCATOR, EXPANDABLE = "backend:cudaMallocAsync", "expandable_segments:"
+NCCL_AND_KERNELS = {
+    "CUDA_MODULE_LOADING": "EAGER",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # end the communication, not the process
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,25 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         THREADS: str(threads_of(ranks)),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
         "HF_HUB_OFFLINE": "1",
+        **cuda_environment(os.environ),
     }
+
+
+def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What the ranks' CUDA and NCCL find, beside what was given; the user's own settings stay.
+
+    ComfyUI's choice of an allocator is its own: NCCL's buffers do not come from cudaMallocAsync's pool, which keeps
+    what it has, so that memory runs out. Kernels are loaded at the start, since loading one waits for all that runs, a
+    receive included. What an aborted communicator leads to, `rank/job_groups.py` says, and not NCCL's watchdog.
+    """
+    found = {name: given.get(name, value) for name, value in NCCL_AND_KERNELS.items()}
+    for name in ALLOCATORS:
+        options = [option for option in given.get(name, "").split(",") if option and option != COMFYUIS_ALLOCATOR]
+        if sys.platform == "linux" and not any(option.startswith(EXPANDABLE) for option in options):
+            options.append(f"{EXPANDABLE}True")
+        if name in given or name == ALLOCATORS[0]:
+            found[name] = ",".join(options)
+    return found
 
 
 def threads_of(ranks: int) -> int:

@@ -17,11 +17,12 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, world_axis
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
 SOCKETS = "/proc/self/fd"
+CPU = torch.device("cpu")
 
 Built = TypeVar("Built")
 
@@ -33,7 +34,8 @@ class GroupsError(RuntimeError):
 class JobGroups:
     """The plan's mesh, and all ranks as one axis; each built when it is first asked for, by all ranks together.
 
-    job: the id of the one that runs. A thread other than the main one may cut it off.
+    job: the id of the one that runs. A thread other than the main one may cut it off: NCCL's groups are aborted, and of
+    gloo's, which knows no such thing, the sockets are shut down.
     """
 
     def __init__(self, device: torch.device, timeline: Timeline) -> None:
@@ -41,7 +43,7 @@ class JobGroups:
         self.timeline = timeline
         self.job = 0
         self.mesh: Mesh | None = None
-        self.world: Axis | None = None
+        self.worlds: dict[str, Axis] = {}  # by type of device
         self.sockets: dict[int, str] = {}
         self.lock = threading.Lock()
 
@@ -50,14 +52,16 @@ class JobGroups:
         if self.mesh is None or self.mesh.plan != plan:
             if self.mesh:
                 self.mesh.close()
-            self.mesh = self._build(lambda: build_mesh(plan, self.device, timeline=self.timeline))
+            self.mesh = self._build(self.device, lambda: build_mesh(plan, self.device, timeline=self.timeline))
         return self.mesh
 
-    def whole(self) -> Axis:
-        """All ranks, whatever the plan."""
-        if self.world is None:
-            self.world = self._build(lambda: replace(world_axis(), timeline=self.timeline))
-        return self.world
+    def whole(self, device: torch.device | None = None) -> Axis:
+        """All ranks, whatever the plan, for tensors on the ranks' own device or on another."""
+        device = device or self.device
+        if device.type not in self.worlds:
+            axis = self._build(device, lambda: world_axis(device))
+            self.worlds[device.type] = replace(axis, timeline=self.timeline)
+        return self.worlds[device.type]
 
     @property
     def can_be_cut(self) -> bool:
@@ -69,37 +73,39 @@ class JobGroups:
         with self.lock:
             if job != self.job:
                 return
+            if self.device.type != CPU.type:
+                for group in self._groups():
+                    group.abort()
             for descriptor, name in self.sockets.items():
                 if socket_name(descriptor) == name:  # not closed since, and another file in its place
                     with contextlib.suppress(OSError), opened(descriptor) as connection:
                         connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()
-            if self.device.type == "cuda":
-                for group in self._groups():
-                    group.abort()
 
     def close(self) -> None:
         """Gives up all groups, once all ranks have left them; the next request builds its own."""
         with self.lock:
-            mesh, world, self.mesh, self.world = self.mesh, self.world, None, None
+            mesh, worlds, self.mesh, self.worlds = self.mesh, self.worlds, None, {}
             self.sockets.clear()
         if mesh:
             mesh.close()
-        if world and world.group:
-            dist.destroy_process_group(world.group)
+        for group in in_order(axis.group for axis in worlds.values()):
+            dist.destroy_process_group(group)
 
-    def _groups(self) -> set[dist.ProcessGroup]:
-        own = {self.world.group} if self.world and self.world.group else set()
-        return own | (self.mesh.groups() if self.mesh else set())
+    def _groups(self) -> list[dist.ProcessGroup]:
+        """Those for the ranks' own device."""
+        world = self.worlds.get(self.device.type)
+        return in_order([world and world.group, *(self.mesh.groups() if self.mesh else ())])
 
-    def _build(self, build: Callable[[], Built]) -> Built:
+    def _build(self, device: torch.device, build: Callable[[], Built]) -> Built:
         before = connected_sockets()
         try:
             built = build()
         except Exception as error:  # even for lack of memory
             raise GroupsError(f"The ranks could not be connected: {error}") from error
-        with self.lock:
-            self.sockets |= {item: name for item, name in connected_sockets().items() if before.get(item) != name}
+        if device.type == CPU.type:
+            with self.lock:
+                self.sockets |= {item: name for item, name in connected_sockets().items() if before.get(item) != name}
         return built
 
 

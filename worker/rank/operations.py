@@ -59,6 +59,7 @@ from .step_watch import Emit, JobWatch
 from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
+CPU = torch.device("cpu")
 Model = TypeVar("Model", ParallelTransformer, HostModel)
 Output = TypeVar("Output")
 
@@ -111,7 +112,7 @@ class Operations:
         if kept is None:
             self.state.drop_model()
         # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
-        mesh, _ = job.groups.mesh_of(plan), job.groups.whole()
+        mesh, _, _ = job.groups.mesh_of(plan), job.groups.whole(), job.groups.whole(CPU)
         if kept:
             self.replan(job, kept, mesh)
         model = kept or job.alone(lambda: read_model(source, mesh, job.check))
@@ -191,7 +192,7 @@ class Operations:
             job.step = (event["step"] + 1, event["steps"])
             self.emit({"id": job.id, **event}, preview)
 
-        whole = job.groups.whole().group
+        whole = job.groups.whole(CPU).group
         watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
             with being:

@@ -71,7 +71,6 @@ def held(plan: ParallelPlan) -> dict:
         "blocks": list(range(stage.first, stage.first + len(stage.blocks))),
         "tokens": tokens.tolist(),
         "heads": heads_BHLD.unique().tolist(),
-        "coordinate": list(mesh.device_mesh.get_coordinate()),
     }
     dist.barrier()
     mesh.close()

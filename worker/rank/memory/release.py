@@ -14,8 +14,8 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        if hasattr(torch.accelerator.memory, "empty_host_cache"):  # older releases of torch keep pinned memory
-            torch.accelerator.memory.empty_host_cache()
+        memory = getattr(torch.accelerator, "memory", None)  # since torch 2.9; older releases keep pinned memory
+        getattr(memory, "empty_host_cache", lambda: None)()
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc and hasattr(libc, "malloc_trim"):  # glibc's
         libc.malloc_trim(0)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-ASKED = re.compile(r"[Tt]r(?:ied|y) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
+# In the words of torch's own allocator, and of CUDA's (cudaMallocAsync).
+ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 

@@ -1,0 +1,59 @@
+"""The groups of a mesh: built again as often as wanted, given up in one order, and proven to carry data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_backend.errors import GroupError
+from parallel_backend.groups import mesh
+from tests.support.ranks.pool import RankPool
+
+CPU = torch.device("cpu")
+PLAN = {"pipefusion": 2, "ring": 2, "ulysses": 2}
+WORLD = 8
+
+
+def test_a_mesh_of_several_axes_is_built_again_and_given_up_in_one_order(ranks: RankPool, tmp_path: Path) -> None:
+    """Names that come again make a second building wait for ever; so do ranks that give up groups in another order."""
+    ranks.run(WORLD, "mesh_rank", json.dumps(PLAN), str(tmp_path / "names"))
+    found = [json.loads((tmp_path / f"names.{rank}").read_text()) for rank in range(WORLD)]
+    for builds in found:
+        names = [name for build in builds for name in build]
+        assert len(names) == len(set(names)), "a name comes again"
+    for build in zip(*found, strict=True):
+        for one, other in itertools.combinations(build, 2):
+            shared = set(one) & set(other)
+            assert [name for name in one if name in shared] == [name for name in other if name in shared]
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This process as a group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("is_completed", "words"),
+    [(lambda: False, "nothing came within"), (lambda: (_ for _ in ()).throw(RuntimeError("unhandled")), "unhandled")],
+    ids=["silence", "an error"],
+)
+def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
+    is_completed: object, words: str, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "HANDSHAKE_SECONDS", 0.05)
+    work = SimpleNamespace(is_completed=is_completed)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
+    with pytest.raises(GroupError, match=rf"of the ranks 0 cannot exchange data .*rank 0's, cpu.*{words}") as raised:
+        mesh.world_axis(CPU)  # of one rank: none
+        mesh.shake_hands(dist.group.WORLD, CPU)
+    assert "NCCL_P2P_DISABLE=1" in str(raised.value)
