@@ -29,7 +29,7 @@ Logs = list[list[list]]
 def logs(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[Logs]:
     """By plan and rank."""
     out = tmp_path_factory.mktemp("order") / "log"
-    ranks.run(STAGES, "post_order_rank", json.dumps(PLANS), str(out))
+    ranks.run(STAGES, "cuda.post_order_rank", json.dumps(PLANS), str(out))
     by_rank = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(STAGES)]
     return [list(of_plan) for of_plan in zip(*by_rank, strict=True)]
 

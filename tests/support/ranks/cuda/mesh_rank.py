@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.mesh_rank PLAN OUT`:
+"""`torchrun -m tests.support.ranks.cuda.mesh_rank PLAN OUT`:
 builds the mesh of a plan and gives it up, three times over, and saves the names of this rank's groups, in the order in
 which it gives them up.
 """

@@ -23,7 +23,7 @@ WORLD = 8
 
 def test_a_mesh_of_several_axes_is_built_again_and_given_up_in_one_order(ranks: RankPool, tmp_path: Path) -> None:
     """Names that come again make a second building wait for ever; so do ranks that give up groups in another order."""
-    ranks.run(WORLD, "mesh_rank", json.dumps(PLAN), str(tmp_path / "names"))
+    ranks.run(WORLD, "cuda.mesh_rank", json.dumps(PLAN), str(tmp_path / "names"))
     found = [json.loads((tmp_path / f"names.{rank}").read_text()) for rank in range(WORLD)]
     for builds in found:
         names = [name for build in builds for name in build]

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.post_order_rank PLANS OUT`:
+"""`torchrun -m tests.support.ranks.cuda.post_order_rank PLANS OUT`:
 samples under PipeFusion and saves, by rank and plan, the order in which sends and receives were posted and waited for.
 
 PLANS: as JSON. Each entry of a log is [what, the other rank, which of the messages between the two].
