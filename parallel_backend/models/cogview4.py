@@ -1,6 +1,29 @@
 """CogView4 (https://github.com/THUDM/CogView4)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
 from .spec import ModelSpec, SideInput, register
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
+    from ..hooks import Hooks
+
+
+def prepare(model: ModelMixin, hooks: Hooks) -> None:
+    """The model makes its rotary embedding on the CPU, whatever it runs on, and every block takes it to its device, for
+    which the host waits."""
+
+    def bring(_module: torch.nn.Module, args: tuple, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        (latents,) = args
+        return tuple(part.to(latents.device) for part in made)
+
+    hooks.after(model.get_submodule("rope"), bring)
+
 
 register(
     ModelSpec(
@@ -18,5 +41,6 @@ register(
             **conditions,
         },
         output=lambda config, sample, latents: sample,
+        prepare=prepare,
     )
 )

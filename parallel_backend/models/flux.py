@@ -15,8 +15,9 @@ def channels(config: Config) -> int:
 def ids(grids: list[Grid], device: torch.device) -> torch.Tensor:
     """(number of the image, row, column) of every token."""
     sizes = enumerate(grids)
-    lines = ((torch.tensor([n]), torch.arange(rows), torch.arange(columns)) for n, (_, rows, columns) in sizes)
-    return torch.cat([torch.cartesian_prod(*line) for line in lines]).to(device)
+    lines = (((n, n + 1), (0, rows), (0, columns)) for n, (_, rows, columns) in sizes)
+    ranges = ([torch.arange(*ends, device=device) for ends in line] for line in lines)
+    return torch.cat([torch.cartesian_prod(*line) for line in ranges])
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:

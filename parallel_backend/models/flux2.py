@@ -14,15 +14,18 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
 
     sigma: 0 to 1. References are images of their own.
     """
+    device = latents_BCHW.device
     images = [latents_BCHW, *(conditions[name] for name in REFERENCES if name in conditions)]
-    places = [torch.cartesian_prod(*(torch.arange(size) for size in image.shape[-2:])) for image in images]
+    places = [
+        torch.cartesian_prod(*(torch.arange(size, device=device) for size in image.shape[-2:])) for image in images
+    ]
     ids = [F.pad(F.pad(place, (1, 0), value=REFERENCE_DISTANCE * n), (0, 1)) for n, place in enumerate(places)]
-    text = torch.arange(conditions["encoder_hidden_states"].shape[1])
+    text = torch.arange(conditions["encoder_hidden_states"].shape[1], device=device)
     return {
         "hidden_states": torch.cat([image.flatten(2).transpose(1, 2) for image in images], 1),
         "timestep": sigma_B,
-        "img_ids": torch.cat(ids).to(latents_BCHW.device),
-        "txt_ids": F.pad(text[:, None], (3, 0)).to(latents_BCHW.device),
+        "img_ids": torch.cat(ids),
+        "txt_ids": F.pad(text[:, None], (3, 0)),
         **without(conditions, *REFERENCES),
     }
 

@@ -218,7 +218,7 @@ class _Run:
         """Of one forward: the model's input, its timesteps, and its conditions."""
         rows = torch.cat([self.inputs] * len(each.branches))
         timestep = self.stepper.timesteps[step] * self.timestep_scale
-        return rows, torch.full((len(rows),), timestep), each.conditions
+        return rows, torch.full((len(rows),), timestep, device=rows.device), each.conditions
 
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
         """The guided prediction, of the segments given, on the last stage."""
@@ -254,23 +254,25 @@ class _Run:
         prediction = self.predict(step, segments)
         if prediction is None:
             return
-        region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
+        region = self.region(segments)
         latents = stepper.step(prediction, step, self.latents)
         if self.inpainting:
             mask, known = self.inpainting.mask, self.inpainting
             latents = mask * latents + (1 - mask) * stepper.noised(known.original, known.noise, step + 1)
         denoised = None
         if self.watch.previews:
-            denoised = stepper.denoised(prediction, step, self.inputs)[region]
+            denoised = part_of(stepper.denoised(prediction, step, self.inputs), region)
         # A new tensor each time: schedulers with a history keep the one before.
-        self.latents = latents if region is ... else torch.where(self.regions[segments[0]], latents, self.latents)
+        changed = self.latents.clone(memory_format=torch.contiguous_format)
+        put_part(changed, region, part_of(latents, region))
+        self.latents = changed
         is_final = step + 1 == self.steps
         following = latents if is_final else stepper.model_input(self.latents, step + 1)
-        self.inputs[region] = following[region]
+        put_part(self.inputs, region, part_of(following, region))
         if not self.link:
             self.note(step, segments, denoised)
         elif self.to_first or not is_final:
-            values = self.inputs[region]
+            values = part_of(self.inputs, region)
             self.link.send_latents(values if denoised is None else torch.cat([values, denoised]), step, segments)
 
     def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
@@ -279,23 +281,25 @@ class _Run:
             if segments[0]:
                 return  # came with the first patch
             segments = self.patches
-        region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
-        like = self.inputs[region]
+        rows = len(self.inputs)
 
         def allocate(message: Message) -> torch.Tensor:
-            whole = len(message.segments) == len(self.patches)
-            values = self.inputs if whole else self.inputs[..., self.regions[message.segments[0]]]
-            return values.new_empty(len(values) * (2 if self.watch.previews else 1), *values.shape[1:])
+            region = self.region(message.segments)
+            shape = self.inputs.shape[1:] if region is None else (self.inputs.shape[1], len(region))
+            return self.inputs.new_empty(rows * (2 if self.watch.previews else 1), *shape)
 
         arrived = link.receive_latents(Message(step, segments), allocate)
-        self.inputs[region] = arrived[: len(like)]
-        self.note(step, segments, arrived[len(like) :] if self.watch.previews else None)
+        put_part(self.inputs, self.region(segments), arrived[:rows])
+        self.note(step, segments, arrived[rows:] if self.watch.previews else None)
+
+    def region(self, segments: list[int]) -> torch.Tensor | None:
+        """Where the pixels of these segments are among the latents', see `patch_regions`; None for all."""
+        return None if len(segments) == len(self.patches) else self.regions[segments[0]]
 
     def note(self, step: int, segments: list[int], denoised: torch.Tensor | None) -> None:
         """Tells the watch of a step once its last segment is there."""
         if denoised is not None and self.denoised is not None:
-            region = ... if len(segments) == len(self.patches) else (..., self.regions[segments[0]])
-            self.denoised[region] = denoised
+            put_part(self.denoised, self.region(segments), denoised)
         if segments[-1] == self.patches[-1]:
             self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
 
@@ -345,8 +349,8 @@ def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tupl
 def patch_regions(
     latents: torch.Tensor, patch: tuple[int, ...], patches: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """The latent pixels of each of PipeFusion's patches, as masks over the latents' last dims: they are ranges of
-    tokens. patch: what becomes a token."""
+    """The latent pixels of each of PipeFusion's patches, by their places in the latents' last dims as one: they are
+    ranges of tokens. patch: what becomes a token. No masks: to read by one has the host wait for the device."""
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
     tokens = math.prod(grid)
     if patches > tokens:
@@ -354,4 +358,17 @@ def patch_regions(
     owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
     for dim, side in enumerate(patch):
         owner = owner.repeat_interleave(side, dim)
-    return [(owner == index).to(device) for index in range(patches)]
+    return [(owner.flatten() == index).nonzero().flatten().to(device) for index in range(patches)]
+
+
+def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:
+    """The pixels of a region, (B, C, pixels); or all, as they are."""
+    return values if region is None else values.flatten(2)[..., region]
+
+
+def put_part(values: torch.Tensor, region: torch.Tensor | None, part: torch.Tensor) -> None:
+    """Puts pixels in place of those of a region. values: contiguous."""
+    if region is None:
+        values.copy_(part)
+    else:
+        values.view(*values.shape[:2], -1)[..., region] = part

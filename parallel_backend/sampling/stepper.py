@@ -34,8 +34,9 @@ class Stepper:
         self.generator = generator or torch.Generator()
         self.begin = begin
         count = len(scheduler.timesteps) - begin
-        self.timesteps: list[float] = scheduler.timesteps[begin:].tolist()
-        self.levels = [noise_level(scheduler, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
+        told = on_cpu(scheduler)  # of which each number would be waited for elsewhere
+        self.timesteps: list[float] = told.timesteps[begin:].tolist()
+        self.levels = [noise_level(told, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
         self.starts_from_noise = begin == 0
         self.takes = inspect.signature(scheduler.step).parameters
         self.previous_original: torch.Tensor | None = None
@@ -202,6 +203,15 @@ def prediction_kind(scheduler: Any) -> str:
         return "sample" if kind == "original_sample" else kind
     towards_data = scheduler.config.get("invert_sigmas") or type(scheduler).__name__ == "MiniMaxH3Scheduler"
     return "reversed flow" if towards_data else FLOW
+
+
+def on_cpu(scheduler: Any) -> Any:
+    """A copy of a scheduler with its tensors on the CPU."""
+    copied = copy.copy(scheduler)
+    for name, value in vars(scheduler).items():
+        if isinstance(value, torch.Tensor):
+            setattr(copied, name, value.cpu())
+    return copied
 
 
 def noise_level(scheduler: Any, position: int) -> Level:

@@ -158,9 +158,9 @@ class ParallelAttention:
                 "Use ulysses=1, ring=1 and pipefusion=1.",
             )
         every_rank = range(layout.axis.degree)
-        mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns).to(mask.device))
+        mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns, mask.device))
         if mask.shape[-2] != 1:
-            mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running).to(mask.device))
+            mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running, mask.device))
         if mask.ndim > 2 and mask.shape[-3] == heads and heads > 1:
             mask = mask.chunk(self.ulysses.degree, -3)[self.ulysses.index]
         return mask

@@ -31,6 +31,8 @@ class Forward:
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By name, a side input of the blocks, and this rank's share of it.
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    # By whose they are and where they lie, the places of tokens in whole streams.
+    orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
     # Whether the tokens of all ranks have come together, where they are shared from outside.
     gathered: bool = False
     # By place of the block that made it, what skips to or from another stage.

@@ -49,7 +49,7 @@ class TokenLayout:
     def begin(self, lengths: dict[str, int]) -> None:
         """The forward that runs has reached the blocks, with streams of these full lengths."""
         self.forward.segments = {stream: self.segments_of(stream, length) for stream, length in lengths.items()}
-        self.forward.sides = {}
+        self.forward.sides, self.forward.orders = {}, {}
 
     def segments_of(self, stream: str, length: int) -> list[int]:
         """The lengths of a stream's segments: the image's are all alike, and the rest goes with the first."""
@@ -116,8 +116,16 @@ class TokenLayout:
         padded[:, start:stop] = whole
         return padded
 
-    def token_order(self, streams: tuple[str, ...], ranks: range, running: list[int]) -> torch.Tensor:
-        """Where the tokens of these ranks, of the segments given, stand in the whole streams joined; in rank order."""
+    def token_order(
+        self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
+    ) -> torch.Tensor:
+        """Where the tokens of these ranks, of the segments given, stand in the whole streams joined; in rank order.
+
+        Made on the device, once a forward: to bring it there would have the host wait.
+        """
+        key = (streams, ranks, tuple(running), device)
+        if key in self.forward.orders:
+            return self.forward.orders[key]
         starts = {}
         for stream in streams:
             starts[stream] = sum(sum(self.segments[before]) for before in starts)
@@ -127,8 +135,9 @@ class TokenLayout:
                 for index in running:
                     sizes = shard_sizes(self.segments[stream][index], self.axis.degree)
                     start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
-                    pieces.append(torch.arange(start, start + sizes[rank]))
-        return torch.cat(pieces)
+                    pieces.append(torch.arange(start, start + sizes[rank], device=device))
+        self.forward.orders[key] = torch.cat(pieces)
+        return self.forward.orders[key]
 
     def cache_places(self, streams: tuple[str, ...], ranks: range) -> list[tuple[int, int]]:
         """Where the running segments' tokens lie among all segments' tokens of these ranks: (start, length), in order.

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
 from ..groups.mesh import Axis
 
+FLASH_HEAD_DIMS = range(8, 257, 8)
 MASK_ALIGNMENT = 8  # elements, of fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
 AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -98,7 +99,7 @@ def attention_with_lse(
     """
     if q_BhRD.device.type == "cpu":
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
-    elif q_BhRD.dtype == torch.float32 or mask is not None:
+    elif q_BhRD.dtype == torch.float32 or mask is not None or q_BhRD.shape[-1] not in FLASH_HEAD_DIMS:
         bias = None if mask is None else aligned(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
         out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
     else:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from parallel_backend.vae import ParallelVAE
 
 
+CPU = torch.device("cpu")
+
+
 class RankState:
     """Changed by the thread that executes requests; its status is read from another, meanwhile."""
 
@@ -60,10 +63,16 @@ class RankState:
         self.drop_model()
 
     def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
-        """Keeps the conditions that came along, and returns those that the header names by key. Raises RequestError."""
+        """Keeps the conditions that came along, and returns those that the header names by key. Raises RequestError.
+
+        A model of ComfyUI's own takes them as they are, so that they are on its device from here on.
+        """
         for key in header["drop"]:
             self.conditions.pop(key, None)
-        self.conditions.update({key: tensor.clone() for key, tensor in tensors.items()})  # they outlive the frame
+        device = self.device if isinstance(self.transformer, HostModel) else CPU
+        self.conditions.update(
+            {key: tensor.to(device, copy=True) for key, tensor in tensors.items()}
+        )  # beyond the frame
         unknown = [key for kind in names for key in header[kind].values() if key not in self.conditions]
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")

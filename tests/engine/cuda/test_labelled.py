@@ -1,0 +1,97 @@
+"""The CUDA path without a GPU: both shelves on tensors that say they are on one, see `tests/support/labelled`.
+
+What is shown: the numbers are right, no tensor is left on another device, attention's kernels get strides that they
+take, and the host waits for the device in no block, and a small number of times a forward.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_backend.models import spec_for
+from parallel_backend.models.comfyui import named_spec
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.host import CASES as ROWS
+from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
+
+TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}  # of the CPU in fp32
+ALONE: dict[str, int] = {}
+# A forward's latents and timesteps come from elsewhere. What more there is, a model's own code does, of which the
+# longest are named.
+WAITS = 10
+MORE_WAITS = {"hunyuan3d-21": 40, "hidream-i1": 40, "ltxv-guide": 20}
+# Classes that look at values in their blocks, by themselves.
+WAITS_INSIDE = {"hunyuan3d-21": 40, "hidream-i1": 40}
+HALVES = [  # with masks, whose strides half precision is strict about, and without
+    ("diffusers", name, {"ring": 2})
+    for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev", "wan-t2v")
+]
+STAGES = [
+    ("diffusers", name, {"pipefusion": 2, "patches": patches})
+    for name in ("flux-dev", "pixart-alpha")
+    for patches in (1, 2)
+]
+
+
+def plans(shelf: str, name: str) -> list[dict[str, int]]:
+    """What two ranks can do with it; the first is for the gate, in turns of one kind and another."""
+    if shelf == "diffusers":
+        splits_weights = spec_for(FAMILIES[name].model_class).tensor_parallel
+        return [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *([{"tp": 2}] if splits_weights else [])]
+    spec = named_spec(ROWS[name].model_class)
+    if spec is None:
+        return [{"cfg": 2}]
+    couples, tokens = spec.coupled and not spec.coupled_where, not spec.unshared
+    shared = [{"ulysses": 2}, {"ring": 2}] if tokens else []
+    return [*shared, *([] if couples else [{"cfg": 2}])]
+
+
+def cases() -> list[Any]:
+    found = []
+    for shelf, names in (("diffusers", FAMILIES), ("comfyui", ROWS)):
+        for place, name in enumerate(names):
+            able = plans(shelf, name)
+            for plan in [ALONE, *able]:
+                quick = plan == ALONE or able.index(plan) == place % min(2, len(able))
+                marks = [] if quick else [pytest.mark.slow]
+                found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
+    for dtype, several in (("bf16", HALVES), ("fp32", STAGES)):
+        found += [pytest.param(*case, dtype, id=f"{'-'.join(map(str, case))}-{dtype}") for case in several]
+    return found
+
+
+@pytest.fixture(scope="module")
+def told(
+    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict]]:
+    """What each rank tells of the cases that this session runs."""
+    root = tmp_path_factory.mktemp("labelled")
+    found = {}
+    wanted = running(request, "shelf", "name", "plan", "dtype")
+    for world in (1, 2):
+        own = [case for case in wanted if (2 if case[2] else 1) == world]
+        folder = root / str(world)
+        folder.mkdir()
+        (folder / "cases.json").write_text(json.dumps(own))
+        ranks.run(world, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"))
+        by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
+        found |= {case: [told[case] for told in by_rank] for case in by_rank[0]}
+    return found
+
+
+@pytest.mark.parametrize(("shelf", "name", "plan", "dtype"), cases())
+def test_a_model_runs_on_a_gpus_path(
+    shelf: str, name: str, plan: dict[str, int], dtype: str, told: dict[str, list[dict]]
+) -> None:
+    by_rank = told[json.dumps([shelf, name, plan, dtype])]
+    for rank, found in enumerate(by_rank):
+        assert "failed" not in found, f"rank {rank}: {found['failed']}"
+        assert sum(found["inside"].values()) <= WAITS_INSIDE.get(name, 0), found["inside"]
+        outside = sum(found["outside"].values())
+        assert outside <= (0 if "pipefusion" in plan else MORE_WAITS.get(name, WAITS)), found["outside"]
+    assert by_rank[0]["error"] <= TOLERANCE[dtype]

@@ -1,0 +1,321 @@
+"""Tensors that say that they are on a GPU, and hold their values on the CPU: the engine's CUDA path runs, with numbers,
+on a machine that has none.
+
+While `on_gpu` is entered, whatever is made on or moved to a `cuda` device is such a tensor, collectives run over gloo,
+and a `Watch` counts what would have the host wait for the GPU. What a GPU would refuse raises: tensors of two devices
+in one operation, and what attention's kernels do not take.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+aten = torch.ops.aten
+# Operations whose result the host has to see.
+WAITS = (
+    "aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select",
+    "aten::_unique2", "aten::unique_dim", "aten::repeat_interleave.Tensor",
+)  # fmt: skip
+COPIES = ("aten::_to_copy", "aten::copy_")
+INDEXED = ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
+# Operations that may have tensors of both devices.
+MIXED = (*COPIES, *INDEXED)
+ALIGNED_TO = {torch.float32: 4, torch.bfloat16: 8, torch.float16: 8}  # elements, of the efficient kernel's strides
+FLASH_HEAD_DIM, TILE = 256, 32
+PADDED_TO = 16  # what torch pads a mask to
+
+
+class Watch:
+    """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
+
+    inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran.
+    """
+
+    def __init__(self) -> None:
+        self.is_on, self.depth = False, 0
+        self.inside: collections.Counter[str] = collections.Counter()
+        self.outside: collections.Counter[str] = collections.Counter()
+        self.kernels: set[str] = set()
+
+    def begin(self) -> None:
+        self.is_on = True
+
+    def end(self) -> None:
+        self.is_on = False
+
+    def enter(self) -> None:
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+
+    def note(self, kind: str) -> None:
+        if self.is_on:
+            (self.inside if self.depth else self.outside)[f"{kind} at {place()}"] += 1
+
+
+WATCH = Watch()
+
+
+def place() -> str:
+    """The innermost lines of the engine, diffusers or ComfyUI."""
+    found = []
+    for entry in reversed(traceback.extract_stack()):
+        if any(part in entry.filename for part in ("/parallel_backend/", "/diffusers/", "/comfy/", "/worker/")):
+            found.append(f"{'/'.join(Path(entry.filename).parts[-2:])}:{entry.lineno}")
+    return " < ".join(found[:3])
+
+
+class Labelled(torch.Tensor):
+    """A tensor on `GPU`, whose values are in `held`, on the CPU; views share them."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> Labelled:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=GPU
+        )
+        made.held = held
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self) -> str:  # ty: ignore
+        return f"Labelled({tuple(self.shape)}, {self.dtype})"
+
+    def __deepcopy__(self, _memo: dict) -> Labelled:
+        return Labelled(self.held.clone())
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def tolist(self) -> Any:
+        WATCH.note("tolist")
+        return self.held.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+class Labelling(TorchDispatchMode):
+    """While entered, operations on a `cuda` device are made by `run`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return run(func, args, kwargs or {})
+
+
+def is_gpu(device: Any) -> bool:
+    return device is not None and torch.device(device).type == GPU.type
+
+
+def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """One operation, on the CPU, with what comes of it where a GPU would have it."""
+    name = func._schema.name
+    if name == "aten::_has_compatible_shallow_copy_type":
+        return False
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    labelled = [leaf for leaf in leaves if isinstance(leaf, Labelled)]
+    devices = [value for value in (*args, kwargs.get("device")) if isinstance(value, (torch.device, str))]
+    devices = [value for value in devices if not isinstance(value, str) or value.split(":")[0] in ("cpu", "cuda")]
+    goes_to_gpu = is_gpu(devices[0]) if devices else bool(labelled)
+    if labelled:
+        check_devices(name, leaves)
+        count_waits(name, func, args, goes_to_gpu, kwargs)
+    elif goes_to_gpu and name == "aten::_to_copy":
+        count_copy(args[0], True, kwargs)
+
+    def on_cpu(value: Any) -> Any:
+        if isinstance(value, Labelled):
+            return value.held
+        return CPU if isinstance(value, (torch.device, str)) and value in devices else value
+
+    plain = tuple(on_cpu(value) for value in tree_map_only(Labelled, lambda each: each.held, list(args)))
+    named = {key: on_cpu(value) for key, value in tree_map_only(Labelled, lambda each: each.held, kwargs).items()}
+    made = KERNELS[name](*plain, **named) if labelled and name in KERNELS else func(*plain, **named)
+    known = {id(each.held): each for each in labelled}
+    if not goes_to_gpu:
+        # A copy to the CPU that had nothing to do is a copy still.
+        return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in known else each, made)
+    given = {id(each) for each in leaves}
+    return tree_map_only(
+        torch.Tensor,
+        lambda each: (
+            known.get(id(each)) if id(each) in known else Labelled(each.clone() if id(each) in given else each)
+        ),
+        made,
+    )
+
+
+def check_devices(name: str, leaves: list[torch.Tensor]) -> None:
+    """Raises RuntimeError for tensors of two devices, but for single numbers."""
+    if name in MIXED or name.startswith("c10d"):
+        return
+    strangers = [leaf for leaf in leaves if not isinstance(leaf, Labelled) and leaf.ndim and leaf.device.type == "cpu"]
+    if strangers:
+        shapes = [tuple(stranger.shape) for stranger in strangers]
+        raise RuntimeError(f"{name} has tensors on {GPU} and on the CPU, of the shapes {shapes}.")
+
+
+def count_waits(name: str, func: Any, args: tuple, goes_to_gpu: bool, kwargs: dict[str, Any]) -> None:
+    full = f"{name}.{func._overloadname}"
+    if name in WAITS or full in WAITS:
+        if "output_size" not in kwargs or kwargs["output_size"] is None:
+            WATCH.note(name)
+    elif name == "aten::copy_":
+        count_copy(args[1], isinstance(args[0], Labelled), kwargs, args[2] if len(args) > 2 else False)
+    elif name == "aten::_to_copy":
+        count_copy(args[0], goes_to_gpu, kwargs)
+    elif name in INDEXED:
+        for index in args[1]:
+            if index is not None and index.dtype in (torch.bool, torch.uint8):
+                WATCH.note(f"{name} by a mask")
+            elif index is not None and not isinstance(index, Labelled) and index.ndim:
+                WATCH.note(f"{name} by an index on the CPU")
+
+
+def count_copy(source: torch.Tensor, to_gpu: bool, kwargs: dict[str, Any], non_blocking: bool = False) -> None:
+    """A copy between devices waits, but where it is told not to; from the GPU none but into pinned memory does not."""
+    from_gpu = isinstance(source, Labelled)
+    if from_gpu != to_gpu and source.numel() and not (to_gpu and (kwargs.get("non_blocking") or non_blocking)):
+        WATCH.note("copy from the GPU" if from_gpu else "copy to the GPU")
+
+
+class AttentionOfGpu(TorchFunctionMode):
+    """While entered, `F.scaled_dot_product_attention` chooses as torch does on a GPU, which a build for the CPU cannot.
+
+    Flash for halves without a mask, else the efficient kernel, and arithmetic for what neither takes.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        query, key, value, mask, scale, is_plain = attention_arguments(*args, **kwargs)
+        halves = query.dtype in (torch.bfloat16, torch.float16)
+        is_even = query.ndim == 4 and query.dtype in ALIGNED_TO and query.shape[-1] % ALIGNED_TO[query.dtype] == 0
+        if not (isinstance(query, Labelled) and is_plain and is_even):
+            return func(*args, **kwargs)
+        if mask is None and halves and query.shape[-1] <= FLASH_HEAD_DIM:
+            return aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]
+        if mask is not None:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+            keys = mask.shape[-1]
+            mask = F.pad(mask, (0, -keys % PADDED_TO))[..., :keys].expand(*query.shape[:3], keys)
+        return aten._scaled_dot_product_efficient_attention(query, key, value, mask, False, scale=scale)[0]
+
+
+def attention_arguments(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    return query, key, value, attn_mask, scale, not (dropout_p or is_causal or enable_gqa)
+
+
+def flash(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, scale: Any = None, **__: Any) -> tuple:
+    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[-1] % 8 or query.shape[-1] > FLASH_HEAD_DIM:
+        raise RuntimeError(f"Flash attention takes no {query.dtype} with a head dim of {query.shape[-1]}.")
+    WATCH.kernels.add("flash")
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, scale=scale)
+    return out, lse.float(), None, None, query.shape[2], key.shape[2], torch.zeros(2), torch.zeros(2), torch.zeros(1)
+
+
+def efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None, *_: Any,
+    scale: Any = None, **__: Any,
+) -> tuple:  # fmt: skip
+    """With the strides that CUDA's kernel asks for, and its log-sum-exp, which fills whole tiles."""
+    multiple = (
+        ALIGNED_TO[query.dtype] if query.shape[-1] % ALIGNED_TO[query.dtype] == 0 else 1
+    )  # as it has a kernel for
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        strides = [tensor.stride(dim) for dim in range(3) if tensor.shape[dim] > 1]
+        if tensor.stride(-1) != 1 or any(stride % multiple for stride in strides):
+            raise RuntimeError(f"{name} is not correctly aligned: {tensor.stride()}.")
+    if bias is not None:
+        strides = [bias.stride(dim) for dim in range(3) if bias.shape[dim] > 1]
+        if any(stride % multiple for stride in strides) or bias.data_ptr() % (multiple * bias.element_size()):
+            raise RuntimeError(f"attn_bias is not correctly aligned: {bias.stride()}.")
+    WATCH.kernels.add("efficient")
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=scale)
+    padded = torch.nn.functional.pad(lse.float(), (0, -lse.shape[-1] % TILE), value=float("inf"))
+    return out, padded, torch.zeros(1), torch.zeros(1)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::_scaled_dot_product_flash_attention": flash,
+    "aten::_scaled_dot_product_efficient_attention": efficient,
+}
+
+
+class Event:
+    """A GPU's event, of a GPU that is never behind."""
+
+    at = 0.0
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self, *_: Any) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1e3 * (other.at - self.at)
+
+
+class Stream:
+    def synchronize(self) -> None: ...
+
+    def wait_stream(self, _other: Stream) -> None: ...
+
+
+def lend_guard() -> None:
+    """Torch's builds for the CPU have no guard for CUDA devices, which some operations ask for: the CPU's does."""
+    if torch.version.cuda is None:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        registry = (ctypes.c_void_p * 2).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+        registry[1] = registry[1] or registry[0]
+
+
+@contextlib.contextmanager
+def on_gpu() -> Iterator[Watch]:
+    """While entered, there is a GPU, whose tensors are Labelled ones. What it counted is in the Watch."""
+    lend_guard()
+    global WATCH
+    WATCH = Watch()
+    torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device=GPU) comes by as a copy
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # a Parameter's data cannot become another class's
+    with contextlib.ExitStack() as stack:
+        for name, value in (
+            ("get_device_capability", lambda *_: (8, 9)), ("get_device_name", lambda *_: "labelled"),
+            ("current_stream", lambda *_: Stream()), ("Event", Event), ("_lazy_init", lambda: None),
+            ("synchronize", lambda *_: None),
+        ):  # fmt: skip
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        stack.enter_context(Labelling())
+        stack.enter_context(AttentionOfGpu())
+        try:
+            yield WATCH
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
+            torch.__future__.set_overwrite_module_params_on_conversion(False)
