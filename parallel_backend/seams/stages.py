@@ -151,11 +151,14 @@ class Inbox:
         self.group = group
         self.timeline = timeline
         self.is_due = is_due
-        self.allocate: Allocate = lambda _: None
-        self.step = 0  # of the last message that was taken
-        self.coming: list[Message] = []
-        self.proceeds: Callable[[int], bool] | None = None
+        self.expect([], None)
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
+
+    def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
+        """Announces the messages of a run, of which none is posted yet. proceeds: see `StageLink.expect`."""
+        self.coming, self.proceeds = list(coming), proceeds
+        self.step = 0  # of the last message that was taken
+        self.allocate: Allocate = lambda _: None  # the run's own comes with the first that it takes
 
     def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
         """The next message, which must be this one. allocate: a message to an empty tensor for it, None if its size is
@@ -217,7 +220,8 @@ class StageLink:
 
         proceeds: whether a step runs, asked before anything of it is awaited. last_forward: of each step.
         """
-        self.inbox.coming, self.inbox.proceeds, self.last_forward = list(coming), proceeds, last_forward
+        self.inbox.expect(coming, proceeds)
+        self.last_forward = last_forward
         self.known.clear()
         self.launched.clear()
 

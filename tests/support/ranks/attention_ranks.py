@@ -48,7 +48,7 @@ def main(out_path: str) -> None:
                         layout.begin(LENGTHS)
                         parts = (take(layout, tensor) for tensor in qkv())
                         results[key] = attention("module", STREAMS, *parts, attn_mask=mask).contiguous()
-                        results[f"{key} positions"] = layout.token_order(STREAMS, rank, run)
+                        results[f"{key} positions"] = layout.token_order(STREAMS, rank, run, mesh.device)
     save_file(results, f"{out_path}.{dist.get_rank()}")
     leave()
 
