@@ -116,7 +116,6 @@ class ParallelModule:
         sides = patch_of(self.model, self.spec, len(latents) - 2)
         return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=True))
 
-    @torch.inference_mode()
     def __call__(self, calls: Sequence[Call]) -> list[Output] | None:
         """What the model's forward returns for each call, a tensor or several, on global rank 0; None elsewhere.
 
@@ -127,7 +126,7 @@ class ParallelModule:
             raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
         axis, sizes = self.mesh["batch"], [call.size for call in calls]
         parts = share_out(sizes, axis.degree)
-        with self.mesh.timeline.step("forward"):
+        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"):
             outputs = []
             for call, _, rows in (part for part in parts if part.group == axis.index):
                 args, kwargs = moved(tuple(calls[call]), self.mesh.device)

@@ -170,7 +170,6 @@ class ParallelTransformer:
         self.forget()
         self.parking.take()
 
-    @torch.inference_mode()
     def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
         """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
@@ -180,7 +179,7 @@ class ParallelTransformer:
         """
         self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
-        with self.mesh.timeline.step("forward"):
+        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"):
             forward = Forward(self.slot.every_segment())
             local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
             if local is None or any(self.mesh[axis].index for axis in EVERY_AXES):

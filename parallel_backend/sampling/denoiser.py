@@ -86,7 +86,6 @@ class Denoiser:
     def __init__(self, transformer: ParallelTransformer) -> None:
         self.transformer = transformer
 
-    @torch.inference_mode()
     def sample(
         self,
         latents: torch.Tensor,
@@ -123,7 +122,6 @@ class Denoiser:
         )
 
 
-@torch.inference_mode()
 def denoise(
     model: Predictor,
     latents: torch.Tensor,
@@ -140,17 +138,18 @@ def denoise(
 
     timestep_scale: a scheduler's timestep times this is what the model takes.
     """
-    run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
-    timeline = model.mesh.timeline
-    try:
-        for step in range(run.steps):
-            with timeline.step(f"step {step + 1}"):
-                if not run.watch.proceed(step):
-                    run.stop(step)
-                run.step(step)
-        return run.finish()
-    finally:
-        run.release()
+    with model.mesh.without_autograd():
+        run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
+        timeline = model.mesh.timeline
+        try:
+            for step in range(run.steps):
+                with timeline.step(f"step {step + 1}"):
+                    if not run.watch.proceed(step):
+                        run.stop(step)
+                    run.step(step)
+            return run.finish()
+        finally:
+            run.release()
 
 
 class _Run:
