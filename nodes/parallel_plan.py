@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import comfy.cli_args
 import torch
 from comfy_api.latest import io
 
@@ -17,7 +18,7 @@ from ..parallel_backend.models.comfyui.checks import changes_of, check_module, s
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Remark, devices_of_auto, remark, why_by_call, why_one_rank
+from .plan_words import Devices, Remark, devices_of_auto, remark, why_by_call, why_one_rank
 from .workers.group import device_count, device_type, most_ranks, settings
 
 AUTO = "auto"
@@ -111,11 +112,17 @@ def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPl
     return resolved
 
 
+def devices_of_machine() -> Devices:
+    """What an automatic plan has here."""
+    chosen = comfy.cli_args.args.cuda_device
+    return Devices(device_count(), device_type() == "cuda", settings().ranks > 0, "" if chosen is None else str(chosen))
+
+
 def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
     """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked. Its note is why."""
     devices = device_count()
     plan = auto_plan(devices, module, work)
-    why = devices_of_auto(devices, device_type() == "cuda", settings().ranks > 0)
+    why = devices_of_auto(devices_of_machine())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0

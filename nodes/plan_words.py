@@ -29,6 +29,18 @@ class Remark(NamedTuple):
         return TEXTS[self.key].format(**self.values)
 
 
+class Devices(NamedTuple):
+    """What an automatic plan has. count: ranks. is_set: whether the settings say how many.
+
+    chosen: the GPUs that ComfyUI was started with, which hides all others from the ranks, too; empty if it has all.
+    """
+
+    count: int
+    on_gpus: bool
+    is_set: bool
+    chosen: str
+
+
 def remark(key: str, **values: int | str) -> Remark:
     return Remark(key, values)
 
@@ -38,31 +50,31 @@ def in_words(remarks: Iterable[Remark]) -> str:
     return " ".join(each.text for each in remarks)
 
 
-def why_auto(
-    devices: int, on_gpus: bool, is_set: bool, plan: ParallelPlan | None, model: tuple[int, bool] | None
-) -> list[Remark]:
-    """Why an automatic plan is what it is. is_set: whether the settings say how many devices.
+def why_auto(devices: Devices, plan: ParallelPlan | None, model: tuple[int, bool] | None) -> list[Remark]:
+    """Why an automatic plan is what it is.
 
     model: its heads, and whether it is guided; None as the plan where no model is known, on which the plan depends.
     """
-    said = devices_of_auto(devices, on_gpus, is_set)
-    if devices <= 1:
+    said, count = devices_of_auto(devices), devices.count
+    if count <= 1:
         return said
     if plan is None or model is None:
-        return [*said, remark("needs_model", ranks=devices)]
+        return [*said, remark("needs_model", ranks=count)]
     heads, guided = model
     if guided:
-        said.append(remark("guidance_odd", devices=devices) if devices % 2 else remark("guidance_first"))
+        said.append(remark("guidance_odd", devices=count) if count % 2 else remark("guidance_first"))
     else:
         said.append(remark("distilled"))
     return [*said, *token_remarks(plan, heads)]
 
 
-def devices_of_auto(devices: int, on_gpus: bool, is_set: bool) -> list[Remark]:
+def devices_of_auto(devices: Devices) -> list[Remark]:
     """How many ranks an automatic plan has, and why so many."""
-    if devices <= 1:
-        return [remark("auto_one")]
-    return [remark("auto_set" if is_set else "auto_gpus" if on_gpus else "auto_cpu", devices=devices)]
+    hidden = [remark("hidden_gpus", chosen=devices.chosen)] if devices.on_gpus and devices.chosen else []
+    if devices.count <= 1:
+        return [remark("auto_one"), *hidden]
+    key = "auto_set" if devices.is_set else "auto_gpus" if devices.on_gpus else "auto_cpu"
+    return [remark(key, devices=devices.count), *hidden]
 
 
 def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:

@@ -28,12 +28,13 @@ from ..parallel_plan import (
     MANUAL,
     ResolvedPlan,
     auto_host_plan,
+    devices_of_machine,
     fit_to_machine,
     resolve_host_plan,
     resolve_plan,
 )
 from ..plan_words import Remark, devices_of_auto, remark, why_auto
-from ..workers.group import device_count, device_type, settings
+from ..workers.group import device_count, device_type
 
 MAX_BYTES = 1 << 16
 MAX_ITEMS = 64
@@ -195,9 +196,7 @@ def resolve(
         return expected(models[0].by_call, samplers)
     chosen = models[0].resolve(None) if models else None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     model = (models[0].heads or 1, models[0].guided) if models else None
-    return chosen, why_auto(
-        device_count(), device_type() == "cuda", settings().ranks > 0, chosen and chosen.plan, model
-    )
+    return chosen, why_auto(devices_of_machine(), chosen and chosen.plan, model)
 
 
 def expected(
@@ -210,7 +209,7 @@ def expected(
         plan, why = guided if True in has_guidance else alone
         said = [*why, remark("images_first")] if device_count() > 1 and plan.dp == 1 else [*why]
         return ResolvedPlan(plan), said
-    why = devices_of_auto(device_count(), device_type() == "cuda", settings().ranks > 0)
+    why = devices_of_auto(devices_of_machine())
     return None, [*why, remark("by_call", guided=str(guided.plan), alone=str(alone.plan))]
 
 

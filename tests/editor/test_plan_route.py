@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-from demo.host import ComfyHost, PromptError
+from demo.host import REPOSITORY, ComfyHost, PromptError
 from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.editor.editor import open_editor
 from tests.support.editor.examples import open_demo
@@ -193,6 +196,17 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert keys(ask(single_host, about({}, KSAMPLER))) == ["auto_one"]
     with pytest.raises(PromptError, match="ulysses=3 does not divide"):
         single_host.run(job.under({"ulysses": 3}).prompt())
+
+
+def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, folder in (("pack", REPOSITORY), ("pack.nodes", REPOSITORY / "nodes")):
+        package = ModuleType(name)
+        package.__path__ = [str(folder)]
+        monkeypatch.setitem(sys.modules, name, package)
+    words = importlib.import_module("pack.nodes.plan_words")
+    said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="1"))
+    assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.in_words(said)
+    assert [each.key for each in words.devices_of_auto(words.Devices(2, True, False, ""))] == ["auto_gpus"]
 
 
 def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:
