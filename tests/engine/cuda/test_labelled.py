@@ -16,6 +16,7 @@ from parallel_backend.models import spec_for
 from parallel_backend.models.comfyui import named_spec
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
@@ -60,7 +61,8 @@ def cases() -> list[Any]:
                 quick = plan == ALONE or able.index(plan) == place % min(2, len(able))
                 marks = [] if quick else [pytest.mark.slow]
                 found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
-    for dtype, several in (("bf16", HALVES), ("fp32", STAGES)):
+    vaes = [("vae", name, plan) for name in VAES for plan in (ALONE, {"dp": 2})]
+    for dtype, several in (("bf16", HALVES), ("fp32", [*STAGES, *vaes])):
         found += [pytest.param(*case, dtype, id=f"{'-'.join(map(str, case))}-{dtype}") for case in several]
     return found
 

@@ -2,7 +2,7 @@
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
 often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
 
-CASES: a file of JSON, of [shelf, name, plan, dtype]; shelf: "diffusers" for FAMILIES, "comfyui" for ComfyUI's classes.
+CASES: a file of JSON, of [shelf, name, plan, dtype]; shelf: "diffusers" for FAMILIES, "comfyui" for its classes, "vae".
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
 """
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
 
-from parallel_backend.groups.mesh import build_mesh  # noqa: E402
+from parallel_backend.groups.mesh import build_mesh, world_axis  # noqa: E402
 from parallel_backend.models.comfyui import named_spec  # noqa: E402
 from parallel_backend.models.comfyui.checks import modules_at  # noqa: E402
 from parallel_backend.module import ParallelModule  # noqa: E402
@@ -31,10 +31,12 @@ from parallel_backend.plan import ParallelPlan  # noqa: E402
 from parallel_backend.sampling.denoiser import Denoiser  # noqa: E402
 from parallel_backend.sampling.stepper import Stepper  # noqa: E402
 from parallel_backend.transformer import ParallelTransformer  # noqa: E402
+from parallel_backend.vae import ParallelVAE  # noqa: E402
 from parallel_backend.weights.loading import ModelSource  # noqa: E402
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN  # noqa: E402
 from tests.support.cases.host import CASES  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
+from tests.support.cases.vae_cases import CASES as VAES  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
 from tests.support.ranks.host_ranks import calls_of, flat  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
@@ -108,7 +110,16 @@ def of_comfyui(name: str, plan: ParallelPlan, dtype: str, _folder: Path, watch: 
     return (result and flat(result[0])), right
 
 
-SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui}
+def of_vae(name: str, _plan: ParallelPlan, _dtype: str, _folder: Path, watch: Watch) -> Results:
+    """A decode, by bands of rows where there are several ranks."""
+    case = VAES[name]
+    vae = ParallelVAE(case.build().to(GPU), world_axis(GPU))
+    result = counted([vae.vae.decoder], watch, lambda: vae.decode(case.latents()))
+    with torch.no_grad():
+        return result, case.build().decode(case.latents()).sample
+
+
+SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae}
 
 
 def main(cases: str, out: str) -> None:
