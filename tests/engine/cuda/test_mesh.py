@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,9 @@ import torch.distributed as dist
 from demo.host import REPOSITORY
 from parallel_backend.errors import GroupError
 from parallel_backend.groups import mesh
+from parallel_backend.groups.timeline import Timeline
 from tests.support.ranks.pool import RankPool
+from worker.rank import job_groups
 
 CPU = torch.device("cpu")
 PLAN = {"pipefusion": 2, "ring": 2, "ulysses": 2}
@@ -43,6 +46,35 @@ def test_tensor_parallelism_takes_the_host_no_longer_than_it_must(own_ranks: Non
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-4000:]
     assert float(run.stdout) > 3
+
+
+def test_nccl_is_aborted_before_gloos_sockets_are_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's own threads end the process where what they use is gone; its sockets are its own."""
+    done = []
+    several = [
+        SimpleNamespace(group_name=name, abort=lambda name=name: done.append(f"abort {name}"))
+        for name in "10 9".split()
+    ]
+    connection = SimpleNamespace(shutdown=lambda _how: done.append("shutdown"))
+    monkeypatch.setattr(job_groups, "socket_name", lambda _descriptor: "socket:[1]")
+    monkeypatch.setattr(job_groups, "opened", lambda _descriptor: nullcontext(connection))
+    groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
+    groups.mesh, groups.sockets, groups.job = SimpleNamespace(groups=lambda: several), {7: "socket:[1]"}, 3
+    groups.cut(2)  # another job
+    assert done == []
+    groups.cut(3)
+    assert done == ["abort 9", "abort 10", "shutdown"]
+
+
+@pytest.mark.parametrize(("device", "kept"), [(torch.device("cuda", 0), {}), (CPU, {8: "socket:[2]"})], ids=str)
+def test_sockets_that_nccl_opens_are_left_to_it(
+    device: torch.device, kept: dict[int, str], alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = iter([{}, {8: "socket:[2]"}])
+    monkeypatch.setattr(job_groups, "connected_sockets", lambda: next(opened))
+    groups = job_groups.JobGroups(device, Timeline(CPU))
+    groups.whole(device)
+    assert groups.sockets == kept
 
 
 @pytest.fixture
