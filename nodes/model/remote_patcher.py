@@ -20,6 +20,7 @@ from .lora import accept, name_of, none_applied
 from .patches import compile_settings, say_once
 from .remote_model import KEY, RemoteDiT, no_weights
 from .remote_module import MODULE, RemoteModule, remote_module
+from .untouched import WeightElsewhere
 
 NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
@@ -144,20 +145,21 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps what is for this model; see `accept` for what it raises."""
-        if strength_model != 1.0:
+        is_own = isinstance(self.remote, RemoteModule)
+        if strength_model != 1.0 and not (is_own and all(value == (None,) for value in patches.values())):
             raise no_weights("a model merge, or another node that scales weights")
-        if isinstance(self.remote, RemoteModule):
-            return self.add_own_patches(patches, strength_patch)
+        if is_own:
+            return self.add_own_patches(patches, strength_patch, strength_model)
         own = accept(self.model.diffusion_model.names, patches, strength_patch)
         return super().add_patches(own, strength_patch)
 
-    def add_own_patches(self, patches: dict, strength: float) -> list:
-        """Of ComfyUI's own class, whose weights have the names that the patches are for."""
+    def add_own_patches(self, patches: dict, strength: float, strength_model: float) -> list:
+        """Of ComfyUI's own class, whose weights have the names that the patches are for; `(None,)` scales one alone."""
         known = self.model.state_dict().keys()
         own = {key: value for key, value in patches.items() if name_of(key, "") in known}
         if not own and strength:
             raise none_applied()
-        return super().add_patches(own, strength)
+        return super().add_patches(own, strength, strength_model)
 
     def pre_run(self) -> None:
         """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
@@ -199,7 +201,12 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        raise no_weights("a node that reads weights")
+        """Of ComfyUI's own class, its names and shapes: who asks a weight for its numbers is refused then; and here, who
+        wants a part of it, which is to compute with."""
+        if not isinstance(self.remote, RemoteModule) or filter_prefix is not None:
+            raise no_weights("a node that reads weights")
+        found = super().model_state_dict()
+        return {name: tensor.as_subclass(WeightElsewhere) for name, tensor in found.items()}
 
     def add_hook_patches(
         self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0

@@ -29,7 +29,7 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
         send[: len(local)] = local
     received = send.new_empty((axis.degree * longest, *send.shape[1:]))
     with axis.timeline.communication("all_gather"):
-        dist.all_gather(list(received.split(longest)), send, group=axis.group)
+        dist.all_gather_into_tensor(received, send, group=axis.group)  # of a list, NCCL would make copies
     if sizes[-1] < longest:
         shares = received.split(longest)
         received = torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)])

@@ -50,6 +50,7 @@ SAVES = "cannot take a node that saves the model"
 DETECTOR = "holds a detector"
 ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}
+TWICE = {"q": 2.0, "out": 1.5}
 PATCH = {"model_patch": Given("model_patch"), "vae": Given("vae"), "image": Given("image")}
 WINDOWS = {"context_length": 9, "context_overlap": 5}
 MODEL_SPECIFIC = (
@@ -159,9 +160,9 @@ ROWS: dict[str, Row] = {
     "LoraModelLoader": equal(lora=Given("lora_model")),
     "LoraLoaderBypass": refused("injection", clip=None, lora_name=Given("lora")),
     "LoraLoaderBypassModelOnly": refused("injection", lora_name=Given("lora")),
-    "UNetCrossAttentionMultiply": refused(READS, "unet"),
-    "UNetSelfAttentionMultiply": refused(READS, "unet"),
-    "UNetTemporalAttentionMultiply": refused(READS, "unet"),
+    "UNetCrossAttentionMultiply": equal("unet", **TWICE),
+    "UNetSelfAttentionMultiply": equal("unet", **TWICE),
+    "UNetTemporalAttentionMultiply": equal("unet", self_structural=2.0),
     "DiffControlNetLoader": refused(READS, "unet", control_net_name=Given("difference")),
     "CheckpointSave": refused(SAVES, clip=None, vae=None, filename_prefix="census"),
     "ImageOnlyCheckpointSave": refused(SAVES, clip_vision=None, vae=None, filename_prefix="census"),

@@ -26,7 +26,7 @@ from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
 FAMILY, STEPS = "dit", 100_000
-COMMUNICATES = ("all_to_all_single", "all_gather", "batch_isend_irecv", "isend", "send")
+COMMUNICATES = ("all_to_all_single", "all_gather_into_tensor", "batch_isend_irecv", "isend", "send")
 CALL = 40  # well inside: the first calls set connections up
 HEAD_START = 0.5
 CPU = torch.device("cpu")
