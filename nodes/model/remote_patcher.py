@@ -201,8 +201,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        """Of ComfyUI's own class, its names and shapes: who asks a weight for its numbers is refused then; and here, who
-        wants a part of it, which is to compute with."""
+        """Of ComfyUI's own class, its names and shapes: who asks a weight for its numbers is refused then, and
+        here, who wants a part of it, which is to compute with."""
         if not isinstance(self.remote, RemoteModule) or filter_prefix is not None:
             raise no_weights("a node that reads weights")
         found = super().model_state_dict()
