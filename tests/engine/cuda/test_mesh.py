@@ -97,6 +97,5 @@ def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
     work = SimpleNamespace(is_completed=is_completed)
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
     with pytest.raises(GroupError, match=rf"of the ranks 0 cannot exchange data .*rank 0's, cpu.*{words}") as raised:
-        mesh.world_axis(CPU)  # of one rank: none
         mesh.shake_hands(dist.group.WORLD, CPU)
     assert "NCCL_P2P_DISABLE=1" in str(raised.value)
