@@ -69,20 +69,22 @@ def cases() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def told(
-    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict]]:
     """What each rank tells of the cases that this session runs."""
     root = tmp_path_factory.mktemp("labelled")
     found = {}
     wanted = running(request, "shelf", "name", "plan", "dtype")
-    for world in (1, 2):
-        own = [case for case in wanted if (2 if case[2] else 1) == world]
-        folder = root / str(world)
-        folder.mkdir()
-        (folder / "cases.json").write_text(json.dumps(own))
-        ranks.run(world, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"))
-        by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
-        found |= {case: [told[case] for told in by_rank] for case in by_rank[0]}
+    # Of their own: without inference mode nothing else is to run.
+    with RankPool(tmp_path_factory.mktemp("ranks")) as ranks:
+        for world in (1, 2):
+            own = [case for case in wanted if (2 if case[2] else 1) == world]
+            folder = root / str(world)
+            folder.mkdir()
+            (folder / "cases.json").write_text(json.dumps(own))
+            ranks.run(world, "cuda.labelled_ranks", str(folder / "cases.json"), str(folder / "told"))
+            by_rank = [json.loads((folder / f"told.{rank}").read_text()) for rank in range(world)]
+            found |= {case: [told[case] for told in by_rank] for case in by_rank[0]}
     return found
 
 
