@@ -128,12 +128,9 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     note = in_words(resolved.note)
     if note:
         logging.warning("[ParallelDiT] %s", note)
-    on_cpu = device_type() == "cpu"
-    plan, source = resolved.plan, file.source(resolved.plan, on_cpu)
-    # 0 would have ComfyUI count the weights.
-    weight_bytes = 1 if on_cpu else max(1, file.weight_bytes // plan.weight_ways)
-    RemoteModule(worker_group(group), source, plan, file.module, weight_bytes, note, auto)
-    return remote_patcher(file.model, weight_bytes)
+    plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
+    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, note, auto)
+    return remote_patcher(file.model, remote)
 
 
 def host_dtype(stored: torch.dtype, supported: list[torch.dtype]) -> torch.dtype:

@@ -29,6 +29,7 @@ from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot
 from .seams.stages import StageExit, StageLink, keep_stage
+from .weights.sizes import sizes_of_host
 
 BATCH_DIM, CHANNEL_DIM = 0, 1
 
@@ -54,6 +55,7 @@ class ParallelModule:
         self.dtype = dtype
         self.hooks = Hooks()
         self.spec = host_spec(type(model))
+        self.sizes = sizes_of_host(model)
         self.blocks = CompiledBlocks((), {})
         self._install(mesh)
 
@@ -71,7 +73,7 @@ class ParallelModule:
         ends = None
         if plan.pipefusion > 1:
             rows = [blocks.row() for blocks in spec.blocks]
-            stage = keep_stage(model, rows, mesh["pipefusion"], self.hooks, spec.skips)
+            stage = keep_stage(model, rows, mesh["pipefusion"], self.hooks, spec.skips, self.sizes.blocks)
             self.link = StageLink(mesh, self.slot)
             ends = StageEnds(layout, stage, self.link)
         attention = ParallelAttention(mesh, layout, backend)

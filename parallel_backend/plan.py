@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .axes import AXES, LAST_AXES, TOKEN_AXES, WEIGHT_AXES
+from .axes import AXES, LAST_AXES, TOKEN_AXES
 from .errors import PlanError
 
 MAX_DEGREE = 1024
@@ -89,11 +89,6 @@ class ParallelPlan:
     def ways(self, axes: Iterable[str]) -> int:
         """Into how many parts these axes together split what they split."""
         return math.prod(getattr(self, axis) for axis in axes)
-
-    @property
-    def weight_ways(self) -> int:
-        """A rank's memory holds one part of so many of the weights."""
-        return self.ways(WEIGHT_AXES)
 
     @property
     def token_ways(self) -> int:

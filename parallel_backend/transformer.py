@@ -29,6 +29,7 @@ from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_
 from .weights.adapters import Addition, write_weights
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights
 from .weights.parking import Parking, held_bytes
+from .weights.sizes import sizes_of_module
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -52,6 +53,7 @@ class ParallelTransformer:
         self.model = model
         self.dtype = model.dtype
         self.spec: ModelSpec = spec_for(type(model).__name__)
+        self.sizes = sizes_of_module(model, self.spec.blocks, self.spec.tensor_parallel)
         self.remembers = remembers
         self.hooks = Hooks()
         self.parking = Parking(model, mesh.device)
@@ -92,7 +94,8 @@ class ParallelTransformer:
         self.slot = ForwardSlot(plan.patch_count)
         layout = TokenLayout(spec.streams[0], mesh["sequence"], self.slot)
         attention = ParallelAttention(mesh, layout, backend)
-        self.stage = keep_stage(model, spec.rows(), mesh["pipefusion"], hooks, spec.skips is not None)
+        skips = spec.skips is not None
+        self.stage = keep_stage(model, spec.rows(), mesh["pipefusion"], hooks, skips, self.sizes.blocks)
         self.link = StageLink(mesh, self.slot) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:

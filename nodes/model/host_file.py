@@ -11,6 +11,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_host
 from ...worker.comfyui.model import META, build_empty, choose_dtypes, detect, dtype_name, is_gguf, load_weights
 from ...worker.comfyui.source import HostSource
 from .model_files import read_header
@@ -37,14 +38,14 @@ MEMORY_SIZES = ("reserve_vram", "async_offload")
 class HostFile:
     """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
 
-    weight_bytes: of the weights in the file, or as they are loaded, if that is more.
+    sizes: of its weights, as they are loaded.
     """
 
     path: Path
     model: comfy.model_base.BaseModel
     dtype: torch.dtype | None
     cast: torch.dtype | None
-    weight_bytes: int
+    sizes: WeightSizes
 
     @property
     def module(self) -> torch.nn.Module:
@@ -103,7 +104,6 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         raise ModelFileError(
             f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
         )
-    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     chosen, cast = choose_dtypes(config, weights, dtype)
     model = build_empty(config, weights, beside, chosen, cast)
     # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
@@ -125,8 +125,7 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
             f"first is {missing[0]}; the file is incomplete or of another model.",
             "Download it again.",
         )
-    loaded_bytes = sum(parameter.nbytes for parameter in model.diffusion_model.parameters())
-    return HostFile(path, model, chosen, cast, max(weight_bytes, loaded_bytes))
+    return HostFile(path, model, chosen, cast, sizes_of_host(model.diffusion_model))
 
 
 def unknown(path: Path) -> ModelFileError:

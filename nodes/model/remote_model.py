@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +11,7 @@ from comfy.patcher_extension import WrappersMP
 
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import ModelSource
+from ...parallel_backend.weights.sizes import sizes_of_source
 from ...worker.host.client import WorkerGroup
 from ..errors import Refused
 from .host_names import HostNames
@@ -58,9 +57,7 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         note: for the group's status, where the plan is not the one that was asked for.
         """
         torch.nn.Module.__init__(self)
-        RemoteWeights.__init__(
-            self, group, source.to_json(), plan, weight_bytes(group, source, plan, dtype, names), note
-        )
+        RemoteWeights.__init__(self, group, source.to_json(), plan, sizes_of_source(source), note)
         self.__dict__.update(handover.visible)
         self.handover = handover
         self.dtype = dtype
@@ -121,20 +118,6 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         if names and name in names.modules:
             raise no_weights(f"a bypass LoRA or another change of {name}")
         return super().__getattr__(name)
-
-
-def weight_bytes(
-    group: WorkerGroup, source: ModelSource, plan: ParallelPlan, dtype: torch.dtype, names: HostNames
-) -> int:
-    """About what rank 0 will keep of the weights on its accelerator; 1 where it has none.
-
-    Files in fp8 stay so: they are smaller than what their weights would be cast to.
-    """
-    if group.device == "cpu":
-        return 1  # 0 would have ComfyUI count the weights
-    cast = sum(math.prod(shape) for shape in names.shapes.values()) * dtype.itemsize
-    stored = sum(Path(file).stat().st_size for file in source.files)
-    return min(cast, stored) // plan.weight_ways
 
 
 def refuse_patches(control: Any, transformer_options: dict[str, Any]) -> None:

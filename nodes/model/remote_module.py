@@ -18,6 +18,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, FUNCTIONS, RUN
 from ...worker.comfyui.patches import packed
@@ -81,12 +82,12 @@ class RemoteModule(RemoteWeights):
         source: HostSource,
         plan: ParallelPlan,
         module: torch.nn.Module,
-        weight_bytes: int,
+        sizes: WeightSizes,
         note: str = "",
         auto: PlanOfRun[tuple[Remark, ...]] | None = None,
     ) -> None:
         """auto: what decides on the plan by what is asked; None where it does not depend on that."""
-        super().__init__(group, source.to_json(), plan, weight_bytes, note)
+        super().__init__(group, source.to_json(), plan, sizes, note)
         self.auto = auto
         self.module = module
         self.gatherer = Gatherer(self.call, self.shares_calls)

@@ -64,6 +64,15 @@ def note_run(
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, noted, *args, **options)
 
 
+def note_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *args: Any, **options: Any) -> Any:
+    """Stands around what makes room for a sampling, and loads its models."""
+    remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
+    if remote is None:
+        return executor(patcher, *args, **options)
+    with remote.making_room():
+        return executor(patcher, *args, **options)
+
+
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
     weights, of which it has none.
@@ -71,7 +80,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     It answers for the group's memory on ComfyUI's device, where rank 0 computes too. What ComfyUI finds free there
     (cudaMemGetInfo) is without what the ranks hold, as without that of any process, so nothing is to be taken off it
     again. From the sizes that are given here ComfyUI knows two things more: what it would win by unloading, which it
-    does when others need the room, in its own order; and for how much to make room before the ranks load or unpark.
+    does when others need the room, in its own order; and for how much to make room before the ranks load, unpark, or
+    compute.
     Ranks on other devices are freed along with rank 0. What CUDA itself takes in a process, some hundred MB, stays.
     """
 
@@ -262,21 +272,26 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
     model.manual_cast_dtype = None
     model.diffusion_model = diffusion_model  # pyright: ignore[reportAttributeAccessIssue]  (not always its UNetModel)
     model.model_config.unet_config.update(diffusion_model.names.detected)
-    return remote_patcher(model.eval(), diffusion_model.weight_bytes)
+    return remote_patcher(model.eval(), diffusion_model)
 
 
-def remote_patcher(model: comfy.model_base.BaseModel, weight_bytes: int) -> RemoteModelPatcher:
-    """The MODEL of a BaseModel whose diffusion model is in the worker group."""
-    # The memory is the workers'. Zero here also lets ComfyUI batch cond and uncond, which the cfg axis splits again.
-    model.memory_required = lambda *_args, **_kwargs: 0
+def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteDiT | RemoteModule) -> RemoteModelPatcher:
+    """The MODEL of a BaseModel whose diffusion model is in the worker group, where `remote` has it run."""
+    whole_call = model.memory_required
     patcher = RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
         offload_device=comfy.model_management.unet_offload_device(),
-        size=weight_bytes,
+        size=remote.weight_bytes,
     )
+
+    def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:
+        return remote.working_bytes(whole_call(input_shape, cond_shapes), input_shape[0])
+
+    model.memory_required = memory_required
     for wrapper in (refuse_nested, note_run):
         patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)
-    if isinstance(patcher.remote, RemoteModule):
-        add_gathering(patcher, patcher.remote.gatherer)
+    patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, note_preparation)
+    if isinstance(remote, RemoteModule):
+        add_gathering(patcher, remote.gatherer)
     return patcher

@@ -4,13 +4,16 @@ memory."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import comfy.model_management
 import torch
 
+from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.client import WorkerGroup
 from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
@@ -45,20 +48,23 @@ class Recording(NamedTuple):
 
 
 class RemoteWeights:
-    """source: of the model, as JSON. weight_bytes: what rank 0 will keep of it on its accelerator; 1 where it has none.
+    """source: of the model, as JSON. sizes: of its weights. note: for the group's status, where the plan is not the one
+    that was asked for.
 
-    note: for the group's status, where the plan is not the one that was asked for.
+    weight_bytes: what rank 0, of the first stage, will keep of them on its accelerator. 1 where it has none: 0 would
+    have ComfyUI count the weights.
     """
 
     def __init__(
-        self, group: WorkerGroup, source: Header, plan: ParallelPlan, weight_bytes: int, note: str = ""
+        self, group: WorkerGroup, source: Header, plan: ParallelPlan, sizes: WeightSizes, note: str = ""
     ) -> None:
         self.group = group
         self.source = source
         self.plan = plan
-        self.weight_bytes = weight_bytes
+        self.weight_bytes = 1 if group.device == "cpu" else max(1, sizes.kept(plan)[0])
         self.note = note
         self.recording: Recording | None = None
+        self.makes_room = False
         self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
 
     def begin_run(self) -> str:
@@ -105,6 +111,27 @@ class RemoteWeights:
         then, what will be more than now. At least 1."""
         kept = self.group.device_bytes()
         return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
+
+    @contextlib.contextmanager
+    def making_room(self) -> Iterator[None]:
+        """While entered, ComfyUI asks for how much to make room before a sampling; else, if rows fit into a batch."""
+        self.makes_room = True
+        try:
+            yield
+        finally:
+            self.makes_room = False
+
+    def working_bytes(self, estimate: float, rows: int) -> float:
+        """What rank 0 will take of ComfyUI's device for a call of so many rows, beyond the weights and what it keeps
+        ready there. estimate: of what the whole call would take.
+
+        0 where the question is whether the rows fit into one batch: the ranks share them out again.
+        """
+        if not self.makes_room or self.group.device == "cpu":
+            return 0
+        own_rows = math.ceil(rows / self.plan.ways(BATCH_AXES))
+        ready = max(0, self.held_bytes() - self.weight_bytes)
+        return max(0, estimate * own_rows / rows / self.plan.token_ways - ready)
 
     def free(self) -> None:
         """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""

@@ -18,6 +18,7 @@ from ...parallel_backend.models.comfyui import host_spec
 from ...parallel_backend.models.comfyui.auto import Work
 from ...parallel_backend.models.comfyui.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.sizes import sizes_of_source
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..model.families import family_for
@@ -70,13 +71,14 @@ class Question(NamedTuple):
 class Bounds(NamedTuple):
     """What bounds a plan for a model. resolve: the plan that was asked for, or None for auto, to what runs.
 
-    guided: whether an automatic plan splits guidance. heads, blocks: None where that is not known. by_call: where an
-    automatic plan follows from what a sampling brings, how; `resolve` makes none then.
+    guided: whether an automatic plan splits guidance. heads, blocks: how many heads, and the bytes of each block; None
+    where that is not known. by_call: where an automatic plan follows from what a sampling brings, how; `resolve` makes
+    none then.
     """
 
     resolve: Callable[..., ResolvedPlan]
     heads: int | None
-    blocks: int | None
+    blocks: tuple[int, ...] | None
     guided: bool = False
     by_call: Callable[[Work], ResolvedPlan] | None = None
 
@@ -278,9 +280,9 @@ def bounds_of(path: Path, _stamp: tuple) -> Bounds:
     if family_for(description.model_class) is None:
         raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
     spec, config = spec_for(description.model_class), description.config
-    sizes = spec.sizes(config)
+    blocks = sizes_of_source(description.source("fp32")).blocks  # in any dtype their shares are the same
     resolve = functools.partial(resolve_plan, config=config, spec=spec)
-    return Bounds(resolve, sizes.heads, sizes.blocks, spec.guided(config))
+    return Bounds(resolve, spec.sizes(config).heads, blocks, spec.guided(config))
 
 
 def bounds_of_host_file(file: HostFile) -> Bounds:
@@ -289,4 +291,4 @@ def bounds_of_host_file(file: HostFile) -> Bounds:
     spec = host_spec(type(module))
     heads = sizes_of(module, spec).heads if spec and spec.blocks else None
     resolve_own, auto = (functools.partial(each, module=module) for each in (resolve_host_plan, auto_host_plan))
-    return Bounds(resolve_own, heads, None, by_call=auto)
+    return Bounds(resolve_own, heads, file.sizes.blocks or None, by_call=auto)

@@ -5,8 +5,9 @@ The engine's mesh and its cuts follow from the same: the axes' facts, and `shard
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..axes import BATCH_AXES, HEAD_AXES, JOINT_AXES, STAGE_AXES, WEIGHT_AXES, WEIGHTS, names_that
@@ -40,9 +41,11 @@ class RankPart:
     weight_share: Share | None
 
 
-def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: int | None = None) -> list[RankPart]:
-    """The parts of all ranks, in order. heads, blocks: of a model that allows the plan, if one is known."""
+def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[int] | None = None) -> list[RankPart]:
+    """The parts of all ranks, in order. heads, blocks: of a model that allows the plan, if one is known: how many heads
+    there are, and the bytes of each block."""
     degrees = plan.degrees()
+    stages = None if blocks is None else stage_ranges(blocks, plan.ways(STAGE_AXES))
     parts = []
     for rank, indices in enumerate(itertools.product(*map(range, degrees.values()))):
         places = dict(zip(degrees, indices, strict=True))
@@ -57,7 +60,7 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: int | None 
                 places,
                 batch,
                 stage,
-                None if blocks is None else shard_range(blocks, *stage),
+                None if stages is None else stages[stage[0]],
                 None if heads is None else shard_range(heads, *heads_of),
                 token_spans(plan, places["sequence"]),
                 fraction(*heads_of),
@@ -94,6 +97,37 @@ def token_spans(plan: ParallelPlan, place: int) -> tuple[Share, ...]:
     pieces = plan.patch_count * shares
     starts = (patch * shares + place for patch in range(plan.patch_count))
     return tuple((start / pieces, (start + 1) / pieces) for start in starts)
+
+
+def stage_ranges(sizes: Sequence[int], degree: int) -> list[range]:
+    """The blocks of each pipeline stage, at least one: as even by bytes as can be, and the first, which is on ComfyUI's
+    own device, the lightest where that can be. sizes: the bytes of each block, in order."""
+    ends = [0, *itertools.accumulate(max(1, size) for size in sizes)]
+
+    def weight(stage: range) -> int:
+        return ends[stage.stop] - ends[stage.start]
+
+    @functools.cache
+    def evenest(start: int, stages: int) -> tuple[int, tuple[range, ...]]:
+        """The blocks from `start` on in so many stages, with the least sum of squares of their bytes: both."""
+        if stages == 1:
+            last = range(start, len(sizes))
+            return weight(last) ** 2, (last,)
+        cuts = []
+        for stop in range(start + 1, len(sizes) - stages + 2):
+            rest, following = evenest(stop, stages - 1)
+            cuts.append((weight(range(start, stop)) ** 2 + rest, (range(start, stop), *following)))
+        return min(cuts, key=lambda cut: cut[0])
+
+    if degree == 1:
+        return [range(len(sizes))]
+    found = []
+    for stop in range(1, len(sizes) - degree + 2):
+        first = range(stop)
+        squares, others = evenest(stop, degree - 1)
+        is_lightest = all(weight(first) <= weight(other) for other in others)
+        found.append((not is_lightest, weight(first) ** 2 + squares, [first, *others]))
+    return min(found, key=lambda cut: cut[:2])[2]
 
 
 def shard_sizes(size: int, degree: int) -> list[int]:

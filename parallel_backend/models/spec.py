@@ -123,8 +123,9 @@ class ModelSpec:
     skips: str | None = None
     # Submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
     shared: tuple[str, ...] = ()
-    # Whether diffusers ships a `_tp_plan` for the class; here, so that a plan can be checked without it.
-    tensor_parallel: bool = False
+    # Submodules of the blocks that diffusers' `_tp_plan` for the class splits, if it ships one; here, so that a plan
+    # can be checked, and what a rank keeps be told, without it.
+    tensor_parallel: tuple[str, ...] = ()
     # Whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others, and run
     # without the text.
     pipefusion: bool = True
@@ -150,7 +151,7 @@ class ModelSpec:
         return {
             "heads": heads,
             "blocks": blocks,
-            "tensor_parallel": self.tensor_parallel,
+            "tensor_parallel": bool(self.tensor_parallel),
             "pipefusion": self.pipefusion,
         }
 

@@ -16,8 +16,8 @@ from typing import NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from ..groups.collectives import shard_sizes
 from ..groups.mesh import Axis, Mesh
+from ..groups.mesh_layout import stage_ranges
 from ..groups.timeline import Timeline
 from ..hooks import Hooks
 from ..models.rows import BlockRow
@@ -93,17 +93,18 @@ def block_list(model: torch.nn.Module, name: str) -> torch.nn.ModuleList:
     return cast("torch.nn.ModuleList", model.get_submodule(name))
 
 
-def keep_stage(model: torch.nn.Module, rows: Sequence[BlockRow], axis: Axis, hooks: Hooks, skips: bool) -> Stage:
+def keep_stage(
+    model: torch.nn.Module, rows: Sequence[BlockRow], axis: Axis, hooks: Hooks, skips: bool, sizes: Sequence[int]
+) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
-    Stages differ by one block at most. skips: whether the first half of the blocks feeds the second, as `skip_sources`
-    says.
+    skips: whether the first half of the blocks feeds the second, as `skip_sources` says. sizes: the bytes of each
+    block, by which `stage_ranges` shares them out.
     """
     by_path = {row.path: row for row in rows}
     places = [(path, index) for path in by_path for index in range(len(block_list(model, path)))]
-    sizes = shard_sizes(len(places), axis.degree)
-    first = sum(sizes[: axis.index])
-    local = places[first : first + sizes[axis.index]]
+    own = stage_ranges(sizes, axis.degree)[axis.index]
+    local = places[own.start : own.stop]
     missing = []
     for name, index in places:
         if (name, index) in local:
@@ -121,12 +122,11 @@ def keep_stage(model: torch.nn.Module, rows: Sequence[BlockRow], axis: Axis, hoo
     def outstanding(boundary: int) -> tuple[int, ...]:
         return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
 
-    end = first + len(local)
     return Stage(
         [block_list(model, name)[index] for name, index in local],
-        first,
-        outstanding(first),
-        outstanding(end),
+        own.start,
+        outstanding(own.start),
+        outstanding(own.stop),
         sources,
         tuple(missing),
     )

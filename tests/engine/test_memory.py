@@ -52,7 +52,7 @@ def loaded(whole: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactor
             if math.prod(plan.values()) == world
         ]
         (root / "cases.json").write_text(json.dumps(cases))
-        ranks.run(world, "memory_ranks", str(root / "cases.json"), str(root))
+        ranks.run(world, "weights.memory_ranks", str(root / "cases.json"), str(root))
     results = {}
     for name, plan in PLANS.items():
         paths = [root / f"{name}.{rank}.safetensors" for rank in range(math.prod(plan.values()))]

@@ -27,7 +27,7 @@ def found(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> list[dic
     for name in {case[0] for case in (*REPLANNED, *STOPPED)}:
         family_of(name).save(root / name)
     for world in (2, 4):
-        ranks.run(world, "removal_ranks", str(root))
+        ranks.run(world, "weights.removal_ranks", str(root))
     return [json.loads(path.read_text()) for path in sorted(root.glob("found.*.json"))]
 
 

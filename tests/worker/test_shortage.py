@@ -9,14 +9,16 @@ import torch
 
 from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_memory, reasons
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.sizes import WeightSizes
 from worker.rank.memory.room import Room, asked
 from worker.rank.memory.shortage import Shortage, within
 from worker.wire.operations import FORWARD, LOAD, SAMPLE, VAE, Operation
 
 GB = 10**9
+BLOCKS = 60
 Check = Callable[[ParallelPlan], None]
 ANY, NO_TENSOR_PARALLEL = (
-    within({"heads": 24, "blocks": 57, "tensor_parallel": allowed, "pipefusion": True}) for allowed in (True, False)
+    within({"heads": 24, "blocks": BLOCKS, "tensor_parallel": allowed, "pipefusion": True}) for allowed in (True, False)
 )
 
 
@@ -26,6 +28,9 @@ def shortage(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, 
     empty = Room(room * GB, held * GB, (room - held) * GB)
     full = Room(room * GB, room * GB - GB, GB)
     missing = needed - (room - held - 1)
+    blocks = (weights * GB // BLOCKS,) * BLOCKS
+    if "plan" in more:
+        more["sizes"] = WeightSizes(0, blocks, blocks)
     return str(Shortage(1, operation, missing * GB, full, empty, weights * GB, **more).explanation)
 
 

@@ -19,6 +19,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.loading import Check, go_on
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.sizes import WeightSizes
 
 from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
@@ -73,6 +74,11 @@ class HostModel:
     @property
     def mesh(self) -> Mesh:
         return self.module.mesh
+
+    @property
+    def sizes(self) -> WeightSizes:
+        """Of all the model's weights."""
+        return self.module.sizes
 
     @property
     def weight_bytes(self) -> int:

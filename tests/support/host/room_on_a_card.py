@@ -58,7 +58,8 @@ class Scene:
             sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
             sys.modules[name].__path__ = [str(folder)]
         self.management = importlib.import_module("comfy.model_management")
-        self.patcher_class = importlib.import_module("comfy.model_patcher").ModelPatcher
+        self.helpers = importlib.import_module("comfy.sampler_helpers")
+        self.patches = importlib.import_module("comfy.model_patcher")
         self.management.get_torch_device = lambda: CARD
         self.management.get_free_memory = self.free
         self.loader = importlib.import_module("pack.nodes.load_model")
@@ -74,7 +75,7 @@ class Scene:
         self.management.current_loaded_models.clear()
         self.loader.worker_group = lambda _number: self.group
         self.ours = self.load("fp32")
-        self.other = self.patcher_class(torch.nn.Identity(), CARD, torch.device("cpu"), size=8 * GIGABYTE)
+        self.other = self.patches.ModelPatcher(torch.nn.Identity(), CARD, torch.device("cpu"), size=8 * GIGABYTE)
         self.sample(self.ours)
 
     def load(self, dtype: str) -> Any:
@@ -90,6 +91,17 @@ class Scene:
         self.group.loaded = (remote.source, remote.plan.to_json())
         self.group.kept = OURS
         patcher.cleanup()
+
+    def prepare(self, patcher: Any, gigabytes: float) -> None:
+        """What ComfyUI does before it samples: here latents for which rank 0 needs so much beside the weights."""
+        shape = [1, 4, 8, 8]
+        of_one = type(patcher.model).memory_required(patcher.model, shape)  # its row; the other is rank 1's
+        shape[-1] *= round(gigabytes * GIGABYTE / of_one)
+        options = self.patches.create_model_options_clone(patcher.model_options)
+        self.helpers.prepare_model_patcher(patcher, {}, options)
+        self.helpers.prepare_sampling(patcher, shape, {}, options)
+        fits = patcher.model.memory_required([2, *shape[1:]]) == 0
+        assert fits, "cond and uncond go in one batch, which the ranks share out"
 
     def free(self, _device: Any = None, torch_free_too: bool = False) -> Any:
         free = TOTAL - self.group.kept - (self.other.loaded_size() if self.other else 0)
@@ -116,6 +128,18 @@ def main(comfyui: str, model: str) -> None:
     scene.other.size = 2 * GIGABYTE
     management.load_models_gpu([scene.other])
     found["another model has room"] = scene.outcome()
+
+    scene.prepare(scene.ours, 2)
+    found["a sampling has room beside it"] = scene.outcome()
+    scene.prepare(scene.ours, 5)
+    found["a sampling needs the room of another"] = scene.outcome()
+
+    scene.begin()
+    scene.other.size = 1 * GIGABYTE
+    scene.group.kept += 3 * GIGABYTE
+    management.load_models_gpu([scene.other])
+    scene.prepare(scene.ours, 3)
+    found["the ranks keep ready what a sampling needs"] = scene.outcome()
 
     scene.begin()
     for _ in range(2):

@@ -23,6 +23,7 @@ from parallel_backend.seams.tensor_parallel import local_ranges
 from tests.support.ranks.leaving import leave
 
 HEADS, BLOCKS, TOKENS = 8, (4, 3), 24
+BLOCK_BYTES = [300, 300, 300, 300, 100, 100, 100]  # so that stages differ in how many they have
 PLANS = (
     {"dp": 2, "cfg": 2, "ulysses": 2},
     {"cfg": 2, "ring": 2, "ulysses": 2},
@@ -57,7 +58,7 @@ def toy() -> torch.nn.Module:
 def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
-    stage = keep_stage(toy(), SPEC.rows(), mesh["pipefusion"], Hooks(), skips=False)
+    stage = keep_stage(toy(), SPEC.rows(), mesh["pipefusion"], Hooks(), skips=False, sizes=BLOCK_BYTES)
     layout = TokenLayout(SPEC.streams[0], mesh["sequence"], ForwardSlot(plan.patch_count))
     layout.begin({"x": TOKENS})
     tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()

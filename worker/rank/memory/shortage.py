@@ -18,6 +18,7 @@ from parallel_backend.models import spec_for
 from parallel_backend.models.spec import Limits
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.sizes import WeightSizes, sizes_of_source
 
 from ...errors import Explanation
 from ...wire.operations import Operation
@@ -40,6 +41,9 @@ class HeldModel(Protocol):
     @property
     def resident_bytes(self) -> int: ...
 
+    @property
+    def sizes(self) -> WeightSizes: ...
+
     def token_count(self, latents: Sequence[int]) -> int: ...
 
     def check_plan(self, plan: ParallelPlan) -> None: ...
@@ -52,7 +56,7 @@ class Shortage:
     asked: by the allocation that failed, if that is known. full, empty: the rank's room when it failed, and without
     what the request had got by then. weights: the model's on this rank; those that a load was to bring are not there
     yet. tokens: of the request's latents, 0 if it has none. plan: the model's. check: raises PlanError for one that
-    the model does not allow. Both None for a VAE.
+    the model does not allow. sizes: of all the model's weights. The three are None for a VAE.
     """
 
     rank: int
@@ -64,6 +68,7 @@ class Shortage:
     tokens: int = 0
     plan: ParallelPlan | None = None
     check: Callable[[ParallelPlan], None] | None = None
+    sizes: WeightSizes | None = None
 
     @property
     def needed(self) -> int:
@@ -110,8 +115,8 @@ def advice(short: Shortage) -> list[str]:
 
 def fitting_plan(short: Shortage) -> ParallelPlan | None:
     """The plan that leaves the most room, of those for the fewest ranks that leave any; None where none does."""
-    own = short.plan
-    if not own:
+    own, sizes = short.plan, short.sizes
+    if not own or not sizes:
         return None
     # What is left beside what is neither weights nor the request's.
     loads = short.operation.brings_model
@@ -119,8 +124,7 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
-        weights = short.weights * own.weight_ways / plan.weight_ways
-        return weights + working * own.token_ways / plan.token_ways
+        return max(sizes.kept(plan)) + working * own.token_ways / plan.token_ways
 
     for times in MORE_RANKS:
         plans = [plan for plan in alternatives(short, own, times) if estimate(plan) < room]
@@ -167,17 +171,22 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
 def plan_of(
     operation: Operation, header: Header, latents: torch.Size | None, model: HeldModel | None
 ) -> dict[str, Any]:
-    """What a Shortage tells of the model that a request is about: weights, tokens, plan and check."""
+    """What a Shortage tells of the model that a request is about: weights, tokens, plan, check and sizes."""
     if operation.brings_model:
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
-        weights = sum(map(os.path.getsize, source.files)) // plan.weight_ways
         if not isinstance(source, ModelSource):
-            return {"weights": weights}  # which no other plan shares out
-        return {"weights": weights, "plan": plan, "check": within(spec_for(source.model_class).limits(source.config))}
+            return {"weights": sum(map(os.path.getsize, source.files))}  # of which a stage may keep less
+        sizes, limits = sizes_of_source(source), spec_for(source.model_class).limits(source.config)
+        return {"weights": max(sizes.kept(plan)), "plan": plan, "check": within(limits), "sizes": sizes}
     if operation.without_model or model is None:
         return {}
-    tokens = model.token_count(latents) if latents else 0
-    return {"weights": model.resident_bytes, "tokens": tokens, "plan": model.mesh.plan, "check": model.check_plan}
+    return {
+        "weights": model.resident_bytes,
+        "tokens": model.token_count(latents) if latents else 0,
+        "plan": model.mesh.plan,
+        "check": model.check_plan,
+        "sizes": model.sizes,
+    }
 
 
 def within(limits: Limits) -> Callable[[ParallelPlan], None]:

@@ -1,4 +1,5 @@
-"""`torchrun -m tests.support.ranks.removal_ranks FOLDER`: plans put on models, taken off, and changed for others.
+"""`torchrun -m tests.support.ranks.weights.removal_ranks FOLDER`:
+plans put on models, taken off, and changed for others.
 
 FOLDER holds a folder of each family's weights. What was found is written to FOLDER/found.RANK.json, by case name.
 """

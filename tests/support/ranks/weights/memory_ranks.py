@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.memory_ranks CASES OUT`:
+"""`torchrun -m tests.support.ranks.weights.memory_ranks CASES OUT`:
 loads models; each rank says what it holds and how much it has read."""
 
 from __future__ import annotations

@@ -1,0 +1,97 @@
+"""What a model's weights take, and how much of them each rank keeps: known before there is a model on the ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..groups.mesh_layout import stage_ranges
+from ..models import spec_for
+from ..models.comfyui import host_spec
+from ..plan import ParallelPlan
+from .loading import DTYPES, ModelSource
+from .parking import plain_parts
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """Bytes. blocks: of each block, in the order in which they run. split: of these, what tensor parallel shares out.
+    rest: of what is in no block, which every rank has."""
+
+    rest: int
+    blocks: tuple[int, ...] = ()
+    split: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return self.rest + sum(self.blocks)
+
+    def kept(self, plan: ParallelPlan) -> list[int]:
+        """What a rank keeps under this plan, by its pipeline stage."""
+        if not self.blocks:
+            return [self.total]
+        local = [
+            whole - split + split // plan.tp
+            for whole, split in zip(self.blocks, self.split or [0] * len(self.blocks), strict=True)
+        ]
+        stages = stage_ranges(self.blocks, plan.pipefusion)
+        return [self.rest + sum(local[place] for place in stage) for stage in stages]
+
+
+def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str], split: Sequence[str] = ()) -> WeightSizes:
+    """From the bytes of each parameter. lists: the model's lists of blocks, by their paths. split: submodules of blocks
+    that tensor parallel shares out."""
+    blocks: dict[tuple[int, int], list[int]] = {}
+    rest = 0
+    for name, size in sizes.items():
+        place = place_of(name, lists)
+        if place is None:
+            rest += size
+            continue
+        position, index, inside = place
+        counted = blocks.setdefault((position, index), [0, 0])
+        counted[0] += size
+        counted[1] += size if inside.partition(".")[0] in split else 0
+    ordered = [blocks[key] for key in sorted(blocks)]
+    return WeightSizes(rest, tuple(whole for whole, _ in ordered), tuple(part for _, part in ordered) if split else ())
+
+
+def place_of(name: str, lists: Sequence[str]) -> tuple[int, int, str] | None:
+    """Of a parameter in a block: the block's list, its index there, and the parameter's name in it."""
+    for position, path in enumerate(lists):
+        index, _, inside = name.removeprefix(f"{path}.").partition(".")
+        if name.startswith(f"{path}.") and index.isdecimal():
+            return position, int(index), inside
+    return None
+
+
+def sizes_of_module(model: torch.nn.Module, lists: Sequence[str], split: Sequence[str] = ()) -> WeightSizes:
+    """Of a model, which may be on the meta device."""
+    sizes = {name: sum(part.nbytes for part in plain_parts(held)) for name, held in model.named_parameters()}
+    return sizes_by_name(sizes, lists, split)
+
+
+def sizes_of_host(model: torch.nn.Module) -> WeightSizes:
+    """Of one of ComfyUI's own models, which may be on the meta device."""
+    spec = host_spec(type(model))
+    return sizes_of_module(model, [blocks.path for blocks in spec.blocks] if spec else [])
+
+
+def sizes_of_source(source: ModelSource) -> WeightSizes:
+    """Of a model in files, whose headers alone are read, and nothing mapped: memory may be what there is none of.
+
+    Raises OSError.
+    """
+    spec, sizes = spec_for(source.model_class), {}
+    for path in source.files:
+        with Path(path).open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
+        itemsize = DTYPES[source.dtype].itemsize
+        sizes |= {name: math.prod(entry["shape"]) * itemsize for name, entry in header.items()}
+    return sizes_by_name(sizes, spec.blocks, spec.tensor_parallel)

@@ -1,0 +1,88 @@
+"""What a rank is said to keep of the weights, before anything is loaded, is what it then keeps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.groups.mesh_layout import rank_parts, stage_ranges
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.loading import ModelSource
+from parallel_backend.weights.sizes import sizes_by_name, sizes_of_source
+from tests.support.cases.families import FAMILIES
+from tests.support.ranks.pool import RankPool
+
+NAMES = ("flux-dev", "flux2-dev", "qwenimage", "wan-t2v")
+WORLD = 4
+# Biases behind a sum and norms of heads are whole on every tensor-parallel rank, and are counted as shared.
+TOLERANCE = 0.02
+
+
+def cuts(count: int, degree: int) -> list[list[range]]:
+    """Every way to cut blocks into stages."""
+    inner = itertools.combinations(range(1, count), degree - 1)
+    return [[range(a, b) for a, b in itertools.pairwise((0, *places, count))] for places in inner]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stages_are_as_even_as_can_be_with_the_lightest_first(seed: int) -> None:
+    dice = random.Random(seed)
+    sizes, degree = [dice.choice([1, 3, 5]) for _ in range(dice.randint(4, 9))], dice.randint(2, 4)
+
+    def weights(stages: list[range]) -> list[int]:
+        return [sum(sizes[place] for place in stage) for stage in stages]
+
+    every = [weights(cut) for cut in cuts(len(sizes), degree)]
+    lightest_first = [each for each in every if each[0] == min(each)] or every
+    found = weights(stage_ranges(sizes, degree))
+    assert sum(found) == sum(sizes)
+    assert sum(each**2 for each in found) == min(sum(one**2 for one in each) for each in lightest_first)
+    assert found in lightest_first
+
+
+def test_blocks_alike_fall_into_stages_that_differ_by_one_at_most() -> None:
+    for count, degree in itertools.product(range(4, 70), range(1, 5)):
+        lengths = [len(stage) for stage in stage_ranges([7] * count, degree)]
+        assert sorted(lengths) == lengths
+        assert lengths[-1] - lengths[0] <= 1
+
+
+def test_flux_is_cut_by_bytes_and_not_by_blocks() -> None:
+    """A block of two streams has 2.4 times the weights of one with one."""
+    sizes = [24] * 19 + [10] * 38
+    first, second = stage_ranges(sizes, 2)
+    assert (len(first), len(second)) == (17, 40)
+    parts = rank_parts(ParallelPlan(pipefusion=2, ulysses=2), blocks=sizes)
+    assert [part.blocks for part in parts] == [first, first, second, second]
+
+
+def test_what_no_block_has_is_every_ranks() -> None:
+    names = {"embed.weight": 5, "blocks.0.attn.q": 8, "blocks.0.norm": 1, "blocks.1.attn.q": 8, "blocks_norm.w": 2}
+    sizes = sizes_by_name(names, ["blocks"], ["attn"])
+    assert (sizes.rest, sizes.blocks, sizes.split, sizes.total) == (7, (9, 8), (8, 8), 24)
+    assert sizes.kept(ParallelPlan(pipefusion=2, tp=2)) == [7 + 5, 7 + 4]
+
+
+def test_ranks_keep_what_was_told_of_the_files(ranks: RankPool, tmp_path: Path) -> None:
+    sources = {}
+    for name in NAMES:
+        family = FAMILIES[name]
+        file = family.save(tmp_path / name) / "diffusion_pytorch_model.safetensors"
+        sources[name] = ModelSource(family.model_class, family.config, (str(file),), "fp32")
+    texts = {name: source.to_json() for name, source in sources.items()}
+    (tmp_path / "sources.json").write_text(json.dumps(texts))
+    ranks.run(WORLD, "weights.sizes_ranks", str(tmp_path / "sources.json"), str(tmp_path / "kept"))
+    by_rank = [json.loads(Path(f"{tmp_path}/kept.{rank}").read_text()) for rank in range(WORLD)]
+    for rank, found in enumerate(by_rank):
+        for name, degrees, held in found:
+            plan = ParallelPlan(**degrees)
+            sizes = sizes_of_source(sources[name])
+            stage = rank_parts(plan)[rank].places["pipefusion"]
+            assert sizes.kept(plan)[stage] == pytest.approx(held, rel=TOLERANCE), (name, degrees, rank)
+    whole = sources["flux-dev"]
+    assert sizes_of_source(whole).total == 2 * sizes_of_source(replace(whole, dtype="bf16")).total
