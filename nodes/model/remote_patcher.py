@@ -142,9 +142,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_unload(
         self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """Frees nothing, upon which ComfyUI unloads the whole."""
+        """Frees what the ranks only keep ready. Where that is too little, ComfyUI unloads the whole."""
         if self.remote:
-            return 0
+            return self.remote.trim()
         return super().partially_unload(device_to, memory_to_free, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
     def detach(self, unpatch_all: bool = True) -> comfy.model_base.BaseModel:

@@ -133,6 +133,11 @@ class RemoteWeights:
         ready = max(0, self.held_bytes() - self.weight_bytes)
         return max(0, estimate * own_rows / rows / self.plan.token_ways - ready)
 
+    def trim(self) -> int:
+        """Has the worker group give back what of its accelerators it only keeps ready, if it is for this model. Returns
+        how many bytes of ComfyUI's device."""
+        return self.group.trim() if self.is_held and self.group.settings.on_free != "keep" else 0
+
     def free(self) -> None:
         """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
         if self.is_held and self.group.settings.on_free != "keep":

@@ -151,6 +151,15 @@ def test_ranks_on_the_cpu_give_their_weights_back_and_draw_the_same_again(wide: 
     assert group.status()["pids"] == pids
 
 
+def test_what_is_only_kept_ready_is_given_back_without_the_model(wide: tuple) -> None:
+    group, source = wide
+    right, loads = predict(group, source), group.status()["counts"]["load"]
+    assert group.trim() == 0, "a rank on the CPU has no accelerator"
+    assert group.status()["counts"]["trim"] >= 1
+    assert predict(group, source).equal(right)
+    assert group.status()["counts"]["load"] == loads
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits a running rank's memory, which Linux alone lets us do")
 def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
@@ -180,7 +189,7 @@ def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
 def test_parking_starts_no_group(group: WorkerGroup) -> None:
     group.park()
     group.park(unload=True)
-    assert group.device_bytes() == 0
+    assert group.device_bytes() == group.trim() == 0
     assert group.status()["state"] == "stopped"
 
 
@@ -249,6 +258,7 @@ ACCOUNTS = {
     "a sampling has room beside it": ([], 10, 2),
     "a sampling needs the room of another": ([], 10, 0),
     "the ranks keep ready what a sampling needs": ([], 13, 1),
+    "another model has room in what the ranks only keep ready": ([], 10, 4),
     "sampled by clones": ([], 10, 0),
     "freed of clones": ([False], 0, 0),
     "the group holds another": ([], 0, 8),

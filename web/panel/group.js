@@ -29,6 +29,7 @@ const KNOWN_OPERATIONS = [
   'forward',
   'vae',
   'park',
+  'trim',
   'unload',
   'trace'
 ]

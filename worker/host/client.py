@@ -19,12 +19,14 @@ from ..wire.operations import (
     ADAPTED,
     CALL,
     FORWARD,
+    FREED,
     LOAD,
     OPERATIONS,
     PARK,
     PART,
     SAMPLE,
     TRACE,
+    TRIM,
     UNLOAD,
     VAE,
     Operation,
@@ -239,6 +241,18 @@ class WorkerGroup:
             logging.error("[ParallelDiT] %s", error)
             return isinstance(error, WorkerGroupError)
 
+    def trim(self) -> int:
+        """Has the ranks give back the memory that their allocators keep ready for later. Returns how many bytes of its
+        accelerator rank 0 gave back; none where a request is under way. Raises nothing, as `park`."""
+        try:
+            with self.supervisor.turn_within(0.0) as has_come:
+                if not has_come or not self._is_idle():
+                    return 0
+                return int(self._request(TRIM.header(), {}, lambda: None)[FREED])
+        except (WorkerGroupError, RequestRefused) as error:
+            logging.error("[ParallelDiT] %s", error)
+            return 0
+
     def device_bytes(self) -> int:
         """What rank 0 keeps of its accelerator, which is the first of those visible, as ComfyUI's own is; else 0."""
         ranks = self.status().get("memory", []) if self.device != "cpu" else []
@@ -297,8 +311,7 @@ class WorkerGroup:
         session = self.session
         if session is None or session.is_over:
             return True
-        session.settle(lambda: None, SETTLE_SECONDS)
-        if session.operation:  # it still runs, or this is called from within its callback
+        if not self._is_idle():
             return False
         if not unload and self.device != "cpu":
             try:
@@ -309,6 +322,14 @@ class WorkerGroup:
         session.known = KnownState()
         self._request(UNLOAD.header(), {}, lambda: None)
         return True
+
+    def _is_idle(self) -> bool:
+        """Within a turn: whether a group waits for a request."""
+        session = self.session
+        if session is None or session.is_over:
+            return False
+        session.settle(lambda: None, SETTLE_SECONDS)
+        return not session.operation  # one still runs, or this is called from within its callback
 
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None

@@ -33,6 +33,7 @@ from ..wire.operations import (
     ADAPTED,
     CALL,
     FORWARD,
+    FREED,
     LOAD,
     OPERATIONS,
     PARK,
@@ -40,6 +41,7 @@ from ..wire.operations import (
     PATCH,
     SAMPLE,
     TRACE,
+    TRIM,
     UNLOAD,
     VAE,
 )
@@ -51,6 +53,7 @@ from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.release import release_memory
+from .memory.room import memory_use
 from .request_checks import made
 from .sampling import first_latents, given_passes, inpainting_of, scale_of, stepper_of
 from .sources import Source, source_of
@@ -92,6 +95,7 @@ class Operations:
             SAMPLE.name: self.sample,
             VAE.name: self.run_vae,
             PARK.name: self.park,
+            TRIM.name: self.trim,
             UNLOAD.name: self.unload,
             TRACE.name: self.trace,
         }
@@ -240,6 +244,12 @@ class Operations:
         if self.state.vae:
             job.together(self.state.vae[1].parking.take)
         release_memory(self.state.device)
+
+    def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
+        """Gives back the memory that nothing is in. The result: how many bytes of the accelerator."""
+        before = memory_use(self.state.device)["accelerator"]
+        release_memory(self.state.device)
+        return {FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
         """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked then."""

@@ -78,11 +78,13 @@ VAE = Operation(
     without_model=True,
 )
 PARK = Operation("park", "parking the model", moves_weights=True)
+FREED = "freed"  # what comes back of a trim: how many bytes of its accelerator rank 0 gave back
+TRIM = Operation("trim", "giving back cached memory")
 UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each for each in (LOAD, ADAPT, PATCH, CALL, PART, FORWARD, SAMPLE, VAE, PARK, UNLOAD, TRACE)
+    each.name: each for each in (LOAD, ADAPT, PATCH, CALL, PART, FORWARD, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE)
 }
 
 

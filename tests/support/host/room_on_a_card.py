@@ -40,6 +40,10 @@ class PretendedGroup:
     def device_bytes(self) -> int:
         return self.kept
 
+    def trim(self) -> int:
+        freed, self.kept = self.kept - OURS, OURS
+        return freed
+
     def park(self, unload: bool = False) -> None:
         self.asked.append(unload)
         self.kept = 0
@@ -140,6 +144,12 @@ def main(comfyui: str, model: str) -> None:
     management.load_models_gpu([scene.other])
     scene.prepare(scene.ours, 3)
     found["the ranks keep ready what a sampling needs"] = scene.outcome()
+
+    scene.begin()
+    scene.group.kept += 3 * GIGABYTE
+    scene.other.size = 4 * GIGABYTE
+    management.load_models_gpu([scene.other])
+    found["another model has room in what the ranks only keep ready"] = scene.outcome()
 
     scene.begin()
     for _ in range(2):
