@@ -11,6 +11,9 @@ import torch.distributed as dist
 from .mesh import Axis
 from .mesh_layout import shard_sizes
 
+# Into one tensor: of a list, NCCL would make copies. Older torch has it by the other name alone.
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+
 
 def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
     """This rank's contiguous share of `tensor` along `dim`; may be empty."""
@@ -29,7 +32,7 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
         send[: len(local)] = local
     received = send.new_empty((axis.degree * longest, *send.shape[1:]))
     with axis.timeline.communication("all_gather"):
-        dist.all_gather_into_tensor(received, send, group=axis.group)  # of a list, NCCL would make copies
+        getattr(dist, ALL_GATHER)(received, send, group=axis.group)
     if sizes[-1] < longest:
         shares = received.split(longest)
         received = torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)])

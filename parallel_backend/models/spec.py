@@ -116,6 +116,8 @@ class ModelSpec:
     # The last layer, if what lies between the blocks and it works token by token: then tokens come together behind it,
     # where they are narrow, and not before it.
     head: str | None = None
+    # The side input with whose per-token form that is not so: the head has it for all tokens then.
+    head_unless: str | None = None
     # Modules of the model or of its blocks whose result depends on the conditions alone.
     memoised: tuple[str, ...] = ()
     # Where the first half of the blocks feeds the second, last to first, the argument that takes it: with n blocks,

@@ -38,6 +38,8 @@ register(
             encoder_hidden_states_image=lambda config: config["pos_embed_seq_len"] or bool(config["image_dim"]),
             image_latents=lambda config: config["in_channels"] - config["out_channels"],
         ),
+        head="proj_out",
+        head_unless="temb",
         timestep_by_frame=True,
         inputs=inputs,
         output=lambda config, sample, latents: sample,

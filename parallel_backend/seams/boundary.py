@@ -39,6 +39,8 @@ def install_token_boundary(
 
     def begin(arguments: dict[str, Any]) -> None:
         layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
+        layout.forward.sides.clear()  # of a forward before, where somebody else calls the model
+        layout.forward.gathered = False
 
     def enter(arguments: dict[str, Any]) -> None:
         if link and not link.is_first:
@@ -53,8 +55,9 @@ def install_token_boundary(
         if link and not link.is_last:
             skips = [layout.forward.skips[made] for made in stage.outgoing]
             link.send([torch.cat([*(parts[name] for name in spec.streams), *skips], TOKEN_DIM)])
-        if not spec.head:
+        if not spec.head or spec.head_unless in layout.forward.sides:
             parts[image] = layout.restore(parts[image])
+            layout.forward.gathered = True
         if joined:
             return joined.join(joined.fill(parts))
         return tuple(parts.values()) if isinstance(output, tuple) else parts[image]
@@ -70,7 +73,11 @@ def install_token_boundary(
         _install_side_inputs(blocks, spec, layout, hooks)
     hooks.after(blocks[-1], leave)
     if spec.head:
-        hooks.after(model.get_submodule(spec.head), lambda _head, _args, tokens: layout.restore(tokens))
+
+        def gather(_head: torch.nn.Module, _args: tuple, tokens: torch.Tensor) -> torch.Tensor:
+            return tokens if layout.forward.gathered else layout.restore(tokens)
+
+        hooks.after(model.get_submodule(spec.head), gather)
 
 
 def receive(

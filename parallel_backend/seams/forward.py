@@ -33,7 +33,7 @@ class Forward:
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     # By whose they are and where they lie, the places of tokens in whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
-    # Whether the tokens of all ranks have come together, where they are shared from outside.
+    # Whether the tokens of all ranks have come together, where not the head's alone do.
     gathered: bool = False
     # By place of the block that made it, what skips to or from another stage.
     skips: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed import distributed_c10d
 
+from parallel_backend.groups.collectives import ALL_GATHER
+
 
 def nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
@@ -73,7 +75,7 @@ def nothing(*_args, **_options) -> int:
 PLAIN = {
     "all_to_all_single": sent_by_all_to_all,
     "all_gather": sent_by_all_gather,
-    "all_gather_into_tensor": sent_by_all_gather,
+    ALL_GATHER: sent_by_all_gather,
     "all_reduce": sent_by_all_reduce,
     "broadcast": sent_by_broadcast,
     "isend": sent_by_send,

@@ -136,13 +136,7 @@ def differences(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
             read_size(model, path)
         except (AttributeError, IndexError):
             yield f"it has no {path}"
-    if spec.gathered_by:
-        path, read = spec.gathered_by
-        yield from lacking(model, (path,), "")
-        with contextlib.suppress(AttributeError):
-            arguments = inspect.signature(model.get_submodule(path).forward).parameters
-            yield from (f"{path} has no argument {name}" for name in read if name not in arguments)
-    for blocks in spec.blocks:
+    for blocks in spec.cut:
         try:
             modules = modules_at(model, blocks.path)
         except AttributeError:

@@ -25,17 +25,20 @@ SINGLE = BlockList(
     whole=("vec", "attn_mask"),
 )
 
+HEAD = BlockList("final_layer", tokens={"x": "img"}, returns="img", attention={}, whole=("vec",))
+
 MODEL = HostSpec(
     "comfy.ldm.flux.model.Flux",
     (DOUBLE, SINGLE),
     heads="params.num_heads",
     width="params.hidden_size",
-    gathered_by=("final_layer", {"x": "img"}),
+    head=replace(HEAD, ranges={"modulation_dims": "img"}),
     patches=("img", "patch_size"),
 )
-register(MODEL, "comfy.ldm.chroma.model.Chroma")
+register(MODEL)
+register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
 # Its head mixes the pixels of neighbours.
-register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", gathered_by=None, patches=None))
+register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, patches=None))
 register(
     HostSpec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",

@@ -16,7 +16,7 @@ register(
         heads="num_heads",
         width="hidden_size",
         patches=("img", "patch_size"),
-        gathered_by=("final_layer", {"x": "img"}),
+        head=BlockList("final_layer", tokens={"x": "img"}, returns="img", attention={}, whole=("c",)),
     )
 )
 

@@ -100,9 +100,9 @@ class HostSpec:
     # Where it has the width of all of them, or else of one.
     width: str = ""
     head_dim: str = ""
-    # Where tokens come together again: a module of the model, and which of its arguments have them, with their streams.
-    # Without it, they do so after the last block.
-    gathered_by: tuple[str, Mapping[str, str]] | None = None
+    # What follows the blocks token by token, as if it were one more: tokens come together behind it, where they are
+    # narrow. Without it, they do so behind the last block.
+    head: BlockList | None = None
     # Why the rows of a batch cannot be computed apart, if they cannot; and where only some models of the class are so,
     # an attribute that is true of those.
     coupled: str = ""
@@ -116,6 +116,11 @@ class HostSpec:
     unstaged: str = ""
     # Whether the first half of its blocks feeds the second, last to first, as "skip".
     skips: bool = False
+
+    @property
+    def cut(self) -> tuple[BlockList, ...]:
+        """What runs on each rank's own tokens."""
+        return (*self.blocks, *([self.head] if self.head else []))
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""

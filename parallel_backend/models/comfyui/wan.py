@@ -18,7 +18,7 @@ MODEL = HostSpec(
     (BLOCKS,),
     heads="num_heads",
     width="dim",
-    gathered_by=("head", {"x": "x"}),
+    head=BlockList("head", tokens={"x": "x"}, returns="x", attention={}, frames={"e": ("x", 3)}),
     patches=("x", "patch_size"),
 )
 register(
@@ -33,7 +33,7 @@ register(
 CAUSAL = replace(BLOCKS, refused=("kv_cache", "crossattn_cache"))
 register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blocks=(CAUSAL,)))
 # It has two heads.
-register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", gathered_by=None))
+register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", head=None))
 
 # Each frame's tokens attend to that frame's sound.
 HUMO = replace(BLOCKS, filled={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))

@@ -1,7 +1,7 @@
 """Seam 1 of a model that is called from outside with whatever it takes: its blocks see this rank's tokens, and what
 lies between blocks sees filled streams (see `streams.py`).
 
-The tokens of all ranks come together behind the last block, or before the module that reads them.
+The tokens of all ranks come together behind the last block, or behind the head where that works token by token.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def install_filled_boundary(
         if block is modules_at(model, blocks.path)[0]:
             learn_streams(block, blocks, layout, hooks)
     for place, blocks, block in own:
-        is_last = spec.gathered_by is None and block is every[-1][1]
+        is_last = spec.head is None and block is every[-1][1]
         arrivals: list[Arrival] = []
         if ends:
             if block is own[0][2] and not ends.link.is_first:
@@ -202,9 +202,11 @@ def install_filled_boundary(
         blocks, block = every[own[-1][0] + 1]
         following = FilledBlock(block, blocks, layout, is_last=False, arrivals=())
         ends.send(cast("StandIn", block), blocks, following.cut, hooks)
-    if spec.gathered_by:
-        path, arguments = spec.gathered_by
-        change_arguments(model.get_submodule(path), arguments, partial(gather_last, layout, dim=1), hooks)
+    if spec.head:
+        head = model.get_submodule(spec.head.path)
+        filled = FilledBlock(head, spec.head, layout, is_last=True, arrivals=())
+        hooks.before(head, filled.enter, with_kwargs=True)
+        hooks.after(head, filled.leave)
 
 
 def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: StreamLayout, hooks: Hooks) -> None:

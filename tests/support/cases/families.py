@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ class Family:
     shapes: by name, the arguments of `conditions` to test with.
     channels: of the latents, if the model's input has other ones.
     timesteps: the first and the last of the batch; exact in bf16, as some models cast them before they embed them.
+    by_frame: there is one for each of a row's frames, of which the first is 0.
     """
 
     model_class: str
@@ -35,6 +37,7 @@ class Family:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: IMAGES)
     channels: int | None = None
     timesteps: tuple[float, float] = (100, 900)
+    by_frame: bool = False
 
     def build(self) -> torch.nn.Module:
         """The model with seeded weights, perturbed so that every block and every gate matters."""
@@ -51,7 +54,10 @@ class Family:
     def inputs(self, batch: int, *sizes: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
         torch.manual_seed(1)
         latents = torch.randn(batch, self.channels or self.config["in_channels"], *sizes)
-        return latents, torch.linspace(*self.timesteps, batch), self.conditions(batch, *sizes)
+        timesteps = torch.linspace(*self.timesteps, batch)
+        if self.by_frame:
+            timesteps = timesteps[:, None] * (torch.arange(sizes[0]) > 0)
+        return latents, timesteps, self.conditions(batch, *sizes)
 
 
 def text_mask(batch: int, tokens: int = TEXT_TOKENS) -> torch.Tensor:
@@ -271,7 +277,9 @@ def cogvideox(image: bool = False, **config: object) -> Family:
     return Family("CogVideoXTransformer3DModel", config, conditions, reference, shapes, channels=4)
 
 
-def wan(text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, images: int = 1, **config: object) -> Family:
+def wan(
+    text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, images: int = 1, by_frame: bool = False, **config: object
+) -> Family:
     config = {
         "num_attention_heads": 4,
         "attention_head_dim": 12,
@@ -298,9 +306,11 @@ def wan(text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, images: int = 1, 
         if extra:
             latents = torch.cat([latents, given["image_latents"]], dim=1)
         image = given["encoder_hidden_states_image"].view(-1, image_tokens, 24) if image_tokens else None
+        if timestep.ndim == 2:  # one a token, of patches of 2×2
+            timestep = timestep.repeat_interleave(math.prod(latents.shape[-2:]) // 4, 1)
         return model(latents, timestep, given["encoder_hidden_states"], image).sample
 
-    return Family("WanTransformer3DModel", config, conditions, reference, VIDEOS, channels=4)
+    return Family("WanTransformer3DModel", config, conditions, reference, VIDEOS, channels=4, by_frame=by_frame)
 
 
 def cogview4() -> Family:
@@ -644,6 +654,7 @@ FAMILIES = {
     "wan-2.1-i2v": wan(512, 5, in_channels=9, image_dim=24, added_kv_proj_dim=48),
     "wan-2.1-flf2v": wan(512, 5, 2, in_channels=9, image_dim=24, added_kv_proj_dim=48, pos_embed_seq_len=10),
     "wan-2.2-i2v": wan(in_channels=9),
+    "wan-2.2-ti2v": wan(by_frame=True),
     "qwenimage": qwenimage(text_tokens=17),
     "qwenimage-mask": qwenimage(mask=True),
     "qwenimage-edit": qwenimage(mask=True, references=((8, 12), (6, 6)), zero_cond_t=True),

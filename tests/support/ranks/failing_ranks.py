@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from parallel_backend.groups.collectives import ALL_GATHER
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
@@ -26,7 +27,7 @@ from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
 FAMILY, STEPS = "dit", 100_000
-COMMUNICATES = ("all_to_all_single", "all_gather_into_tensor", "batch_isend_irecv", "isend", "send")
+COMMUNICATES = ("all_to_all_single", ALL_GATHER, "batch_isend_irecv", "isend", "send")
 CALL = 40  # well inside: the first calls set connections up
 HEAD_START = 0.5
 CPU = torch.device("cpu")
