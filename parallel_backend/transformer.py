@@ -168,11 +168,6 @@ class ParallelTransformer:
         write_weights(self.model, self.source, self.parts, names, additions, tensors, check)
         self.adapted = wanted
 
-    def park(self) -> None:
-        """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
-        self.forget()
-        self.parking.take()
-
     def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
         """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 

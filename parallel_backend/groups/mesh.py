@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..axes import JOINT_AXES
+from ..axes import JOINT_AXES, WEIGHT_AXES
 from ..compat import forget_meshes
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
@@ -59,6 +59,11 @@ class Mesh:
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]
+
+    @property
+    def weight_places(self) -> tuple[int, ...]:
+        """This rank's places on the axes along which ranks have other weights."""
+        return tuple(self[axis].index for axis in WEIGHT_AXES)
 
     def groups(self) -> list[dist.ProcessGroup]:
         """Those of this rank's axes and links, all of them the mesh's own, in the order of all ranks."""

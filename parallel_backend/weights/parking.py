@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+import weakref
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -11,10 +13,10 @@ import torch
 
 from ..errors import RequestError
 from .loading import local_part
+from .shared_memory import NOWHERE, Address, SharedMemory
 
-# Torch rounds pinned memory up to a power of two; weights one by one would take nearly twice their size.
-SLAB_BYTES = 1 << 28
 GIGABYTE = 1 << 30
+ALIGNMENT = 256  # bytes, of a weight in host memory
 
 
 class Parking:
@@ -23,8 +25,8 @@ class Parking:
     Their storages are emptied and filled in place, so that whatever refers to a weight still does: a tied weight, a
     view, a DTensor, a hook. No collectives are run.
     beside: tensors that go with the module's own; to be changed only while they are not parked.
-    is_parked: whether `take` was called since the last `restore`; so it is the same on all ranks that call them
-    together, also where one of them raised.
+    host: where the weights are while they are parked; it is kept for the next time. shared: what it is of, if other
+    ranks may have it, too.
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
@@ -34,30 +36,70 @@ class Parking:
         self.beside: list[torch.Tensor] = []
         self.is_parked = False
         self.storages: list[tuple[torch.UntypedStorage, int]] = []  # and how many bytes they had
-        self.slabs: list[torch.Tensor] = []
+        self.host: torch.Tensor | None = None
+        self.shared: SharedMemory | None = None
 
     def take(self) -> None:
-        """Moves the weights to host memory, pinned if there is enough that can be.
+        """Moves the weights to host memory of this process's own. Does nothing if they are there. Raises RequestError
+        for too little host memory; they have not moved then."""
+        if not self.is_parked:
+            self.copy()
+            self.let_go()
 
-        Does nothing if they are there. Raises RequestError for too little host memory; they have not moved then.
+    @property
+    def size(self) -> int:
+        """The bytes of host memory that the weights take."""
+        return sum(aligned(storage.nbytes()) for storage in storages_of(self.module, self.device, self.beside))
+
+    @property
+    def last_address(self) -> Address:
+        """Where the memory of the last time is, if it was shared and is as large as the weights are now."""
+        if self.shared is None or self.host is None or self.host.numel() != self.size:
+            return NOWHERE
+        return self.shared.address
+
+    def layout(self) -> list[tuple[str, int]]:
+        """The names of what is on the device, and its bytes: alike on ranks that have the same weights there."""
+        named = chain(self.module.named_parameters(), self.module.named_buffers())
+        every = [*named, *((f"beside {index}", tensor) for index, tensor in enumerate(self.beside))]
+        parts = ((name, part) for name, held in every for part in plain_parts(held))
+        return [(name, part.nbytes) for name, part in parts if part.device == self.device]
+
+    def copy(self, shared: SharedMemory | None = None, writes: bool = True, copies: int | None = None) -> None:
+        """Copies the weights to host memory; pinned, if so much can be. They stay where they are, too.
+
+        shared: that of several ranks, of which one `writes`; without, to memory of this rank's own. copies: how many
+        there are to be on this machine; one for each rank by default. Raises RequestError for too little memory.
         """
-        if self.is_parked:
-            return
-        self.is_parked = True
-        storages = [(storage, storage.nbytes()) for storage in storages_of(self.module, self.device, self.beside)]
-        total = sum(size for _, size in storages)
-        check_room(total)
-        pinned = self.device.type == "cuda"
-        slabs = [host_memory(min(SLAB_BYTES, total - start), pinned) for start in range(0, total, SLAB_BYTES)]
-        for on_device, on_host in pieces(storages, slabs):
-            on_host.copy_(on_device, non_blocking=True)
-        self.synchronise()
-        for storage, _ in storages:
+        found = storages_of(self.module, self.device, self.beside)
+        self.storages = [(storage, storage.nbytes()) for storage in found]
+        total = sum(aligned(size) for _, size in self.storages)
+        if self.host is None or self.host.numel() != total or shared is not self.shared:
+            self.host = self.shared = None
+            check_room(total, copies or int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            self.host = host_memory(total, self.device, shared)
+            self.shared = shared
+        if writes:
+            for on_device, on_host in pairs(self.storages, self.host):
+                on_host.copy_(on_device, non_blocking=True)
+            self.synchronise()
+
+    def let_go(self) -> None:
+        """Frees the device of the weights, which are copied."""
+        for storage, _ in self.storages:
             storage.resize_(0)
-        self.storages, self.slabs = storages, slabs
+        self.is_parked = True
 
     def restore(self) -> None:
-        """Puts the weights back and frees the host memory. Raises torch.OutOfMemoryError; they stay parked then."""
+        """Puts the weights back for good. Raises torch.OutOfMemoryError; they stay parked then."""
+        self.fill()
+        self.settle()
+
+    def fill(self) -> None:
+        """Puts the weights back; `let_go` takes them off the device again. Raises torch.OutOfMemoryError; they stay
+        parked then."""
+        if self.host is None:
+            raise ValueError("No weights are parked.")
         try:
             for storage, size in self.storages:
                 storage.resize_(size)
@@ -65,10 +107,17 @@ class Parking:
             for storage, _ in self.storages:
                 storage.resize_(0)
             raise
-        for on_device, on_host in pieces(self.storages, self.slabs):
+        for on_device, on_host in pairs(self.storages, self.host):
             on_device.copy_(on_host, non_blocking=True)
         self.synchronise()
-        self.is_parked, self.storages, self.slabs = False, [], []
+        self.is_parked = False
+
+    def settle(self) -> None:
+        """The weights are back. Host memory stays for the next time where there is as much again for others: it takes
+        longer to pin than to copy to."""
+        self.storages = []
+        if self.host is not None and available_bytes() < self.host.numel():
+            self.host = self.shared = None
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -100,40 +149,56 @@ def plain_parts(held: torch.Tensor) -> list[torch.Tensor]:
     return [part for name in names for part in plain_parts(getattr(held, name))]
 
 
-def pieces(
-    storages: list[tuple[torch.UntypedStorage, int]], slabs: list[torch.Tensor]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The storages' bytes on the device and their place in the slabs, cut where a slab ends."""
-    used = 0
+def aligned(size: int) -> int:
+    """So many bytes, or the few more that end where the next weight may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def pairs(
+    storages: Sequence[tuple[torch.UntypedStorage, int]], host: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The storages' bytes on the device and their place in host memory."""
+    found, start = [], 0
     for storage, size in storages:
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        start = 0
-        while start < size:
-            slab, offset = divmod(used, SLAB_BYTES)
-            count = min(size - start, SLAB_BYTES - offset)
-            yield flat[start : start + count], slabs[slab][offset : offset + count]
-            start, used = start + count, used + count
+        found.append((flat, host[start : start + size]))
+        start += aligned(size)
+    return found
 
 
-def host_memory(size: int, pinned: bool) -> torch.Tensor:
-    """So many bytes; pinned ones are copied several times as fast, and there may be none left."""
-    if pinned:
-        try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:
-            pass
-    return torch.empty(size, dtype=torch.uint8)
+def host_memory(size: int, device: torch.device, shared: SharedMemory | None) -> torch.Tensor:
+    """So many bytes. Pinned ones are copied several times as fast, and there may be none left."""
+    plain = torch.frombuffer(shared.view(size), dtype=torch.uint8) if shared else torch.empty(size, dtype=torch.uint8)
+    pin(plain, device)
+    return plain
 
 
-def check_room(size: int) -> None:
-    """Raises RequestError if this rank's share of the free host memory is less; Linux would end a process for it."""
+def pin(host: torch.Tensor, device: torch.device) -> None:
+    """Pins memory where it lies, until nothing refers to it; torch's own pinned memory is rounded up to a power of two,
+    and no other process's."""
+    runtime = torch.cuda.cudart() if device.type == "cuda" else None
+    if runtime is None or not host.numel():
+        return
+    address = host.data_ptr()
+    if runtime.cudaHostRegister(address, host.nbytes, 0) == runtime.cudaError.success:
+        weakref.finalize(host, runtime.cudaHostUnregister, address)
+
+
+def available_bytes() -> int:
+    """The host's memory that is free or can be had; unlimited where the system does not tell."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
-        return
+        return sys.maxsize
     lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    available = int(lines["MemAvailable"].split()[0]) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def check_room(size: int, copies: int) -> None:
+    """Raises RequestError if this copy's share of the free host memory is less; Linux would end a process for it."""
+    available = available_bytes() // copies
     if size > available:
         raise RequestError(
-            f"Parking takes {size / GIGABYTE:.1f} GB of RAM on each rank, and {available / GIGABYTE:.1f} GB are free.",
+            f"Parking takes {size / GIGABYTE:.1f} GB of RAM, {copies} times on this machine, and "
+            f"{available / GIGABYTE:.1f} GB are free for each.",
             "Set on_free to unload.",
         )

@@ -48,11 +48,8 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(
-    one_rank: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None) -> None:
     """What real models have: tied weights, a view with strides of its own, fp8, a DTensor."""
-    monkeypatch.setattr(parking, "SLAB_BYTES", 1000)  # so that weights lie across the borders of slabs
     model = FAMILIES["flux-dev"].build()
     block = model.transformer_blocks[0]
     block.ff.net[2].weight = block.ff_context.net[2].weight
@@ -83,10 +80,9 @@ def test_weights_stay_where_they_are_if_ram_is_too_short_for_them(monkeypatch: p
     right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(1 << 30))
     parked = parking.Parking(model, torch.device("cpu"))
-    with pytest.raises(RequestError, match=r"Parking takes .* on each rank.*\n\nSet on_free to unload"):
+    with pytest.raises(RequestError, match=r"Parking takes .* times on this machine.*\n\nSet on_free to unload"):
         parked.take()
-    assert parked.is_parked
-    parked.restore()
+    assert not parked.is_parked
     assert all(tensor.equal(right[name]) for name, tensor in model.state_dict().items())
 
 
@@ -158,6 +154,53 @@ def test_what_is_only_kept_ready_is_given_back_without_the_model(wide: tuple) ->
     assert group.status()["counts"]["trim"] >= 1
     assert predict(group, source).equal(right)
     assert group.status()["counts"]["load"] == loads
+
+
+def mapped(pid: int) -> dict[str, int]:
+    """The parked weights that a process has mapped: by the memory that they are in, its size."""
+    found = {}
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        where, _, _, _, inode, *name = line.split(maxsplit=5)
+        if name and "memfd:paralleldit-weights" in name[0]:
+            start, end = (int(place, 16) for place in where.split("-"))
+            found[inode] = end - start
+    return found
+
+
+def own_bytes(pids: list[int]) -> int:
+    return sum(psutil.Process(pid).memory_full_info().uss for pid in pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a copy a rank")
+def test_ranks_with_the_same_weights_park_one_copy_of_them_which_is_used_again(
+    wide: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, source = wide
+    weights = Path(source.files[0]).stat().st_size // 2  # bf16 of fp32
+    right, pids = predict(group, source), group.status()["pids"]
+    held = own_bytes(pids)
+    monkeypatch.setattr(group, "device", "cuda")  # or it would unload
+    group.park()
+    first, second = (mapped(pid) for pid in pids)
+    assert first == second and len(first) == 1
+    assert max(first.values()) >= weights
+    assert held - own_bytes(pids) > 0.8 * weights, "two ranks had them, and one copy is left"
+    plain = predict(group, source, lora=False)
+    group.park()
+    assert [mapped(pid) for pid in pids] == [first, first]
+    assert predict(group, source).equal(right)
+    assert predict(group, source, lora=False).equal(plain) and not plain.equal(right)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a copy a rank")
+def test_stages_park_what_each_of_them_has(wide: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, source = wide
+    plan = ParallelPlan(pipefusion=2, patches=1)
+    group.load(source.to_json(), plan.to_json(), plan.world_size, nothing)
+    monkeypatch.setattr(group, "device", "cuda")
+    group.park()
+    assert group.status()["state"] == "parked"
+    assert [mapped(pid) for pid in group.status()["pids"]] == [{}, {}]
 
 
 @pytest.mark.slow

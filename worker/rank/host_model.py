@@ -98,10 +98,9 @@ class HostModel:
         """Of latents of this shape, (B, C, …); 0 where that is not known."""
         return self.module.token_count(latents)
 
-    def park(self) -> None:
-        """Has the weights wait in host memory until `parking.restore`. Runs no collectives. Raises RequestError."""
+    def forget(self) -> None:
+        """Drops what is remembered of the last run."""
         self.maker.begin("")
-        self.parking.take()
 
     def replan(self, mesh: Mesh) -> None:
         """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.errors import RequestError, is_out_of_memory
+from parallel_backend.errors import RequestError
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
@@ -49,11 +49,11 @@ from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
-from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.release import release_memory
 from .memory.room import memory_use
+from .parking import park, unpark
 from .request_checks import made
 from .sampling import first_latents, given_passes, inpainting_of, scale_of, stepper_of
 from .sources import Source, source_of
@@ -239,10 +239,12 @@ class Operations:
 
     def park(self, job: Job, _tensors: Tensors) -> None:
         """Has the weights of model and VAE wait in host memory for their next use. Raises RequestError."""
-        if self.state.transformer:
-            job.together(self.state.transformer.park)
-        if self.state.vae:
-            job.together(self.state.vae[1].parking.take)
+        model, vae = self.state.transformer, self.state.vae
+        if model:
+            model.forget()
+            park(job, model.parking, model.mesh.weight_places)
+        if vae:
+            park(job, vae[1].parking, ())
         release_memory(self.state.device)
 
     def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
@@ -252,27 +254,12 @@ class Operations:
         return {FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
-        """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked then."""
-        if not parking.is_parked:
-            return
-
-        def restore() -> None:
+        """Puts parked weights back. Raises Ended."""
+        if parking.is_parked:
             try:
-                parking.restore()
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise RequestError(
-                    f"Rank {dist.get_rank()} has no room for the weights that wait in RAM: {error}"
-                ) from error
-
-        try:
-            _, outcome = job.attempt(restore)
-            if outcome.kind != DONE:
-                job.together(parking.take)  # on the ranks that had room for them
-                raise Ended(outcome)
-        finally:
-            release_memory(self.state.device)
+                unpark(job, parking)
+            finally:
+                release_memory(self.state.device)
 
     def unload(self, job: Job, _tensors: Tensors) -> None:
         """Lets go of model, VAE and conditions, and gives their memory back."""

@@ -87,7 +87,7 @@ def test_a_parked_model_is_pinned_in_ram_alone_and_predicts_the_same_after(one_r
     right = transformer(*WIDE.inputs(2, 8, 8))
     weights = sum(parameter.nbytes for parameter in transformer.model.parameters())
     began = time.perf_counter()
-    transformer.park()
+    transformer.parking.take()
     parked = time.perf_counter()
     assert torch.cuda.memory_allocated(device) - before < NEAR_NOTHING * weights
     assert all(slab.is_pinned() for slab in transformer.parking.slabs)

@@ -5,7 +5,6 @@ All get the same requests in the same order, without which their collectives wou
 
 from __future__ import annotations
 
-import mmap
 import os
 import socket
 from datetime import timedelta
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 
 from ...wire.protocol import ConnectionClosed, encode, receive_frame
 from ...wire.tensors import Buffer, WritableBuffer
@@ -65,43 +66,15 @@ class FrameRelay:
     def _share_memory(self) -> list[SharedMemory] | None:
         """Memory of rank 0 that every rank has mapped; None where one of them can't."""
         world, one_machine = os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
-        if not hasattr(os, "memfd_create") or world != one_machine or world == "1":
+        if not IS_SHAREABLE or world != one_machine or world == "1":
             return None
-        owner = dist.get_rank() == 0
-        slots = [SharedMemory.create() for _ in range(2)] if owner else []
-        names = torch.tensor([os.getpid(), *(slot.descriptor for slot in slots)] if owner else [0, 0, 0])
-        dist.broadcast(names, 0, group=self.group)
-        pid, *descriptors = names.tolist()
+        slots = [SharedMemory.create("frames") for _ in range(2)] if dist.get_rank() == 0 else []
+        addresses = torch.tensor([slot.address for slot in slots] or [NOWHERE] * 2)
+        dist.broadcast(addresses, 0, group=self.group)
         opened = torch.tensor([1])
         try:
-            slots = slots or [SharedMemory.open(pid, descriptor) for descriptor in descriptors]
+            slots = slots or [SharedMemory.open(Address(*address)) for address in addresses.tolist()]
         except OSError:
             opened.zero_()
         dist.all_reduce(opened, dist.ReduceOp.MIN, group=self.group)
         return slots if int(opened) else None
-
-
-class SharedMemory:
-    """Anonymous memory (memfd) that grows with what is asked of it; gone when the last process has closed it."""
-
-    def __init__(self, descriptor: int, owner: bool) -> None:
-        self.descriptor = descriptor
-        self.owner = owner
-        self.map: mmap.mmap | None = None
-
-    @classmethod
-    def create(cls) -> SharedMemory:
-        return cls(os.memfd_create("paralleldit-frames"), owner=True)
-
-    @classmethod
-    def open(cls, pid: int, descriptor: int) -> SharedMemory:
-        """Another process's. Raises OSError where that process is not to be looked into."""
-        return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR), owner=False)
-
-    def view(self, length: int) -> memoryview:
-        """The first `length` bytes. The owner asks first, which makes it as large as that needs."""
-        if self.map is None or len(self.map) < length:
-            if self.owner:
-                os.ftruncate(self.descriptor, 1 << (length - 1).bit_length())
-            self.map = mmap.mmap(self.descriptor, 0)
-        return memoryview(self.map)[:length]
