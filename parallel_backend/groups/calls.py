@@ -101,9 +101,11 @@ def _receive(like: list[torch.Tensor], size: int, part: Part, axis: Axis) -> lis
     received, rank = [], axis.global_rank(part.group)
     with axis.timeline.communication("receive"):
         for tensor in like:
-            shape = torch.tensor((size, *tensor.shape[1:]), device=tensor.device)
+            shape = [size, *tensor.shape[1:]]
             if part.call:
-                dist.recv(shape, rank, group=axis.group)
-            received.append(tensor.new_empty(shape.tolist()))
+                told = torch.tensor(shape, device=tensor.device)
+                dist.recv(told, rank, group=axis.group)
+                shape = told.tolist()
+            received.append(tensor.new_empty(shape))
             dist.recv(received[-1], rank, group=axis.group)
     return received

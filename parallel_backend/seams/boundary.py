@@ -39,8 +39,6 @@ def install_token_boundary(
 
     def begin(arguments: dict[str, Any]) -> None:
         layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
-        layout.forward.sides.clear()  # of a forward before, where somebody else calls the model
-        layout.forward.gathered = False
 
     def enter(arguments: dict[str, Any]) -> None:
         if link and not link.is_first:

@@ -49,7 +49,7 @@ class TokenLayout:
     def begin(self, lengths: dict[str, int]) -> None:
         """The forward that runs has reached the blocks, with streams of these full lengths."""
         self.forward.segments = {stream: self.segments_of(stream, length) for stream, length in lengths.items()}
-        self.forward.sides, self.forward.orders = {}, {}
+        self.forward.sides, self.forward.orders, self.forward.gathered = {}, {}, False
 
     def segments_of(self, stream: str, length: int) -> list[int]:
         """The lengths of a stream's segments: the image's are all alike, and the rest goes with the first."""

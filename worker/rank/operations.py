@@ -7,14 +7,14 @@ Every rank executes all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from parallel_backend.errors import RequestError
+from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
@@ -49,11 +49,12 @@ from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
+from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
+from .memory.one_copy import one_copy
 from .memory.release import release_memory
 from .memory.room import memory_use
-from .parking import park, unpark
 from .request_checks import made
 from .sampling import first_latents, given_passes, inpainting_of, scale_of, stepper_of
 from .sources import Source, source_of
@@ -242,10 +243,23 @@ class Operations:
         model, vae = self.state.transformer, self.state.vae
         if model:
             model.forget()
-            park(job, model.parking, model.mesh.weight_places)
+            self.park_weights(job, model.parking, model.mesh.weight_places)
         if vae:
-            park(job, vae[1].parking, ())
+            self.park_weights(job, vae[1].parking, ())
         release_memory(self.state.device)
+
+    def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:
+        """Has weights wait in host memory. places: what tells ranks apart that have others. Raises Ended where memory
+        is too short on a rank; they have not moved on any then."""
+        if parking.is_parked:
+            return
+        copy = one_copy(parking, places, job.control_group)
+        try:
+            job.together(lambda: parking.copy(*copy))
+        except Ended:
+            parking.settle()
+            raise
+        parking.let_go()
 
     def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
         """Gives back the memory that nothing is in. The result: how many bytes of the accelerator."""
@@ -254,12 +268,28 @@ class Operations:
         return {FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
-        """Puts parked weights back. Raises Ended."""
-        if parking.is_parked:
+        """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked on all then."""
+        if not parking.is_parked:
+            return
+
+        def fill() -> None:
             try:
-                unpark(job, parking)
-            finally:
-                release_memory(self.state.device)
+                parking.fill()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise RequestError(
+                    f"Rank {dist.get_rank()} has no room for the weights that wait in RAM: {error}"
+                ) from error
+
+        try:
+            _, outcome = job.attempt(fill)
+            if outcome.kind != DONE:
+                parking.let_go()  # on the ranks that had room for them
+                raise Ended(outcome)
+            parking.settle()
+        finally:
+            release_memory(self.state.device)
 
     def unload(self, job: Job, _tensors: Tensors) -> None:
         """Lets go of model, VAE and conditions, and gives their memory back."""

@@ -19,6 +19,7 @@ register(
         (BLOCKS,),
         heads="transformer_blocks.0.num_attention_heads",
         width="inner_dim",
+        head=BlockList("proj_out", tokens={"0": "img"}, returns="img", attention={}),
         patches=("img", "patch_size"),
     ),
     "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",

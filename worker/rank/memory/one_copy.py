@@ -1,4 +1,4 @@
-"""Has weights wait in host memory and puts them back: one copy of what ranks of a machine have alike."""
+"""One copy of parked weights for the ranks of a machine that have the same."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
-
-from .agreement import DONE, Ended
-from .job import Job
 
 
 class Copy(NamedTuple):
@@ -25,40 +21,6 @@ class Copy(NamedTuple):
     shared: SharedMemory | None
     writes: bool
     copies: int
-
-
-def park(job: Job, parking: Parking, places: Sequence[int]) -> None:
-    """Has a model's weights wait in host memory. places: what tells ranks apart that have other weights. Raises Ended
-    where memory is too short on a rank; they have not moved on any then."""
-    if parking.is_parked:
-        return
-    copy = one_copy(parking, places, job.control_group)
-    try:
-        job.together(lambda: parking.copy(*copy))
-    except Ended:
-        parking.settle()
-        raise
-    parking.let_go()
-
-
-def unpark(job: Job, parking: Parking) -> None:
-    """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked on all then."""
-
-    def fill() -> None:
-        try:
-            parking.fill()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise RequestError(
-                f"Rank {dist.get_rank()} has no room for the weights that wait in RAM: {error}"
-            ) from error
-
-    _, outcome = job.attempt(fill)
-    if outcome.kind != DONE:
-        parking.let_go()  # on the ranks that had room for them
-        raise Ended(outcome)
-    parking.settle()
 
 
 def one_copy(parking: Parking, places: Sequence[int], group: dist.ProcessGroup) -> Copy:
