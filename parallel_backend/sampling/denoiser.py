@@ -261,10 +261,11 @@ class _Run:
         denoised = None
         if self.watch.previews:
             denoised = part_of(stepper.denoised(prediction, step, self.inputs), region)
-        # A new tensor each time: schedulers with a history keep the one before.
-        changed = self.latents.clone(memory_format=torch.contiguous_format)
-        put_part(changed, region, part_of(latents, region))
-        self.latents = changed
+        if region is None:
+            self.latents = latents.contiguous()
+        else:  # in a new tensor each time: schedulers with a history keep the one before
+            self.latents = self.latents.clone(memory_format=torch.contiguous_format)
+            put_part(self.latents, region, part_of(latents, region))
         is_final = step + 1 == self.steps
         following = latents if is_final else stepper.model_input(self.latents, step + 1)
         put_part(self.inputs, region, part_of(following, region))
