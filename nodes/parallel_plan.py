@@ -11,6 +11,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BY_NAME
+from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
@@ -18,8 +19,8 @@ from ..parallel_backend.models.comfyui.checks import changes_of, check_module, s
 from ..parallel_backend.plan import ATTENTION, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Devices, Remark, devices_of_auto, remark, why_by_call, why_one_rank
-from .workers.group import device_count, device_type, most_ranks, settings
+from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
+from .workers.group import device_count, device_type, like_cards, most_ranks, settings
 
 AUTO = "auto"
 MANUAL = "manual"
@@ -47,8 +48,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: all GPUs (2 CPU ranks where there is none), guidance split first, then images of a "
-                    "batch, then tokens. manual: the degrees below.",
+                    tooltip="auto: ComfyUI's own GPU and all like it (2 CPU ranks where there is none), guidance split "
+                    "first, then images of a batch, then tokens. manual: the degrees below.",
                 ),
                 *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses", "tp")),
                 io.Combo.Input(
@@ -99,7 +100,8 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
     Raises PlanError if the model or the machine forbids it.
     """
     if plan is None:
-        return ResolvedPlan(ParallelPlan.auto(device_count(), spec.sizes(config).heads, spec.guided(config)))
+        chosen = ParallelPlan.auto(device_count(), spec.sizes(config).heads, spec.guided(config))
+        return ResolvedPlan(chosen, tuple(left_out(devices_of_machine())))
     plan.check_model(**spec.limits(config))
     return fit_to_machine(plan)
 
@@ -114,8 +116,12 @@ def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPl
 
 def devices_of_machine() -> Devices:
     """What an automatic plan has here."""
-    chosen = comfy.cli_args.args.cuda_device
-    return Devices(device_count(), device_type() == "cuda", settings().ranks > 0, "" if chosen is None else str(chosen))
+    given = comfy.cli_args.args
+    choices = (("--cuda-device", given.cuda_device), ("--oneapi-device-selector", given.oneapi_device_selector))
+    chosen = " ".join(f"{flag}={value}" for flag, value in choices if value is not None)
+    is_set, (alike, others) = settings().ranks > 0, like_cards()
+    unlike = () if is_set else tuple(map(str, others))
+    return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
 def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
@@ -134,7 +140,7 @@ def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     """The plan as ParallelPlan.fitted has it on this machine, or on all that the settings name. Raises PlanError."""
-    most, on_gpus, note = most_ranks(), device_type() == "cuda", ()
+    most, on_gpus, note = most_ranks(), device_type() != CPU, ()
     fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
     if fitted is not plan:
         note += why_one_rank(plan, most, on_gpus)

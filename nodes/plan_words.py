@@ -32,13 +32,16 @@ class Remark(NamedTuple):
 class Devices(NamedTuple):
     """What an automatic plan has. count: ranks. is_set: whether the settings say how many.
 
-    chosen: the GPUs that ComfyUI was started with, which hides all others from the ranks, too; empty if it has all.
+    chosen: the arguments that ComfyUI was started with which hide GPUs from it, and so from the ranks; empty if it has
+    all. own: ComfyUI's own GPU, in words. unlike: those that are left out, as they are unlike it.
     """
 
     count: int
     on_gpus: bool
     is_set: bool
     chosen: str
+    own: str = ""
+    unlike: tuple[str, ...] = ()
 
 
 def remark(key: str, **values: int | str) -> Remark:
@@ -71,10 +74,19 @@ def why_auto(devices: Devices, plan: ParallelPlan | None, model: tuple[int, bool
 def devices_of_auto(devices: Devices) -> list[Remark]:
     """How many ranks an automatic plan has, and why so many."""
     hidden = [remark("hidden_gpus", chosen=devices.chosen)] if devices.on_gpus and devices.chosen else []
+    hidden += left_out(devices)
     if devices.count <= 1:
         return [remark("auto_one"), *hidden]
-    key = "auto_set" if devices.is_set else "auto_gpus" if devices.on_gpus else "auto_cpu"
+    on_gpus = "auto_like" if devices.unlike else "auto_gpus"
+    key = "auto_set" if devices.is_set else on_gpus if devices.on_gpus else "auto_cpu"
     return [remark(key, devices=devices.count), *hidden]
+
+
+def left_out(devices: Devices) -> list[Remark]:
+    """Which GPUs an automatic plan leaves out, and why."""
+    if not devices.unlike:
+        return []
+    return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own)]
 
 
 def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:

@@ -1,8 +1,8 @@
 """Every private name of torch and diffusers that the engine uses, and why: what to look at before a new release.
 
-Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.13 and the
-diffusers of requirements.txt; where a name is older, it says since when. The functions import for themselves: ComfyUI's
-process imports what imports this, and takes neither torch.distributed nor diffusers.
+Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.6, 2.13
+and 2.15, and the diffusers of requirements.txt; where a name is older, it says since when. The functions import for
+themselves: ComfyUI's process imports what imports this, and takes neither torch.distributed nor diffusers.
 """
 
 from __future__ import annotations
@@ -47,6 +47,13 @@ def forget_meshes() -> None:
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
     _clear_sharding_prop_cache()
+
+
+def abort_group(group: Any, device: torch.device) -> None:
+    """Ends what a group does on an accelerator, from any thread. Since torch 2.8 a group has a public `abort`; before
+    that, what does its work has."""
+    abort = getattr(group, "abort", None) or group._get_backend(device).abort
+    abort()
 
 
 def is_underway(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,10 @@ NO_MEMORY = (
     "Cannot allocate memory",
     "CUDA out of memory",
     "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",  # Intel's
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "HIPBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2 'out of memory'",  # NCCL's, and the next two
     "Failed to CUDA calloc",
@@ -72,6 +75,10 @@ class GroupError(Explained, RuntimeError):
 
 class RequestError(Explained, ValueError):
     """A request that cannot be served as asked. Raised on every rank alike, before any collective runs."""
+
+
+class DeviceError(RequestError):
+    """A kind of device that ranks cannot compute on, here or at all."""
 
 
 class PlanError(RequestError):

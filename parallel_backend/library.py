@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .axes import LAST_AXES
+from .device import generators
 from .errors import GroupError, PlanError, RequestError
 from .groups.mesh import build_mesh
 from .models import spec_for
@@ -109,10 +110,7 @@ def check_world(plan: ParallelPlan) -> None:
 
 def share_random_state(device: torch.device) -> None:
     """Gives every rank the state of rank 0's generators, of the CPU and of the device."""
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index])
-    for generator in generators:
+    for generator in generators(device):
         state = generator.get_state().to(device)
         dist.broadcast(state, 0)
         generator.set_state(state.cpu())

@@ -22,7 +22,7 @@ from .launch.peer import Message, PeerConnection, PeerLost
 from .launch.process import WorkerProcess
 from .launch.rendezvous import RendezvousError, ask
 from .launch.torchrun import launch_command, rank_environment
-from .settings import Settings
+from .settings import DEVICES, Settings
 
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1
@@ -83,7 +83,7 @@ class Membership:
         self.peer = peer
         self.lost = ""
         ranks, node, nodes = (int(start[name]) for name in ("ranks", "machine", "machines"))
-        self.device = "cuda" if start["device"] == "cuda" else "cpu"
+        self.device = DEVICES[DEVICES.index(start["device"])]
         self.folder = Path(tempfile.mkdtemp(dir=folder))
         own_address = peer.connection.getsockname()[0]
         self.command = [

@@ -14,6 +14,7 @@ from .errors import Explained
 
 PREFIX = "PARALLELDIT_"
 FILE_NAME = "paralleldit.json"
+DEVICES = ("cpu", "cuda", "xpu")
 ON_FREE = ("park", "unload", "keep")
 
 
@@ -25,7 +26,8 @@ class SettingsError(Explained, ValueError):
 class Settings:
     """An environment variable is PARALLELDIT_ and the field's name in capitals; in the file, it is the name as it is.
 
-    device: cuda or cpu; empty for cuda where there is one. ranks: of an automatic plan; 0 for all GPUs, 2 on the CPU.
+    device: cpu, cuda (NVIDIA's and AMD's GPUs) or xpu (Intel's); empty for what ComfyUI computes on.
+    ranks: of an automatic plan; 0 for all GPUs that are like ComfyUI's own, 2 on the CPU.
     cpu_ranks: how many CPU ranks a plan may ask for on a machine; 0 for as many as it has cores, 2 at least.
     python: the interpreter of the workers. machines: the addresses of the machines that work together, this one first
     and with the port at which the others meet it; in an environment variable, with commas between them.
@@ -86,7 +88,7 @@ def checked(name: str, value: Any, source: str) -> Any:
             result = type(default)(value)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{source} sets {name} to {value!r}; it takes {kind}.") from error
-    choices = {"on_free": ON_FREE, "device": ("", "cpu", "cuda")}.get(name)
+    choices = {"on_free": ON_FREE, "device": ("", *DEVICES)}.get(name)
     if choices and result not in choices:
         raise SettingsError(f"{source} sets {name} to {value!r}; it is one of {', '.join(filter(None, choices))}.")
     if isinstance(result, (int, float)) and (

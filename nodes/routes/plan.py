@@ -198,7 +198,7 @@ def resolve(
         return expected(models[0].by_call, samplers)
     chosen = models[0].resolve(None) if models else None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     model = (models[0].heads or 1, models[0].guided) if models else None
-    return chosen, why_auto(devices_of_machine(), chosen and chosen.plan, model)
+    return chosen and ResolvedPlan(chosen.plan), why_auto(devices_of_machine(), chosen and chosen.plan, model)
 
 
 def expected(

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import comfy.model_management
 import folder_paths
-import torch
 from server import PromptServer
 
+from ...parallel_backend.device import CPU, Card, cards, checked_kind, count, like_first
+from ...parallel_backend.errors import DeviceError
 from ...worker.host.client import WorkerGroup
-from ...worker.settings import FILE_NAME, Settings
+from ...worker.settings import FILE_NAME, Settings, SettingsError
 from ...worker.wire.private_folder import private_folder
 from .feed import Feed
 
@@ -54,21 +55,38 @@ def settings() -> Settings:
 
 
 def device_type() -> str:
-    """What the ranks compute on: as it is set, else "cuda", or "cpu" without a GPU or where ComfyUI runs with --cpu."""
-    on_cpu = comfy.model_management.cpu_state == comfy.model_management.CPUState.CPU
-    return settings().device or ("cuda" if torch.cuda.is_available() and not on_cpu else "cpu")
+    """The kind of device that the ranks compute on: as it is set, else what ComfyUI computes on.
+
+    Raises SettingsError for one that ranks cannot compute on, or that is not here.
+    """
+    set_to, management = settings().device, comfy.model_management
+    on_cpu = management.cpu_state == management.CPUState.CPU
+    try:
+        kind = checked_kind(set_to or (CPU if on_cpu else management.get_torch_device().type))
+    except DeviceError as error:
+        raise SettingsError(*error.explanation) from error
+    if set_to not in ("", CPU) and not count(kind):
+        raise SettingsError(f"The setting device is {kind}, and torch finds none here.", "Take it out of the settings.")
+    return kind
+
+
+def like_cards() -> tuple[list[Card], list[Card]]:
+    """ComfyUI's own GPU and those like it, which an automatic plan uses, and the others. None on the CPU."""
+    kind = device_type()
+    return ([], []) if kind == CPU else like_first(cards(kind))
 
 
 def device_count() -> int:
-    """How many ranks an automatic plan uses: as it is set, else all GPUs, or 2 CPU ranks, of every machine."""
-    here = torch.cuda.device_count() if device_type() == "cuda" else CPU_RANKS
+    """How many ranks an automatic plan uses: as it is set, else ComfyUI's own GPU and those like it, or 2 CPU ranks, of
+    every machine."""
+    here = len(like_cards()[0]) or CPU_RANKS
     return settings().ranks or here * max(1, len(settings().machines))
 
 
 def most_ranks() -> int:
     """How many ranks any plan may ask for, on all machines together: one a GPU, or one a CPU core and 2 at least."""
-    if device_type() == "cuda":
-        return torch.cuda.device_count() * max(1, len(settings().machines))
+    if (kind := device_type()) != CPU:
+        return count(kind) * max(1, len(settings().machines))
     here = settings().cpu_ranks or max(CPU_RANKS, usable_cores())
     return max(device_count(), here * max(1, len(settings().machines)))
 

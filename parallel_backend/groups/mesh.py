@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..axes import JOINT_AXES, WEIGHT_AXES
 from ..compat import forget_meshes
+from ..device import CPU, IF_APART, checked_kind, count, default_kind, group_backends, is_accelerator, name_of, select
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
 from .timeline import SILENT, Timeline
@@ -83,22 +84,22 @@ class Mesh:
 
 
 def start_distributed(device_type: str | None = None) -> torch.device:
-    """Joins the group that torchrun made and returns this rank's device: a GPU each with NCCL, or the CPU with gloo.
+    """Joins the group that torchrun made and returns this rank's device: a GPU each, or the CPU with gloo.
 
-    device_type: cuda or cpu; the default is cuda where there is one. Raises PlanError for more ranks than GPUs, and
-    GroupError outside of torchrun.
+    device_type: cpu, cuda or xpu; the default is the accelerator that there is. Raises PlanError for more ranks than
+    GPUs, DeviceError for what ranks cannot compute on, and GroupError outside of torchrun.
     """
     if "LOCAL_RANK" not in os.environ:
         raise GroupError("No group of ranks to join.", "Start the script by torchrun --nproc-per-node=RANKS SCRIPT.")
-    if (device_type or ("cuda" if torch.cuda.is_available() else "cpu")) == "cpu":
-        dist.init_process_group("gloo")
-        return torch.device("cpu")
-    ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    kind = checked_kind(device_type) if device_type else default_kind()
+    if kind == CPU:
+        dist.init_process_group(group_backends(kind))
+        return torch.device(kind)
+    ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), count(kind)
     if ranks > gpus:
         raise PlanError(f"{ranks} ranks on a machine with {gpus} GPUs.", f"Start --nproc-per-node={gpus} or fewer.")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    device = select(kind, int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(group_backends(kind), device_id=device)
     return device
 
 
@@ -120,7 +121,7 @@ def build_mesh(
         axes[name] = layout.axis(*split) if len(split) > 1 else axes[(split or parts)[0]]
     stages = axes["pipefusion"]
     link_in = link_out = stages.group
-    if stages.degree > 1 and (device.type != "cpu" if link_groups is None else link_groups):
+    if stages.degree > 1 and (is_accelerator(device) if link_groups is None else link_groups):
         link_in, link_out = layout.links("pipefusion")
     tensor_mesh = None
     if group := axes["tp"].group:
@@ -174,13 +175,8 @@ def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
         raise GroupError(
             f"The devices of the ranks {', '.join(map(str, ranks))} cannot exchange data (this one is rank "
             f"{dist.get_rank()}'s, {name_of(device)}): {error}",
-            "Start ComfyUI with NCCL_P2P_DISABLE=1 in its environment: these GPUs may not reach one another directly.",
+            IF_APART[device.type],
         ) from error
-
-
-def name_of(device: torch.device) -> str:
-    """What a person knows a device by."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 class Layout:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..device import is_accelerator, new_event, wait_for_stream
+
 CAPACITY = 1 << 15
 COMMUNICATION, STEP, REQUEST = "communication", "step", "request"
 ANCHOR_MS = 1000.0
@@ -49,7 +51,7 @@ class HostClock:
     def release(self, *marks: int) -> None: ...
 
 
-class CudaClock:
+class DeviceClock:
     """For ranks whose host runs ahead: a mark is an event in the GPU's current stream, read once it has passed.
 
     Collectives run in streams of their own, for which the current one waits; events before and after the wait give the
@@ -57,11 +59,12 @@ class CudaClock:
     known; that anchor moves along, to keep it exact.
     """
 
-    def __init__(self) -> None:
-        self.free: list[torch.cuda.Event] = []
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.free: list[torch.Event] = []
 
-    def mark(self) -> torch.cuda.Event:
-        event = self.free.pop() if self.free else torch.cuda.Event(enable_timing=True)
+    def mark(self) -> torch.Event:
+        event = self.free.pop() if self.free else new_event(self.device)
         event.record()
         return event
 
@@ -74,19 +77,19 @@ class CudaClock:
 
     def wait(self) -> None:
         """Until all marks have passed."""
-        torch.cuda.current_stream().synchronize()
+        wait_for_stream(self.device)
 
-    def is_past(self, mark: torch.cuda.Event) -> bool:
+    def is_past(self, mark: torch.Event) -> bool:
         return mark.query()
 
-    def read(self, mark: torch.cuda.Event) -> int:
+    def read(self, mark: torch.Event) -> int:
         elapsed = self.anchored.elapsed_time(mark)
         at = self.anchored_at + round(elapsed * 1e6)
         if elapsed > ANCHOR_MS:
             self.anchored, self.anchored_at = mark, at
         return at
 
-    def release(self, *marks: torch.cuda.Event) -> None:
+    def release(self, *marks: torch.Event) -> None:
         """Takes marks back that have been read, to be used again."""
         self.free.extend(mark for mark in marks if mark is not self.anchored)
 
@@ -99,7 +102,7 @@ class Timeline:
     """
 
     def __init__(self, device: torch.device, capacity: int = CAPACITY) -> None:
-        self.clock = CudaClock() if device.type == "cuda" and capacity else HostClock()
+        self.clock = DeviceClock(device) if is_accelerator(device) and capacity else HostClock()
         self.capacity = capacity
         # Allocated whole, so that a rank's memory does not grow with its first jobs.
         self.kinds = [("", "")] * capacity

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ..compat import check_attention_backend
+from ..device import name_of, nvidia_capability
 from ..errors import PlanError
 from .ring import attention_with_lse
 
@@ -80,13 +81,14 @@ class Backend:
         """Why it cannot do this, for the person who asked for it; None if it can."""
         if self is NATIVE:
             return None
-        if device.type != "cuda":
-            return f"runs on CUDA devices, and the ranks compute on {device.type}"
+        capability = nvidia_capability(device)
+        if capability is None:
+            return f"runs on NVIDIA's GPUs, and the ranks compute on {name_of(device)}"
         if dtype not in (torch.bfloat16, torch.float16):
             return "computes in bf16 or fp16, and the model is loaded in fp32"
         if head_dim > self.head_dim or head_dim % 8:
             return f"takes head dims that are multiples of 8 up to {self.head_dim}, and the model's is {head_dim}"
-        if torch.cuda.get_device_capability(device) < self.capability:
+        if capability < self.capability:
             return f"needs a device of compute capability {'.'.join(map(str, self.capability))}"
         if not is_usable(self):
             return f"needs {self.package}, which is missing here or too old"

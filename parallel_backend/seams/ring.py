@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from ..compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
+from ..device import CPU, tells_lse
 from ..groups.mesh import Axis
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
+QUERIES = 1024  # whose scores are in memory at a time, where no kernel computes attention
 MASK_ALIGNMENT = 8  # elements, of fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
 AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -97,8 +99,10 @@ def attention_with_lse(
 
     A query that the mask keeps from every key has 0 and minus infinity; kernels disagree about it.
     """
-    if q_BhRD.device.type == "cpu":
+    if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
+    elif not tells_lse(q_BhRD.device):
+        out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif q_BhRD.dtype == torch.float32 or mask is not None or q_BhRD.shape[-1] not in FLASH_HEAD_DIMS:
         bias = None if mask is None else aligned(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
         out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
@@ -108,6 +112,24 @@ def attention_with_lse(
         blind = mask.isneginf().all(-1).expand(lse.shape)
         out, lse = out.masked_fill(blind.unsqueeze(-1), 0), lse.masked_fill(blind, float("-inf"))
     return out, lse
+
+
+def plain_attention_with_lse(
+    q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `attention_with_lse`, by matrix products in fp32, where no kernel gives the log-sum-exp away; some queries at
+    a time, whose scores are in memory."""
+    factor = q_BhRD.shape[-1] ** -0.5 if scale is None else scale
+    k_BhDK, v_BhKD, parts = k_BhKD.float().transpose(-2, -1), v_BhKD.float(), []
+    for start in range(0, q_BhRD.shape[2], QUERIES):
+        queries = slice(start, start + QUERIES)
+        scores = q_BhRD[:, :, queries].float() @ k_BhDK * factor
+        if mask is not None:
+            scores = scores + (mask if mask.shape[-2] == 1 else mask[..., queries, :])
+        lse = scores.logsumexp(-1)
+        parts.append(((scores - lse.unsqueeze(-1)).exp() @ v_BhKD, lse))
+    out_BhRD, lse_BhR = (torch.cat(part, 2) for part in zip(*parts, strict=True))
+    return out_BhRD.to(q_BhRD.dtype), lse_BhR
 
 
 def aligned(mask: torch.Tensor) -> torch.Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 import torch
 
+from ..device import pin, synchronise
 from ..errors import RequestError
 from .loading import local_part
 from .shared_memory import NOWHERE, Address, SharedMemory
@@ -82,7 +82,7 @@ class Parking:
         if writes:
             for on_device, on_host in pairs(self.storages, self.host):
                 on_host.copy_(on_device, non_blocking=True)
-            self.synchronise()
+            synchronise(self.device)
 
     def let_go(self) -> None:
         """Frees the device of the weights, which are copied."""
@@ -109,7 +109,7 @@ class Parking:
             raise
         for on_device, on_host in pairs(self.storages, self.host):
             on_device.copy_(on_host, non_blocking=True)
-        self.synchronise()
+        synchronise(self.device)
         self.is_parked = False
 
     def settle(self) -> None:
@@ -118,10 +118,6 @@ class Parking:
         self.storages = []
         if self.host is not None and available_bytes() < self.host.numel():
             self.host = self.shared = None
-
-    def synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 def held_bytes(module: torch.nn.Module) -> int:
@@ -171,17 +167,6 @@ def host_memory(size: int, device: torch.device, shared: SharedMemory | None) ->
     plain = torch.frombuffer(shared.view(size), dtype=torch.uint8) if shared else torch.empty(size, dtype=torch.uint8)
     pin(plain, device)
     return plain
-
-
-def pin(host: torch.Tensor, device: torch.device) -> None:
-    """Pins memory where it lies, until nothing refers to it; torch's own pinned memory is rounded up to a power of two,
-    and no other process's."""
-    runtime = torch.cuda.cudart() if device.type == "cuda" else None
-    if runtime is None or not host.numel():
-        return
-    address = host.data_ptr()
-    if runtime.cudaHostRegister(address, host.nbytes, 0) == runtime.cudaError.success:
-        weakref.finalize(host, runtime.cudaHostUnregister, address)
 
 
 def available_bytes() -> int:

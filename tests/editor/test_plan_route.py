@@ -204,7 +204,7 @@ def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.
         package.__path__ = [str(folder)]
         monkeypatch.setitem(sys.modules, name, package)
     words = importlib.import_module("pack.nodes.plan_words")
-    said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="1"))
+    said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
     assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.in_words(said)
     assert [each.key for each in words.devices_of_auto(words.Devices(2, True, False, ""))] == ["auto_gpus"]
 

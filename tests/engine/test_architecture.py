@@ -18,6 +18,7 @@ from tests.support.imports import (
     PRODUCT,
     Import,
     Tree,
+    device_uses,
     imports_of,
     is_in,
     long_functions,
@@ -32,7 +33,7 @@ from tests.support.imports import (
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "parallel_backend": (
         ("errors", "axes"),
-        ("plan", "compat"),
+        ("plan", "compat", "device"),
         ("hooks",),
         ("memo",),
         ("groups",),
@@ -104,6 +105,9 @@ RANKS_ALONE = ("torch.distributed", "diffusers")
 # `worker.errors` under either.
 BY_FULL_NAME = "worker.rank"
 BY_EITHER_NAME = "worker.errors"
+
+# Where a kind of accelerator is named: in the module that answers for all of them, and in what an operator may set.
+NAME_KINDS = ("parallel_backend/device.py", "worker/settings.py")
 
 FOLDER_MODULES = 14
 TEST_FOLDER_MODULES = 16
@@ -233,6 +237,13 @@ def private_names_are_in_compat(tree: Tree) -> Iterator[str]:
                 yield f"{path}:{line} uses {name}: private names go through {compat}, with a sentence on why"
 
 
+def kinds_of_devices_are_in_one_module(tree: Tree) -> Iterator[str]:
+    for path in modules_of(tree).values():
+        if path not in NAME_KINDS:
+            for line, name in device_uses(tree[path]):
+                yield f"{path}:{line} names {name}: ask {NAME_KINDS[0]}, which knows every kind of accelerator"
+
+
 RULES = (
     arrows_run_down,
     packages_import_what_they_may,
@@ -241,6 +252,7 @@ RULES = (
     imports_go_in_no_circle,
     sizes_are_kept,
     private_names_are_in_compat,
+    kinds_of_devices_are_in_one_module,
 )
 
 
@@ -320,6 +332,10 @@ BROKEN = [
         "class A:\n    x = lambda self: self._theirs",
         "self._theirs",
     ),
+    (kinds_of_devices_are_in_one_module, "worker/rank/job.py", "torch.cuda.synchronize()", "names torch.cuda"),
+    (kinds_of_devices_are_in_one_module, "nodes/class_label.py", "from torch.xpu import Event", "names torch.xpu"),
+    (kinds_of_devices_are_in_one_module, "worker/join.py", "DEVICE = 'cuda:0'", "names 'cuda:0'"),
+    (kinds_of_devices_are_in_one_module, "parallel_backend/vae.py", "x = f'cpu:gloo,xpu:{1}'", "names 'cpu:gloo,xpu:'"),
 ]
 
 
@@ -342,6 +358,10 @@ HARMLESS = [
     ("nodes/workers/feed.py", "import os\nos._exit(1)"),
     ("nodes/workers/feed.py", "class A:\n    def _own(self): ...\n    def call(self): return self._own()"),
     ("parallel_backend/compat.py", "import torch._dynamo"),
+    (
+        "worker/launch/torchrun.py",
+        'def odd():\n    """For cuda."""\n    return "PYTORCH_CUDA_ALLOC_CONF --cuda-device"',
+    ),
 ]
 
 

@@ -94,7 +94,7 @@ def test_a_backend_that_cannot_is_refused_with_the_reason_and_another(
 @pytest.mark.parametrize("name", [name for name in ATTENTION if name not in ("auto", "native")])
 def test_a_cpu_group_refuses_a_gpu_backend_by_name(name: str, one_rank: None, tmp_path: Path) -> None:
     with pytest.raises(
-        PlanError, match=rf"attention={name} runs on CUDA devices.*cpu\.\n\nUse attention=native, or auto"
+        PlanError, match=rf"attention={name} runs on NVIDIA's GPUs.*cpu\.\n\nUse attention=native, or auto"
     ):
         load("dit", tmp_path, build_mesh(ParallelPlan(attention=name), CPU))
 

@@ -16,6 +16,8 @@ FOLDERS = ("nodes", "worker", "parallel_backend", "web", "demo", "tests")
 FILES = ("__init__.py", "dev.py")
 PRODUCT = ("nodes", "worker", "parallel_backend")
 NAMEDTUPLE = ("_asdict", "_fields", "_make", "_replace")  # documented, and underscored for the fields' sake
+KINDS = re.compile(r"(?<![\w-])(cuda|xpu|mps)(?![\w-])")  # of accelerators
+OF_KINDS = ("torch.cuda", "torch.xpu", "torch.mps")
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 WEB_IMPORT = re.compile(r"""^\s*(?:import|export)\b[^'"]*?['"](\.[^'"]+)['"]|\bimport\(['"](\.[^'"]+)['"]\)""", re.M)
 
@@ -145,6 +147,24 @@ def private_uses(source: str) -> tuple[tuple[int, str], ...]:
                 found.append((node.lineno, f"{holder}.{node.attr}"))
         elif isinstance(node, ast.Call) and _called(node) in BY_NAME and _is_private(_text(node, 1)):
             found.append((node.lineno, f"{ast.unparse(node.args[0])}.{_text(node, 1)}"))
+    return tuple(found)
+
+
+@functools.cache
+def device_uses(source: str) -> tuple[tuple[int, str], ...]:
+    """Where a kind of accelerator is named, as line and name: torch's module for it, or the kind in a text that is no
+    docstring."""
+    parsed, found = ast.parse(source), []
+    said = {id(node.value) for node in ast.walk(parsed) if isinstance(node, ast.Expr)}
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            found += [(node.lineno, repr(node.value))] if KINDS.search(node.value) else []
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in OF_KINDS:
+            found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names = (f"{start}{alias.name}" for alias in node.names)
+            found += [(node.lineno, name) for name in names if any(is_in(name, kind) for kind in OF_KINDS)]
     return tuple(found)
 
 

@@ -88,7 +88,7 @@ export function ranksOf({ status }) {
   return pids.map((pid, rank) => {
     const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = memory[rank] ?? {}
     const silent = beats[rank] > SILENT_SECONDS ? beats[rank] : 0
-    const [used, placed] = device === 'cuda' ? [accelerator, resident_weights] : [resident, weights]
+    const [used, placed] = device === 'cpu' ? [resident, weights] : [accelerator, resident_weights]
     return { rank, pid, device, used, total, weights, placed, silent }
   })
 }

@@ -47,7 +47,7 @@ SETTLE_SECONDS = 10.0  # for a request that was given up to end, before it is pa
 class WorkerGroup:
     """One persistent torchrun group: started by its first request, and again when it dies.
 
-    device: "cuda" or "cpu". folder: for the ranks' logs.
+    device: one of DEVICES. folder: for the ranks' logs.
     Every method that waits takes `check`, called about twenty times a second, which may raise to give up waiting; the
     ranks end what they were doing at the next step. All methods may be called by any thread; requests take turns.
     """

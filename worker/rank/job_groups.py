@@ -17,6 +17,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.compat import abort_group
+from parallel_backend.device import can_be_aborted
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
@@ -65,17 +67,18 @@ class JobGroups:
 
     @property
     def can_be_cut(self) -> bool:
-        """Not where the system does not tell which sockets there are: gloo itself has no way."""
-        return dist.get_world_size() == 1 or os.path.isdir(SOCKETS)
+        """Not where the system does not tell which sockets there are: gloo itself has no way, nor has xccl."""
+        has_way = self.device.type == CPU.type or can_be_aborted(self.device)
+        return dist.get_world_size() == 1 or has_way and os.path.isdir(SOCKETS)
 
     def cut(self, job: int) -> None:
         """Ends all communication of this job, if it is the one that runs: in flight and to come. From any thread."""
         with self.lock:
             if job != self.job:
                 return
-            if self.device.type != CPU.type:
+            if can_be_aborted(self.device):
                 for group in self._groups():
-                    group.abort()
+                    abort_group(group, self.device)
             for descriptor, name in self.sockets.items():
                 if socket_name(descriptor) == name:  # not closed since, and another file in its place
                     with contextlib.suppress(OSError), opened(descriptor) as connection:

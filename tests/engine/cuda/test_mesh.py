@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from demo.host import REPOSITORY
+from parallel_backend.device import IF_APART
 from parallel_backend.errors import GroupError
 from parallel_backend.groups import mesh
 from parallel_backend.groups.timeline import Timeline
@@ -98,4 +99,4 @@ def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
     with pytest.raises(GroupError, match=rf"of the ranks 0 cannot exchange data .*rank 0's, cpu.*{words}") as raised:
         mesh.shake_hands(dist.group.WORLD, CPU)
-    assert "NCCL_P2P_DISABLE=1" in str(raised.value)
+    assert IF_APART["cpu"] in str(raised.value) and "NCCL_P2P_DISABLE=1" in IF_APART["cuda"]

@@ -8,14 +8,13 @@ import sys
 
 import torch
 
+from parallel_backend.device import empty_caches
+
 
 def release_memory(device: torch.device) -> None:
     """Gives back what nothing refers to any more: on the accelerator, pinned, and in the C library's own keeping."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        memory = getattr(torch.accelerator, "memory", None)  # since torch 2.9; older releases keep pinned memory
-        getattr(memory, "empty_host_cache", lambda: None)()
+    empty_caches(device)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc and hasattr(libc, "malloc_trim"):  # glibc's
         libc.malloc_trim(0)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from parallel_backend.device import allocated_bytes, free_bytes, is_accelerator, reserved_bytes, total_bytes
+
 # In the words of torch's own allocator, and of CUDA's (cudaMallocAsync).
 ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -28,10 +30,9 @@ class Room:
 
     @classmethod
     def now(cls, device: torch.device) -> Room:
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(device)
-            allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-            return cls(total, allocated, free + reserved - allocated)
+        if is_accelerator(device):
+            allocated = allocated_bytes(device)
+            return cls(total_bytes(device), allocated, free_bytes(device) + reserved_bytes(device) - allocated)
         machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")
         rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), machine.get("MemAvailable", 0))]
         for limit, counted in limits():
@@ -71,9 +72,8 @@ def memory_use(device: torch.device) -> dict[str, int]:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         resident = 0
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        return {"resident": resident, "accelerator": torch.cuda.memory_reserved(device), "total": total}
+    if is_accelerator(device):
+        return {"resident": resident, "accelerator": reserved_bytes(device), "total": total_bytes(device)}
     return {"resident": resident, "accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
 
 

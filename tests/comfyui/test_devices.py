@@ -1,0 +1,63 @@
+"""An automatic plan uses GPUs that are alike, and says which it leaves out; what ranks cannot compute on is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.host import REPOSITORY
+
+LEFT_OUT = "Left out: GPU 1 (GTX 1660, 6 GB)."
+OWN = "auto uses ComfyUI’s own, GPU 0 (RTX 3090, 24 GB), and those like it alone"
+# By machine of `machine_of_cards`: the ranks of an automatic plan, the most of any, and what is said of it.
+PLANNED = {
+    "three alike": (3, 3, ["auto_gpus", "needs_model"]),
+    "one other": (2, 3, ["auto_like", "left_out", "needs_model"]),
+    "own is another": (1, 3, ["auto_one", "left_out"]),
+    "as many as set": (3, 3, ["auto_set", "needs_model"]),
+    "of two machines": (4, 6, ["auto_like", "left_out", "needs_model"]),
+    "Intel's": (2, 2, ["auto_gpus", "needs_model"]),
+    "set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
+    "Apple's, set to the CPU": (2, None, ["auto_cpu", "needs_model"]),
+}
+
+
+@pytest.fixture(scope="module")
+def machines(comfyui: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.support.host.machine_of_cards", str(comfyui)]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("machine", PLANNED)
+def test_an_automatic_plan_is_for_comfyuis_own_gpu_and_those_like_it(machine: str, machines: dict[str, Any]) -> None:
+    auto, most, remarks = PLANNED[machine]
+    found = machines[machine]
+    assert (found["auto"], found["most"], found["remarks"]) == (auto, most or found["most"], remarks)
+    on = "cpu" if "CPU" in machine else "xpu" if machine == "Intel's" else "cuda"
+    assert found["device"] == on
+
+
+def test_what_is_left_out_is_said_before_the_run_and_with_it(machines: dict[str, Any]) -> None:
+    found = machines["one other"]
+    for said in (found["text"], found["note"]):
+        assert LEFT_OUT in said and OWN in said
+    assert found["plan"] == "cfg=2"
+    assert machines["three alike"]["note"] == machines["as many as set"]["note"] == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [("Apple's", "cannot compute on mps"), ("set to what is not there", "device is xpu, and torch finds none here")],
+)
+def test_a_device_that_ranks_cannot_have_is_refused_with_what_to_do(
+    machine: str, says: str, machines: dict[str, Any]
+) -> None:
+    error = machines[machine]["error"]
+    assert says in error and ("PARALLELDIT_DEVICE=cpu" in error or "out of the settings" in error)

@@ -1,0 +1,229 @@
+"""What is asked of an accelerator is asked of its own kind, in words that torch has for it; other kinds are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from parallel_backend import compat, device
+from parallel_backend.device import BACKENDS, CPU, Card, like_first
+from parallel_backend.errors import DeviceError, PlanError, is_out_of_memory
+from parallel_backend.groups.mesh import start_distributed
+from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
+from parallel_backend.seams import ring
+from parallel_backend.seams.backends import choose_backend
+from worker.rank.job_groups import JobGroups
+from worker.rank.memory.room import Room, memory_use
+
+GB = 1 << 30
+BIG, SMALL = ("RTX 3090", 24 * GB, (8, 6)), ("GTX 1660", 6 * GB, (7, 5))
+
+
+class Machine:
+    """A pretended machine with accelerators of a kind. asked: of torch's module for it, with the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: str, hip: str | None, *cards: tuple) -> None:
+        self.patch, self.kind, self.asked = monkeypatch, kind, []
+        self.module = torch.get_device_module(kind)
+        self.device = torch.device(kind, 1)
+        numbers = ({"major": major, "minor": minor} if kind == "cuda" else {} for _, _, (major, minor) in cards)
+        properties = [
+            SimpleNamespace(name=name, total_memory=total, **more)
+            for (name, total, _), more in zip(cards, numbers, strict=True)
+        ]
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(dist, "is_backend_available", lambda name: name in ("gloo", BACKENDS[kind]))
+        self.answers("device_count", lambda: len(cards))
+        self.answers("get_device_properties", lambda of: properties[getattr(of, "index", of)])
+        self.answers("get_device_name", lambda of: properties[of.index].name)
+        self.answers("mem_get_info", lambda of: (5 * GB, properties[of.index].total_memory))
+        self.answers("memory_allocated", lambda _: 2 * GB)
+        self.answers("memory_reserved", lambda _: 3 * GB)
+        pinned = SimpleNamespace(empty_host_cache=lambda: self.asked.append(("empty_host_cache",)))
+        monkeypatch.setattr(torch.accelerator, "memory", pinned, raising=False)  # since torch 2.9
+        for name in ("set_device", "synchronize", "empty_cache"):
+            self.answers(name, lambda *of, name=name: self.asked.append((name, *of)))
+
+    def answers(self, name: str, answer: Callable[..., Any]) -> None:
+        """Raises AttributeError where torch has no such name for this kind."""
+        self.patch.setattr(self.module, name, answer)
+
+
+@pytest.fixture(params=[("cuda", None), ("cuda", "6.4"), ("xpu", None)], ids=["cuda", "rocm", "xpu"])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch, *request.param, BIG, SMALL, BIG)
+
+
+def test_the_kind_that_is_there_is_asked_for_everything(machine: Machine) -> None:
+    own, small = machine.device, SMALL[1]
+    assert (device.default_kind(), device.count(machine.kind)) == (machine.kind, 3)
+    assert device.group_backends(machine.kind) == {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}[own.type]
+    assert device.name_of(own) == "GTX 1660"
+    assert Room.now(own) == Room(small, 2 * GB, 6 * GB)
+    assert memory_use(own)["accelerator"] == 3 * GB and memory_use(own)["total"] == small
+    device.synchronise(own)
+    device.empty_caches(own)
+    assert machine.asked == [("synchronize", own), ("empty_cache",), ("empty_host_cache",)]
+    places = [f"{machine.kind}:{index}" for index in range(3)]
+    machine.patch.setattr(machine.module, "default_generators", places)
+    assert device.generators(own) == [torch.default_generator, f"{machine.kind}:1"]
+
+
+def test_a_timeline_is_told_by_the_events_of_the_kind(machine: Machine) -> None:
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at = 0.0
+
+        def record(self) -> None:
+            Event.made += 1
+            self.at = 2.0 * Event.made
+
+        def synchronize(self) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, later: Event) -> float:
+            return later.at - self.at
+
+    machine.answers("Event", Event)
+    machine.answers("current_stream", lambda of: SimpleNamespace(synchronize=lambda: machine.asked.append(of)))
+    timeline = Timeline(machine.device)
+    with timeline.request("sample"), timeline.step("step"), timeline.communication("all_gather"):
+        pass
+    lengths = {span.category: (span.end - span.begin) / 1e6 for span in timeline.spans()}
+    assert (lengths[COMMUNICATION], lengths[STEP]) == (2.0, 6.0)
+    assert machine.asked == [machine.device]
+
+
+@pytest.mark.parametrize(("local_rank", "index"), [(0, 0), (1, 2), (2, 1)])
+def test_a_ranks_card_is_the_first_then_those_like_it_then_the_others(
+    local_rank: int, index: int, machine: Machine
+) -> None:
+    joined: list[Any] = []
+    machine.patch.setattr(dist, "init_process_group", lambda backends, device_id: joined.extend([backends, device_id]))
+    machine.patch.setenv("LOCAL_RANK", str(local_rank))
+    machine.patch.setenv("LOCAL_WORLD_SIZE", "3")
+    found = start_distributed()
+    assert found == torch.device(machine.kind, index)
+    assert joined == [device.group_backends(machine.kind), found]
+    assert machine.asked == [("set_device", found)]
+
+
+def test_attention_is_left_to_torch_where_nvidias_kernels_do_not_run(machine: Machine) -> None:
+    machine.patch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    machine.patch.setattr("parallel_backend.seams.backends.is_usable", lambda _: True)
+    is_nvidia = machine.kind == "cuda" and torch.version.hip is None
+    chosen = choose_backend("auto", machine.device, torch.bfloat16, 64, ring=2)
+    assert chosen.name == ("flash3" if is_nvidia else "native")
+    if not is_nvidia:
+        with pytest.raises(PlanError, match=r"flash runs on NVIDIA's GPUs, and the ranks compute on GTX 1660\."):
+            choose_backend("flash", machine.device, torch.bfloat16, 64, ring=1)
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["torch 2.8", "torch 2.6"])
+def test_the_communication_of_a_job_is_cut_where_its_library_can(is_older: bool, machine: Machine) -> None:
+    done: list[str] = []
+    backend = SimpleNamespace(abort=lambda: done.append("abort"))
+    group = SimpleNamespace(_get_backend=lambda _device: backend) if is_older else backend
+    compat.abort_group(group, machine.device)
+    assert done == ["abort"]
+    machine.patch.setattr(dist, "get_world_size", lambda: 2)
+    assert JobGroups(machine.device, Timeline(torch.device(CPU))).can_be_cut == (machine.kind == "cuda")
+
+
+def test_where_the_driver_does_not_tell_what_is_free_it_is_what_this_process_has_not(machine: Machine) -> None:
+    def does_not_tell(_device: torch.device) -> None:
+        raise RuntimeError("The device doesn't support querying the available free memory.")
+
+    machine.answers("mem_get_info", does_not_tell)
+    assert device.free_bytes(machine.device) == SMALL[1] - 3 * GB
+
+
+def test_a_torch_that_cannot_give_pinned_memory_back_keeps_it(machine: Machine) -> None:
+    machine.patch.delattr(torch.accelerator, "memory")
+    device.empty_caches(machine.device)
+    assert machine.asked == [("empty_cache",)]
+
+
+def test_without_an_accelerator_the_cpu_is_used_and_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")  # torch 2.6
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", raises)
+    own = torch.device(CPU)
+    assert (device.default_kind(), device.group_backends(CPU), device.name_of(own)) == (CPU, "gloo", "cpu")
+    device.synchronise(own)
+    device.empty_caches(own)
+    assert device.generators(own) == [torch.default_generator]
+
+
+@pytest.mark.parametrize("kind", ["mps", "npu", "privateuseone"])
+def test_another_kind_is_refused_by_name_with_what_to_do(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type=kind))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for given in (None, kind):
+        with pytest.raises(DeviceError, match=rf"cannot compute on {kind}.*\n\n.*PARALLELDIT_DEVICE=cpu"):
+            start_distributed(given)
+
+
+def test_a_torch_without_the_library_of_the_kind_is_named(machine: Machine) -> None:
+    machine.patch.setattr(dist, "is_backend_available", lambda name: name == "gloo")
+    with pytest.raises(DeviceError, match=rf"has no {BACKENDS[machine.kind]}, by which {machine.kind} devices"):
+        device.group_backends(machine.kind)
+
+
+@pytest.mark.parametrize(
+    ("others", "alike"),
+    [
+        ([BIG, BIG], [0, 1, 2]),
+        ([SMALL, BIG], [0, 2]),
+        ([SMALL, SMALL], [0]),
+        ([(BIG[0], 12 * GB, BIG[2])], [0]),
+        ([(BIG[0], BIG[1] - GB // 4, BIG[2])], [0, 1]),
+        ([(BIG[0], BIG[1], (8, 9))], [0]),
+        ([], [0]),
+    ],
+    ids=["alike", "one other", "more others", "half the memory", "a display's memory", "another generation", "alone"],
+)
+def test_like_cards_are_those_of_the_same_name_memory_and_capability(others: list[tuple], alike: list[int]) -> None:
+    cards = [Card(index, *card) for index, card in enumerate([BIG, *others])]
+    found, left = like_first(cards)
+    assert [card.index for card in found] == alike
+    assert sorted(found + left) == cards
+    assert str(cards[0]) == "GPU 0 (RTX 3090, 24 GB)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["HIP error: out of memory", "error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"],
+)
+def test_lack_of_memory_is_known_in_the_words_of_every_maker(said: str) -> None:
+    assert is_out_of_memory(RuntimeError(said))
+
+
+@pytest.mark.parametrize("mask_shape", [None, (1, 1, 1, 9), (2, 1, 7, 9), (2, 3, 7, 9)], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_without_a_kernel_for_the_log_sum_exp_is_that_of_the_kernel(
+    mask_shape: tuple | None, scale: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring, "QUERIES", 3)
+    generator = torch.Generator().manual_seed(5)
+    q_BhRD, k_BhKD, v_BhKD = (torch.randn(2, 3, tokens, 8, generator=generator) for tokens in (7, 9, 9))
+    mask = torch.randn(mask_shape, generator=generator) if mask_shape else None
+    expected = ring.attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
+    found = ring.plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,87 @@
+"""`python -m tests.support.host.machine_of_cards COMFYUI`:
+what the nodes plan on machines with accelerators that this one has not.
+
+The cards are pretended, below torch's own calls, and so is ComfyUI's choice of one. Prints JSON: by machine, how many
+ranks an automatic plan has, how many any plan may have, and what is said of an automatic plan; or the error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from demo.host import REPOSITORY
+
+GB = 1 << 30
+BIG = SimpleNamespace(name="RTX 3090", total_memory=24 * GB, major=8, minor=6)
+SMALL = SimpleNamespace(name="GTX 1660", total_memory=6 * GB, major=7, minor=5)
+ARC = SimpleNamespace(name="Arc B580", total_memory=12 * GB)
+# Kind, its cards, and what is set.
+MACHINES: dict[str, tuple[str, list[SimpleNamespace], dict[str, str]]] = {
+    "three alike": ("cuda", [BIG, BIG, BIG], {}),
+    "one other": ("cuda", [BIG, SMALL, BIG], {}),
+    "own is another": ("cuda", [SMALL, BIG, BIG], {}),
+    "as many as set": ("cuda", [BIG, SMALL, BIG], {"ranks": "3"}),
+    "of two machines": ("cuda", [BIG, SMALL, BIG], {"machines": "10.0.0.1:29400,10.0.0.2"}),
+    "Intel's": ("xpu", [ARC, ARC], {}),
+    "set to the CPU": ("cuda", [BIG, BIG], {"device": "cpu"}),
+    "set to what is not there": ("cuda", [BIG, BIG], {"device": "xpu"}),
+    "Apple's": ("mps", [], {}),
+    "Apple's, set to the CPU": ("mps", [], {"device": "cpu"}),
+}
+
+
+def import_nodes(comfyui: str) -> None:
+    sys.path.insert(0, comfyui)
+    sys.argv = [sys.argv[0], "--cpu"]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+        sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
+        sys.modules[name].__path__ = [str(folder)]
+
+
+def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -> dict[str, Any]:
+    group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
+    plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
+    models = importlib.import_module("pack.parallel_backend.models")
+    for each in ("cuda", "xpu"):
+        module: Any = torch.get_device_module(each)
+        module.device_count = lambda each=each: len(cards) if each == kind else 0
+        module.get_device_properties = lambda index: cards[index]
+    group.comfy.model_management.cpu_state = group.comfy.model_management.CPUState.GPU
+    group.comfy.model_management.get_torch_device = lambda: torch.device(kind, 0)
+    os.environ |= {f"PARALLELDIT_{name.upper()}": value for name, value in settings.items()}
+    group.settings.cache_clear()
+    try:
+        answer = route.answer(route.Question(None, []))
+        spec = models.spec_for("DiTTransformer2DModel")
+        noted = plans.resolve_plan(None, {"num_attention_heads": 6, "attention_head_dim": 8, "num_layers": 2}, spec)
+    except group.SettingsError as error:
+        return {"error": str(error)}
+    finally:
+        for name in settings:
+            del os.environ[f"PARALLELDIT_{name.upper()}"]
+    return {
+        "device": answer["device"],
+        "auto": group.device_count(),
+        "most": group.most_ranks(),
+        "remarks": [each["key"] for each in answer["remarks"]],
+        "text": " ".join(each["text"] for each in answer["remarks"]),
+        "plan": str(noted.plan),
+        "note": words.in_words(noted.note),
+    }
+
+
+def main(comfyui: str) -> None:
+    import_nodes(comfyui)
+    print(json.dumps({name: planned(*machine) for name, machine in MACHINES.items()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
