@@ -11,7 +11,8 @@ and the type checker.
 
     python3 dev.py test --lowest [pytest arguments...]
 
---lowest runs the fast tests (--fast) in `.venv-lowest`, on the oldest versions that requirements.txt allows.
+--lowest runs the fast tests (--fast) in `.venv-lowest`, on the oldest versions that requirements.txt allows, torch's
+included (on Linux a build for CUDA with gigabytes of libraries, which needs no GPU).
 
 The first run makes `.venv` and, unless --comfyui or COMFYUI_PATH names an existing ComfyUI, unpacks
 one into `.host`. Later runs reuse both; an interrupted run goes on where it stopped. Nothing outside
@@ -208,7 +209,7 @@ class Setup:
         self.comfyui = comfyui or HOST / "ComfyUI"
         self.lock = lock
         self.gpu = lists_gpu()
-        self.torch = "torch" if self.gpu else CPU_TORCH
+        self.torch = lowest("torch") if LOWEST else "torch" if self.gpu else CPU_TORCH
 
     def run(self) -> None:
         """Do every step that is not done yet. Raises SetupError."""
@@ -216,7 +217,7 @@ class Setup:
         if not PYTHON.exists():
             (STAMPS / "venv").unlink(missing_ok=True)
         step(f"making {VENV.name}", STAMPS / "venv", made_for, self.make_venv)
-        what = "torch for this GPU" if self.gpu else f"{self.torch} (no GPU found)"
+        what = f"{self.torch} (no GPU found)" if self.torch == CPU_TORCH else self.torch
         step(f"installing {what}", STAMPS / "torch", made_for, lambda: self.install("torch", self.torch))
         if self.given is None:
             self.fetch(RELEASE, self.comfyui)
@@ -227,7 +228,7 @@ class Setup:
         torch_version = self.installed("torch")
         pin = f"torch=={torch_version}\n"
         if LOWEST:
-            pin += re.sub(r">=([\w.]+).*", r"==\1", (ROOT / "requirements.txt").read_text())
+            pin += lowest()
         constraints = VENV / "dev-constraints.txt"
         if not constraints.is_file() or constraints.read_text() != pin:
             constraints.write_text(pin)
@@ -408,6 +409,12 @@ def requirements(comfyui: Path) -> Iterator[tuple[str, str]]:
 def requirement(comfyui: Path, name: str) -> str:
     """The host's requirement of that name, '' where it has none."""
     return next((line for found, line in requirements(comfyui) if found == name), "")
+
+
+def lowest(name: str = "") -> str:
+    """The oldest versions that requirements.txt allows, one a line; or of one package."""
+    pins = re.sub(r">=([\w.]+).*", r"==\1", (ROOT / "requirements.txt").read_text())
+    return next(line for line in pins.splitlines() if line.startswith(f"{name}==")) if name else pins
 
 
 def host_requirements(comfyui: Path) -> str:

@@ -18,13 +18,7 @@ from .errors import DeviceError
 
 CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # of torch.distributed, by kind
-# What to try where devices of a kind cannot exchange data.
-NOT_DIRECTLY = "Start ComfyUI with {} in its environment: these GPUs may not reach one another directly."
-IF_APART = {
-    CPU: "Look whether a firewall keeps the ranks apart.",
-    "cuda": NOT_DIRECTLY.format("NCCL_P2P_DISABLE=1"),
-    "xpu": NOT_DIRECTLY.format("CCL_TOPO_P2P_ACCESS=0"),
-}
+THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # variables, for what GPUs exchange
 SAME_MEMORY = 0.05  # cards of a model differ by less in what they say of it, and models of a name by more
 
 

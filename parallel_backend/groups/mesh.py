@@ -16,7 +16,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..axes import JOINT_AXES, WEIGHT_AXES
 from ..compat import forget_meshes
-from ..device import CPU, IF_APART, checked_kind, count, default_kind, group_backends, is_accelerator, name_of, select
+from ..device import (
+    CPU,
+    THROUGH_THE_HOST,
+    checked_kind,
+    count,
+    default_kind,
+    group_backends,
+    is_accelerator,
+    name_of,
+    select,
+)
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
 from .timeline import SILENT, Timeline
@@ -172,11 +182,14 @@ def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
                 raise TimeoutError(f"nothing came within {HANDSHAKE_SECONDS:.0f} s")
             time.sleep(HANDSHAKE_PAUSE)
     except (RuntimeError, TimeoutError) as error:
-        raise GroupError(
+        cause = (
             f"The devices of the ranks {', '.join(map(str, ranks))} cannot exchange data (this one is rank "
-            f"{dist.get_rank()}'s, {name_of(device)}): {error}",
-            IF_APART[device.type],
-        ) from error
+            f"{dist.get_rank()}'s, {name_of(device)}): {error}"
+        )
+        if variable := THROUGH_THE_HOST.get(device.type):
+            advice = f"Start ComfyUI with {variable} in its environment: these GPUs may not reach one another directly."
+            raise GroupError(cause, advice) from error
+        raise GroupError(cause, "Look whether a firewall keeps the ranks apart.") from error
 
 
 class Layout:

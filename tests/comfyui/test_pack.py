@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import urllib.parse
@@ -78,11 +77,13 @@ def test_a_plain_clone_serves_its_web_files_help_and_words(bare: ComfyHost) -> N
         assert texts[language]["paralleldit"]
 
 
-def test_requirements_leave_torch_to_comfyui() -> None:
+@pytest.mark.parametrize("release", ["2.6.0", "2.13.0+cpu", "2.9.1+rocm6.4", "2.15.0+xpu", "2.16.0.dev20261101+cu132"])
+def test_requirements_leave_torch_to_comfyui(release: str) -> None:
     lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
-    names = {re.match(r"[\w.-]*", line.strip())[0].lower() for line in lines}
-    assert "diffusers" in names
-    assert not {name for name in names if name.startswith(("torch", "nvidia", "triton"))}
+    found = {each.name.lower(): each.specifier for each in map(Requirement, lines)}
+    assert "diffusers" in found
+    assert not {name for name in found if name.startswith(("torchvision", "torchaudio", "nvidia", "triton"))}
+    assert found["torch"].contains(release, prereleases=True)
 
 
 def vae_prompt() -> dict:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from demo.host import REPOSITORY
-from parallel_backend.device import IF_APART
 from parallel_backend.errors import GroupError
 from parallel_backend.groups import mesh
 from parallel_backend.groups.timeline import Timeline
@@ -99,4 +98,8 @@ def test_devices_that_cannot_exchange_data_are_named_with_what_to_try(
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: work)
     with pytest.raises(GroupError, match=rf"of the ranks 0 cannot exchange data .*rank 0's, cpu.*{words}") as raised:
         mesh.shake_hands(dist.group.WORLD, CPU)
-    assert IF_APART["cpu"] in str(raised.value) and "NCCL_P2P_DISABLE=1" in IF_APART["cuda"]
+    assert "a firewall" in str(raised.value)
+    with monkeypatch.context() as labelled, pytest.raises(GroupError, match="NCCL_P2P_DISABLE=1"):
+        labelled.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
+        labelled.setattr(mesh, "name_of", str)
+        mesh.shake_hands(dist.group.WORLD, torch.device("cuda", 0))
