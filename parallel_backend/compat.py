@@ -1,6 +1,6 @@
 """Every private name of torch and diffusers that the engine uses, and why: what to look at before a new release.
 
-Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.6, 2.13
+Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.7, 2.13
 and 2.15, and the diffusers of requirements.txt; where a name is older, it says since when. The functions import for
 themselves: ComfyUI's process imports what imports this, and takes neither torch.distributed nor diffusers.
 """
@@ -43,17 +43,13 @@ def flash_attention_with_lse(
 
 def forget_meshes() -> None:
     """Makes DTensor forget how it computed. It takes equal meshes for the same, and would look for groups that were
-    given up."""
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    given up. Torch 2.9 has no function for it: there the cache is emptied itself."""
+    from torch.distributed.tensor import DTensor, debug
 
-    _clear_sharding_prop_cache()
-
-
-def abort_group(group: Any, device: torch.device) -> None:
-    """Ends what a group does on an accelerator, from any thread. Since torch 2.8 a group has a public `abort`; before
-    that, what does its work has."""
-    abort = getattr(group, "abort", None) or group._get_backend(device).abort
-    abort()
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is None:
+        clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear  # pyright: ignore
+    clear()
 
 
 def is_underway(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.compat import abort_group
 from parallel_backend.device import can_be_aborted
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, world_axis
 from parallel_backend.groups.timeline import Timeline
@@ -78,7 +77,7 @@ class JobGroups:
                 return
             if can_be_aborted(self.device):
                 for group in self._groups():
-                    abort_group(group, self.device)
+                    group.abort()
             for descriptor, name in self.sockets.items():
                 if socket_name(descriptor) == name:  # not closed since, and another file in its place
                     with contextlib.suppress(OSError), opened(descriptor) as connection:
