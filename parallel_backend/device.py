@@ -2,7 +2,7 @@
 
 cuda is NVIDIA's, and AMD's where torch is built for ROCm, which goes by cuda's names; xpu is Intel's. Each kind has a
 module of torch (`torch.cuda`, `torch.xpu`) that answers in the same words. `torch.accelerator`, which answers for all
-kinds, is asked which there is and for what those lack, and with care: in torch 2.7, the oldest that requirements.txt
+kinds, is asked which there is and for what those lack, and with care: in torch 2.8, the oldest that requirements.txt
 allows, it names an accelerator that is not there, and knows nothing of memory.
 """
 

@@ -44,7 +44,7 @@ def shard_weights(model: torch.nn.Module, mesh: Mesh, hooks: Hooks) -> dict[str,
     for name, filler in fillers.items():
         hooks.before(model.get_submodule(name), filler.fill)
     with hooks.kept([model.get_submodule(name) for name in plan]):
-        for name, style in tensor_parallel_styles(plan).items():  # torch 2.7 looks for paths at the wrong depths, too
+        for name, style in tensor_parallel_styles(plan).items():  # torch 2.8 looks for paths at the wrong depths, too
             parallelize_module(model.get_submodule(name), mesh.tensor_mesh, style, src_data_rank=None)
     for name, filler in fillers.items():
         layer = model.get_submodule(name)

@@ -77,7 +77,7 @@ def test_a_plain_clone_serves_its_web_files_help_and_words(bare: ComfyHost) -> N
         assert texts[language]["paralleldit"]
 
 
-@pytest.mark.parametrize("release", ["2.7.0", "2.13.0+cpu", "2.9.1+rocm6.4", "2.15.0+xpu", "2.16.0.dev20261101+cu132"])
+@pytest.mark.parametrize("release", ["2.8.0", "2.13.0+cpu", "2.9.1+rocm6.4", "2.15.0+xpu", "2.16.0.dev20261101+cu132"])
 def test_requirements_leave_torch_to_comfyui(release: str) -> None:
     lines = (REPOSITORY / "requirements.txt").read_text().splitlines()
     found = {each.name.lower(): each.specifier for each in map(Requirement, lines)}
