@@ -1,7 +1,7 @@
 """Every private name of torch and diffusers that the engine uses, and why: what to look at before a new release.
 
-Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.8, 2.13
-and 2.15, and the diffusers of requirements.txt; where a name is older, it says since when. The functions import for
+Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.8 and
+2.13, and the diffusers of requirements.txt; where a name is older, it says since when. The functions import for
 themselves: ComfyUI's process imports what imports this, and takes neither torch.distributed nor diffusers.
 """
 
