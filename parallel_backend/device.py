@@ -138,8 +138,8 @@ def synchronise(device: torch.device) -> None:
 
 
 def pin(host: torch.Tensor, device: torch.device) -> None:
-    """Pins host memory where it lies, until nothing refers to this tensor, for copies to and from CUDA's devices: torch's
-    own pinned memory is rounded up to a power of two, and no other process's. Does nothing where that is not to be had.
+    """Pins host memory where it lies, until nothing refers to this tensor, for copies to and from CUDA's: torch's
+    own pinned memory is rounded up to a power of two, and no other process's. Does nothing where it cannot be had.
     """
     runtime = torch.cuda.cudart() if device.type == "cuda" else None
     if runtime is None or not host.numel():
