@@ -1,19 +1,31 @@
 """GGUF's block formats, dequantised by torch on whatever device the blocks are.
 
 The formats are those of ggml (`ggml-common.h`, `dequantize_row_*` in `ggml-quants.c` of llama.cpp). The arithmetic is
-in fp32 and in the order of the `gguf` package, whose bits come out. N is the number of blocks, B the bytes of one; what
-is packed in a block's bytes comes out as N times the weights of a block, in their order.
+in fp32 and in the order of the `gguf` package, whose bits come out: a product of a scale and what it scales is exact
+there, so that it may be one operation with the sum. On a GPU that operation alone makes numbers of the bytes, and
+writes them in the dtype asked for. N is the number of blocks, B the bytes of one, G the groups of one, which have a
+scale each, and S the weights of a group.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
-# Weights unpacked at a time: beside the result, a layer takes a few times this in fp32. A CPU's fit its caches.
+# Weights unpacked at a time: beside the result, a layer takes a few bytes for each. A CPU's fit its caches.
 CHUNK, CPU_CHUNK = 1 << 23, 1 << 19
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+class Unpacked(NamedTuple):
+    """Weights are scale × quants + offset. quants: small integers, (N, G, S). The others in fp32, (N, G, 1)."""
+
+    quants: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None = None
 
 
 def half(blocks_NB: torch.Tensor, start: int) -> torch.Tensor:
@@ -24,12 +36,23 @@ def half(blocks_NB: torch.Tensor, start: int) -> torch.Tensor:
 def fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
     """Numbers of so many bits, (N, all of them): of each run of bytes first the lowest bits, then those above."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)[:, None]
-    return ((packed.reshape(len(packed), -1, 1, run) >> shifts) & ((1 << width) - 1)).flatten(1)
+    shifted = packed.reshape(len(packed), -1, 1, run) >> shifts
+    return shifted.bitwise_and_((1 << width) - 1).flatten(1)
+
+
+def with_higher(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:
+    """Numbers whose lower so many bits are in the one and whose others are in the other tensor."""
+    return low.add_(high, alpha=1 << bits)
+
+
+def signed(values: torch.Tensor, middle: int) -> torch.Tensor:
+    """Numbers from 0 on as those around zero."""
+    return values.sub_(middle).view(torch.int8)  # the bytes below zero are those of int8
 
 
 def groups(values: torch.Tensor, size: int) -> torch.Tensor:
-    """(N, groups, size), in fp32."""
-    return values.view(len(values), -1, size).float()
+    """(N, G, S)."""
+    return values.view(len(values), -1, size)
 
 
 def six_bits(packed_N12: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,80 +64,95 @@ def six_bits(packed_N12: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return half(blocks, 0) * (fields(blocks[:, 2:], 4, 16).float() - 8)
+def q4_0(blocks: torch.Tensor) -> Unpacked:
+    return of_one_group(signed(fields(blocks[:, 2:], 4, 16), 8), half(blocks, 0))
 
 
-def q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return half(blocks, 0) * fields(blocks[:, 4:], 4, 16).float() + half(blocks, 2)
+def q4_1(blocks: torch.Tensor) -> Unpacked:
+    return of_one_group(fields(blocks[:, 4:], 4, 16), half(blocks, 0), half(blocks, 2))
 
 
 def five_bits(high_N4: torch.Tensor, low_N16: torch.Tensor) -> torch.Tensor:
-    return (fields(low_N16, 4, 16) | (fields(high_N4, 1, 1) << 4)).float()
+    return with_higher(fields(low_N16, 4, 16), fields(high_N4, 1, 1), 4)
 
 
-def q5_0(blocks: torch.Tensor) -> torch.Tensor:
-    return half(blocks, 0) * (five_bits(blocks[:, 2:6], blocks[:, 6:]) - 16)
+def q5_0(blocks: torch.Tensor) -> Unpacked:
+    return of_one_group(signed(five_bits(blocks[:, 2:6], blocks[:, 6:]), 16), half(blocks, 0))
 
 
-def q5_1(blocks: torch.Tensor) -> torch.Tensor:
-    return half(blocks, 0) * five_bits(blocks[:, 4:8], blocks[:, 8:]) + half(blocks, 2)
+def q5_1(blocks: torch.Tensor) -> Unpacked:
+    return of_one_group(five_bits(blocks[:, 4:8], blocks[:, 8:]), half(blocks, 0), half(blocks, 2))
 
 
-def q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return blocks[:, 2:].view(torch.int8).float() * half(blocks, 0)
+def q8_0(blocks: torch.Tensor) -> Unpacked:
+    return of_one_group(blocks[:, 2:].view(torch.int8), half(blocks, 0))
 
 
-def q2_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, quants = blocks[:, :16], groups(fields(blocks[:, 16:80], 2, 32), 16)
+def of_one_group(quants: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None = None) -> Unpacked:
+    return Unpacked(quants[:, None], scale[:, :, None], None if offset is None else offset[:, :, None])
+
+
+def q2_k(blocks: torch.Tensor) -> Unpacked:
+    scales = blocks[:, :16]
     scale = half(blocks, 80) * (scales & 15).float()
     minimum = half(blocks, 82) * (scales >> 4).float()
-    return scale[:, :, None] * quants - minimum[:, :, None]
+    return Unpacked(groups(fields(blocks[:, 16:80], 2, 32), 16), scale[:, :, None], -minimum[:, :, None])
 
 
-def q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales = fields(blocks[:, 96:104], 4, 8) | (fields(blocks[:, 104:108], 2, 4) << 4)
-    quants = fields(blocks[:, 32:96], 2, 32) | (fields(blocks[:, :32], 1, 32) << 2)
+def q3_k(blocks: torch.Tensor) -> Unpacked:
+    scales = with_higher(fields(blocks[:, 96:104], 4, 8), fields(blocks[:, 104:108], 2, 4), 4)
+    quants = with_higher(fields(blocks[:, 32:96], 2, 32), fields(blocks[:, :32], 1, 32), 2)
     scale = half(blocks, 108) * (scales.float() - 32)
-    return scale[:, :, None] * (groups(quants, 16) - 4)
+    return Unpacked(groups(signed(quants, 4), 16), scale[:, :, None])
 
 
-def q4_k(blocks: torch.Tensor) -> torch.Tensor:
+def q4_k(blocks: torch.Tensor) -> Unpacked:
+    return with_minima(blocks, fields(blocks[:, 16:], 4, 32))
+
+
+def q5_k(blocks: torch.Tensor) -> Unpacked:
+    return with_minima(blocks, with_higher(fields(blocks[:, 48:], 4, 32), fields(blocks[:, 16:48], 1, 32), 4))
+
+
+def with_minima(blocks: torch.Tensor, quants: torch.Tensor) -> Unpacked:
     scales, minima = six_bits(blocks[:, 4:16])
     scale, minimum = half(blocks, 0) * scales.float(), half(blocks, 2) * minima.float()
-    return scale[:, :, None] * groups(fields(blocks[:, 16:], 4, 32), 32) - minimum[:, :, None]
+    return Unpacked(groups(quants, 32), scale[:, :, None], -minimum[:, :, None])
 
 
-def q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, minima = six_bits(blocks[:, 4:16])
-    scale, minimum = half(blocks, 0) * scales.float(), half(blocks, 2) * minima.float()
-    quants = fields(blocks[:, 48:], 4, 32) | (fields(blocks[:, 16:48], 1, 32) << 4)
-    return scale[:, :, None] * groups(quants, 32) - minimum[:, :, None]
-
-
-def q6_k(blocks: torch.Tensor) -> torch.Tensor:
+def q6_k(blocks: torch.Tensor) -> Unpacked:
     scale = half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    quants = fields(blocks[:, :128], 4, 64) | (fields(blocks[:, 128:192], 2, 32) << 4)
-    return scale[:, :, None] * (groups(quants, 16) - 32)
+    quants = with_higher(fields(blocks[:, :128], 4, 64), fields(blocks[:, 128:192], 2, 32), 4)
+    return Unpacked(groups(signed(quants, 32), 16), scale[:, :, None])
+
+
+@functools.cache
+def pairs_of_values(device: torch.device) -> torch.Tensor:
+    """By a byte, the two values that its halves stand for, the lower half's first, as one number. Made once, as the
+    host waits for it."""
+    values = torch.tensor(IQ4_VALUES, dtype=torch.int8)
+    pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], 1)
+    return pairs.view(torch.int16).flatten().to(device)
 
 
 def iq4_values(packed: torch.Tensor) -> torch.Tensor:
-    values = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=packed.device)
-    return values[fields(packed, 4, 16).int()]
+    """(N, runs of 16 bytes, low or high half of a byte, byte)."""
+    pairs = pairs_of_values(packed.device)[packed.int()]
+    return pairs.view(torch.int8).view(len(packed), -1, 16, 2).transpose(2, 3)
 
 
-def iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
-    return half(blocks, 0) * iq4_values(blocks[:, 2:])
+def iq4_nl(blocks: torch.Tensor) -> Unpacked:
+    return Unpacked(iq4_values(blocks[:, 2:]), half(blocks, 0)[:, :, None, None])
 
 
-def iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    scales = fields(blocks[:, 4:8], 4, 1) | (fields(blocks[:, 2:4], 2, 1) << 4)
+def iq4_xs(blocks: torch.Tensor) -> Unpacked:
+    scales = with_higher(fields(blocks[:, 4:8], 4, 1), fields(blocks[:, 2:4], 2, 1), 4)
     scale = half(blocks, 0) * (scales.float() - 32)
-    return scale[:, :, None] * groups(iq4_values(blocks[:, 8:]), 32)
+    return Unpacked(iq4_values(blocks[:, 8:]), scale[:, :, None, None])
 
 
 # By their names in GGUF.
-FORMATS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+FORMATS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
     "Q5_0": q5_0,
@@ -136,6 +174,10 @@ def dequantised(blocks_NB: torch.Tensor, form: str, count: int, dtype: torch.dty
     each = max(1, count // max(1, len(blocks_NB)))
     step = (CPU_CHUNK if blocks_NB.device.type == "cpu" else CHUNK) // each
     for start in range(0, len(blocks_NB), step):
-        found = FORMATS[form](blocks_NB[start : start + step])
-        weights[start * each : start * each + found.numel()] = found.flatten()
+        quants, scale, offset = FORMATS[form](blocks_NB[start : start + step])
+        place = weights[start * each : start * each + quants.numel()].view(quants.shape)
+        if offset is None:
+            torch.mul(quants, scale, out=place)
+        else:
+            torch.addcmul(offset, scale, quants, out=place)
     return weights
