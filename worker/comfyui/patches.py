@@ -96,3 +96,20 @@ def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: tor
     patcher.patches = {name: changes for name, changes in found.items() if name not in on_use}
     patcher.weight_wrapper_patches = {name: [LowVramPatch(name, found)] for name in on_use}
     return list(tensors.values()) if on_use else []
+
+
+def send_away(patcher: Any, in_file: Mapping[str, torch.Tensor]) -> None:
+    """Has the weights that are to be made anew wait where a ModelPatcher keeps what it puts back: in the file's pages,
+    which ranks share, or in RAM.
+
+    It makes one after the other, and holds what they were until the last: on the device, that would be the model twice.
+    """
+    import comfy.utils
+
+    held = dict(patcher.model.named_parameters(remove_duplicate=False))
+    for name in patcher.patches.keys() & held.keys():
+        if held[name].device != patcher.offload_device:
+            away = in_file.get(name)
+            comfy.utils.set_attr_param(
+                patcher.model, name, held[name].to(patcher.offload_device) if away is None else away
+            )

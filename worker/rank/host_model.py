@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from parallel_backend.weights.sizes import WeightSizes
 from ..comfyui.functions import Maker
 from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
 from ..comfyui.patched_options import Inside, attributes_of, with_functions
-from ..comfyui.patches import Patch, put_on
+from ..comfyui.patches import Patch, put_on, send_away
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
 from .request_checks import made
@@ -35,12 +35,14 @@ OPTIONS = "transformer_options"
 
 @dataclass
 class HostModel:
-    """patcher: ComfyUI's own, which changes the weights and puts them back. module: the model on the mesh."""
+    """patcher: ComfyUI's own, which changes the weights and puts them back. module: the model on the mesh. in_file: by
+    name, the weights that are as the file has them, in its pages."""
 
     patcher: Any
     module: ParallelModule
     parking: Parking
     maker: Maker
+    in_file: Mapping[str, torch.Tensor]
     adapted: bool = False  # whether the weights are other than the file's
     working_bytes: int = 0  # what the device has room for beside the weights, as ComfyUI estimates it
 
@@ -59,6 +61,7 @@ class HostModel:
         check()
         dtype, cast = dtype_of(source.dtype), dtype_of(source.cast)
         model = build(config, weights, beside, dtype, cast, None)
+        pages = {weight.data_ptr() for weight in weights.values()}
         if missing := load_weights(model, weights):
             raise ModelFileError(
                 f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
@@ -67,8 +70,10 @@ class HostModel:
         check()
         module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
-        found = cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui))
-        found.place()  # after a stage has let go of the blocks of others
+        # After a stage has let go of the blocks of others.
+        in_file = {name: weight for name, weight in model.named_parameters() if weight.data_ptr() in pages}
+        found = cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui), in_file)
+        found.place()
         return found
 
     @property
@@ -135,6 +140,7 @@ class HostModel:
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
         self.parking.beside = put_on(self.patcher, patches, tensors, self.mesh.device)
+        send_away(self.patcher, self.in_file)
         self.place(self.working_bytes, whole)
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))

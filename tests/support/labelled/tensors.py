@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .memory import Memory
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
@@ -31,7 +32,8 @@ WAITS = (
     "aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select",
     "aten::_unique2", "aten::unique_dim", "aten::repeat_interleave.Tensor",
 )  # fmt: skip
-COPIES = ("aten::_to_copy", "aten::copy_")
+CASTS = ("aten::_to_copy", "aten::to")
+COPIES = (*CASTS, "aten::copy_")
 INDEXED = ("aten::index", "aten::index_put_", "aten::_index_put_impl_")
 # Operations that may have tensors of both devices.
 MIXED = (*COPIES, *INDEXED)
@@ -43,14 +45,17 @@ PADDED_TO = 16  # what torch pads a mask to
 class Watch:
     """Between `begin` and `end`, how often the host would wait, by kind and place in the engine or in a model.
 
-    inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran.
+    inside: of a block, which `enter` and `leave` tell. kernels: of attention, which ran. operations: their
+    names. memory: what tensors take.
     """
 
     def __init__(self) -> None:
         self.is_on, self.depth = False, 0
+        self.memory = Memory()
         self.inside: collections.Counter[str] = collections.Counter()
         self.outside: collections.Counter[str] = collections.Counter()
         self.kernels: set[str] = set()
+        self.operations: set[str] = set()
 
     def begin(self) -> None:
         self.is_on = True
@@ -63,6 +68,10 @@ class Watch:
 
     def leave(self) -> None:
         self.depth -= 1
+
+    def operation(self, name: str) -> None:
+        if self.is_on:
+            self.operations.add(name)
 
     def note(self, kind: str) -> None:
         if self.is_on:
@@ -92,6 +101,7 @@ class Labelled(torch.Tensor):
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=GPU
         )
         made.held = held
+        WATCH.memory.hold(made, held)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -111,34 +121,38 @@ class Labelled(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return run(func, args, kwargs or {})
+        return run(func, types, args, kwargs or {})
 
 
 class Labelling(TorchDispatchMode):
     """While entered, operations on a `cuda` device are made by `run`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return run(func, args, kwargs or {})
+        return run(func, types, args, kwargs or {})
 
 
 def is_gpu(device: Any) -> bool:
     return device is not None and torch.device(device).type == GPU.type
 
 
-def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """One operation, on the CPU, with what comes of it where a GPU would have it."""
+def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """One operation, on the CPU, with what comes of it where a GPU would have it; what wraps tensors, such as a
+    quantised weight, makes its own of it first."""
+    if any(hasattr(each, "__tensor_flatten__") for each in types):  # torch's protocol of what wraps others
+        return NotImplemented
     name = func._schema.name
     if name == "aten::_has_compatible_shallow_copy_type":
         return False
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = list(tensors_in((*args, *kwargs.values())))
     labelled = [leaf for leaf in leaves if isinstance(leaf, Labelled)]
     devices = [value for value in (*args, kwargs.get("device")) if isinstance(value, (torch.device, str))]
     devices = [value for value in devices if not isinstance(value, str) or value.split(":")[0] in ("cpu", "cuda")]
     goes_to_gpu = is_gpu(devices[0]) if devices else bool(labelled)
     if labelled:
+        WATCH.operation(name)
         check_devices(name, leaves)
         count_waits(name, func, args, goes_to_gpu, kwargs)
-    elif goes_to_gpu and name == "aten::_to_copy":
+    elif goes_to_gpu and name in CASTS:
         count_copy(args[0], True, kwargs)
 
     def on_cpu(value: Any) -> Any:
@@ -146,21 +160,38 @@ def run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             return value.held
         return CPU if isinstance(value, (torch.device, str)) and value in devices else value
 
-    plain = tuple(on_cpu(value) for value in tree_map_only(Labelled, lambda each: each.held, list(args)))
-    named = {key: on_cpu(value) for key, value in tree_map_only(Labelled, lambda each: each.held, kwargs).items()}
+    plain = mapped(args, on_cpu)
+    named = {key: mapped(value, on_cpu) for key, value in kwargs.items()}
     made = KERNELS[name](*plain, **named) if labelled and name in KERNELS else func(*plain, **named)
     known = {id(each.held): each for each in labelled}
-    if not goes_to_gpu:
-        # A copy to the CPU that had nothing to do is a copy still.
-        return tree_map_only(torch.Tensor, lambda each: each.clone() if id(each) in known else each, made)
     given = {id(each) for each in leaves}
-    return tree_map_only(
-        torch.Tensor,
-        lambda each: (
-            known.get(id(each)) if id(each) in known else Labelled(each.clone() if id(each) in given else each)
-        ),
-        made,
-    )
+
+    def where_it_goes(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not goes_to_gpu:
+            # A copy to the CPU that had nothing to do is a copy still.
+            return value.clone() if id(value) in known else value
+        if id(value) in known:
+            return known[id(value)]
+        return Labelled(value.clone() if id(value) in given else value)
+
+    return mapped(made, where_it_goes)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """What an operation takes or gives, a list or a tuple part by part, changed."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([mapped(part, change) for part in value])
+    return change(value)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
 
 
 def check_devices(name: str, leaves: list[torch.Tensor]) -> None:
@@ -180,7 +211,7 @@ def count_waits(name: str, func: Any, args: tuple, goes_to_gpu: bool, kwargs: di
             WATCH.note(name)
     elif name == "aten::copy_":
         count_copy(args[1], isinstance(args[0], Labelled), kwargs, args[2] if len(args) > 2 else False)
-    elif name == "aten::_to_copy":
+    elif name in CASTS:
         count_copy(args[0], goes_to_gpu, kwargs)
     elif name in INDEXED:
         for index in args[1]:

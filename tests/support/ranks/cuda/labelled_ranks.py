@@ -12,7 +12,6 @@ import json
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN  # noqa: E402
 from tests.support.cases.host import CASES  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.cases.vae_cases import CASES as VAES  # noqa: E402
+from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
 from tests.support.ranks.host_ranks import calls_of, flat  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
@@ -46,18 +46,6 @@ CPU = torch.device("cpu")
 STEPS = 4
 # What rank 0 has after the second time, and what is right.
 Results = tuple[torch.Tensor | None, torch.Tensor | None]
-
-
-def counted(blocks: Iterable[torch.nn.Module], watch: Watch, run: Callable[[], Any]) -> Any:
-    """What comes of a second run. What is counted is of this one, and what is inside of a block is told apart."""
-    run()
-    for block in blocks:
-        block.register_forward_pre_hook(lambda *_: watch.enter(), prepend=True)
-        block.register_forward_hook(lambda *_: watch.leave(), always_call=True)  # a stage leaves by an exception
-    watch.begin()
-    result = run()
-    watch.end()
-    return result
 
 
 def of_diffusers(name: str, plan: ParallelPlan, dtype: str, folder: Path, watch: Watch) -> Results:

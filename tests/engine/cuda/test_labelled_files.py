@@ -1,0 +1,130 @@
+"""Files on a GPU's path without a GPU: loaded by ComfyUI's own code, on a labelled card, in every format.
+
+The reference is the same file on the CPU, where `tests/comfyui/files/test_host_files.py` compares it with the stock
+loader.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from demo.host import REPOSITORY
+from tests.support.cases.files.formats import FORMATS
+from tests.support.files.write_gguf import write_gguf
+from tests.support.host.stock_prompts import write_cases
+from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
+from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
+
+NAME = "longcat-image"
+TOLERANCE = 1e-5
+# An adapter on weights that wait in RAM is added as a layer runs, and the sum not rounded to the format again.
+UNROUNDED = 0.05
+COPIES = 3  # of latents, timestep and text, to the card
+HALF = 0.5  # of the weights, which a card has room for
+OLD, ADA = (7, 5), (8, 9)  # cards that cannot and can multiply in fp8
+# What one weight's change takes meanwhile, as fp32 numbers of the largest: it is made anew in some passes.
+PASSES = {"mxfp8": 5}
+ALONE: dict[str, int] = {}
+FORMS = ["fp32", *FORMATS, "gguf"]
+IN_GATE = ("plain fp8", "fp8", "gguf")  # of what the others are one more of
+CASES = [
+    *((form, ALONE, ADA, 1.0) for form in FORMS),
+    *((form, ALONE, ADA, HALF) for form in ("fp32", "plain fp8", "fp8", "int8", "gguf")),
+    *((form, {"ring" if place % 2 else "ulysses": 2}, ADA, 1.0) for place, form in enumerate(FORMS)),
+    ("fp8", ALONE, OLD, 1.0),
+]
+NAMES = ("form", "plan", "capability", "share")
+
+
+def cases() -> list[Any]:
+    slow = [case for case in CASES if case[0] not in IN_GATE and (case[1] or case[3] < 1)]
+    return [pytest.param(*case, id=key(*case), marks=[pytest.mark.slow] if case in slow else []) for case in CASES]
+
+
+def stored_in(form: str) -> str:
+    return "float8_e4m3fn" if form == "plain fp8" else "float32"
+
+
+@pytest.fixture(scope="module")
+def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model in each format."""
+    base = tmp_path_factory.mktemp("formats")
+    write_cases(comfyui, base, [NAME])
+    folder = base / "models" / "diffusion_models"
+    plain, packed = (folder / f"{NAME}.{end}" for end in ("safetensors", "gguf"))
+    command = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui), str(plain), *FORMATS]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    write_gguf(load_file(plain), packed, [*reversed(BLOCKS)])  # in whose blocks are those with a table
+    made = {form: folder / f"{NAME}-{form}.safetensors" for form in FORMATS}
+    return {"fp32": plain, "gguf": packed, **made}
+
+
+@pytest.fixture(scope="module")
+def told(
+    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """What each rank tells of the cases that this session runs. A process has a card for good."""
+    root, found = tmp_path_factory.mktemp("labelled"), {}
+    jobs: dict[tuple, list] = {}
+    for case in running(request, *NAMES):
+        jobs.setdefault((case[2], 2 if case[1] else 1), []).append(case)
+    with RankPool(tmp_path_factory.mktemp("ranks")) as ranks:
+        for number, ((capability, world), cases) in enumerate(jobs.items()):
+            asked = [
+                (key(*case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases
+            ]
+            given, out = root / f"{number}.json", root / f"told-{number}"
+            given.write_text(json.dumps({"capability": capability, "cases": asked}))
+            ranks.run(world, "cuda.file_ranks", str(comfyui), str(given), str(out))
+            by_rank = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
+            found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
+    return found
+
+
+def key(form: str, plan: dict[str, int], capability: tuple[int, int], share: float) -> str:
+    return f"{form}-{plan}-{capability}-{share}"
+
+
+@pytest.mark.parametrize(NAMES, cases())
+def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
+    form: str, plan: dict[str, int], capability: tuple[int, int], share: float, told: dict[str, list[dict]]
+) -> None:
+    """Counted in bytes on the card: also with an adapter, while it is put on, and when it is off again."""
+    by_rank = told[key(form, plan, capability, share)]
+    for rank, found in enumerate(by_rank):
+        assert "failed" not in found, f"rank {rank}: {found['failed']}"
+        assert not found["inside"], found["inside"]
+        assert sum(found["outside"].values()) == COPIES, found["outside"]
+        assert found["loaded"] <= share * found["weights"]
+        assert found["adapted"] <= 1.01 * share * found["weights"] + found["factors"]
+        work = PASSES.get(form, 3) * 4 * found["largest"]
+        assert found["peak"] <= share * found["weights"] + found["factors"] + work
+        assert not found["copied"], "what is put back has memory of its own, beside the file's pages"
+    first = by_rank[0]
+    plain, adapted, plain_again = first["errors"]
+    assert max(plain, plain_again) <= TOLERANCE
+    assert adapted <= (TOLERANCE if share == 1 or form == "gguf" else UNROUNDED)
+    assert first["changed"] > 0.1, "the adapter changes nothing"
+
+
+def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(told: dict[str, list[dict]]) -> None:
+    """As ComfyUI decides by what the card says of itself: else the layer's weights are dequantised."""
+
+    def ran(form: str, capability: tuple[int, int], name: str) -> bool:
+        (found,) = told[key(form, ALONE, capability, 1.0)]
+        return any(each.startswith(name) for each in found["operations"])
+
+    assert ran("fp8", ADA, "aten::_scaled_mm") and not ran("fp8", ADA, "comfy_kitchen::dequantize")
+    assert ran("fp8", OLD, "comfy_kitchen::dequantize_fp8") and not ran("fp8", OLD, "aten::_scaled_mm")
+    assert ran("fp8 e5m2", ADA, "aten::_scaled_mm") and not ran("fp8 e5m2", ADA, "comfy_kitchen::dequantize")
+    assert ran("int8", ADA, "comfy_kitchen::int8_linear") and not ran("int8", ADA, "comfy_kitchen::dequantize")
+    assert ran("mxfp8", ADA, "comfy_kitchen::dequantize_mxfp8")

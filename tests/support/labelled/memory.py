@@ -1,0 +1,37 @@
+"""How much of a GPU's memory labelled tensors would take."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+
+import torch
+
+
+class Memory:
+    """Bytes of the live tensors, each storage once. peak: the most that they were since `restart`."""
+
+    def __init__(self) -> None:
+        self.tensors: collections.Counter[int] = collections.Counter()  # of a storage
+        self.in_use = self.peak = 0
+
+    def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> None:
+        """Counts what holds a tensor's values, for as long as the tensor lives."""
+        storage = held.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not size:
+            return
+        self.tensors[address] += 1
+        if self.tensors[address] == 1:
+            self.in_use += size
+            self.peak = max(self.peak, self.in_use)
+        weakref.finalize(tensor, self.let_go, address, size).atexit = False
+
+    def let_go(self, address: int, size: int) -> None:
+        self.tensors[address] -= 1
+        if not self.tensors[address]:
+            del self.tensors[address]
+            self.in_use -= size
+
+    def restart(self) -> None:
+        self.peak = self.in_use

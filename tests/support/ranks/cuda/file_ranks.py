@@ -1,0 +1,142 @@
+"""`torchrun -m tests.support.ranks.cuda.file_ranks COMFYUI CASES OUT`:
+loads tiny Flux files as `HostModel` does, on a labelled card, and saves by case: the relative errors against the same
+on the CPU, without and with an adapter; how often the host would have waited in a forward after the first; which
+operations there were; and how many bytes were on the card.
+
+CASES: a file of JSON: the card's compute capability, and cases, of a name, a file, what its weights are stored in and
+computed in, a plan, and the share of the weights that the card has room for.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+# Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
+torch.inference_mode = torch.no_grad
+
+from parallel_backend.groups.calls import Call  # noqa: E402
+from parallel_backend.groups.mesh import build_mesh  # noqa: E402
+from parallel_backend.models.comfyui.checks import modules_at  # noqa: E402
+from parallel_backend.plan import ParallelPlan  # noqa: E402
+from tests.support.cases.references import relative_error  # noqa: E402
+from tests.support.labelled.card import Card, card  # noqa: E402
+from tests.support.labelled.counting import counted  # noqa: E402
+from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
+from tests.support.ranks.leaving import leave  # noqa: E402
+from worker.comfyui.model import import_comfyui  # noqa: E402
+from worker.comfyui.patches import Patch, packed  # noqa: E402
+from worker.comfyui.source import HostSource  # noqa: E402
+from worker.rank.host_model import HostModel  # noqa: E402
+from worker.wire.tensors import Tensors  # noqa: E402
+
+CPU = torch.device("cpu")
+ARGUMENTS = ("--use-pytorch-cross-attention",)
+RANK = 2
+WHOLE = 24 << 30  # bytes of a card that has room for everything
+
+
+class Case(NamedTuple):
+    name: str
+    file: str
+    dtype: str
+    cast: str
+    plan: dict[str, int]
+    share: float
+
+
+def call(model: HostModel) -> torch.Tensor | None:
+    generator = torch.Generator().manual_seed(0)
+    latents, text = (torch.randn(1, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
+    kwargs = {"y": None, "guidance": None, "transformer_options": {}}
+    outputs = model.call([Call((latents, torch.tensor([0.5]), text), kwargs)])
+    return outputs[0] if outputs else None
+
+
+def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
+    """For each matrix of the blocks."""
+    from comfy.weight_adapter import LoRAAdapter
+
+    generator, patches = torch.Generator().manual_seed(1), {}
+    for name, weight in model.module.model.named_parameters():
+        if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
+            rows, columns = weight.shape
+            up, down = (torch.randn(*shape, generator=generator) for shape in ((rows, RANK), (RANK, columns)))
+            value = LoRAAdapter(set(), (0.02 * up, down, None, None, None, None))
+            patches[f"diffusion_model.{name}"] = [(1.0, value, 1.0, None, None)]
+    return packed(patches)
+
+
+def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, Any]:
+    import comfy.model_management as management
+
+    plan, memory = ParallelPlan(**case.plan), watch.memory
+    source = HostSource(comfyui, ARGUMENTS, case.file, "Flux", case.dtype, case.cast)
+    there.total = WHOLE
+    on_cpu = HostModel.load(source, build_mesh(plan, CPU))
+    management.LORA_COMPUTE_DTYPES[CPU] = management.lora_compute_dtype(GPU)  # which else is fp32
+    right = [call(on_cpu)]
+    patches, factors = lora(on_cpu)
+    on_cpu.patch(patches, factors)
+    right.append(call(on_cpu))
+    if case.share < 1:
+        there.leave(int(case.share * on_cpu.weight_bytes))
+    del on_cpu
+    gc.collect()
+
+    before = memory.in_use
+    model = HostModel.load(source, build_mesh(plan, GPU))
+    told: dict[str, Any] = {"weights": model.weight_bytes, "loaded": memory.in_use - before}
+    blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
+    made = [counted(blocks, watch, lambda: call(model))]
+    told |= {"resident": model.resident_bytes, "operations": sorted(watch.operations)}
+    pages = {weight.data_ptr() for weight in model.in_file.values()}
+    memory.restart()
+    model.patch(patches, factors)
+    told |= {"peak": memory.peak - before, "adapted": memory.in_use - before}
+    told["copied"] = sum(
+        kept.weight.nbytes for kept in model.patcher.backup.values() if kept.weight.data_ptr() not in pages
+    )
+    told["factors"] = sum(factor.nbytes for factor in factors.values())
+    told["largest"] = max(model.patcher.model.get_parameter(patch.name).numel() for patch in patches)
+    made.append(call(model))
+    model.patch([], {})
+    made.append(call(model))
+    if dist.get_rank() == 0:
+        plain, adapted = right
+        told["errors"] = [
+            relative_error(one.cpu().float(), other.float())
+            for one, other in zip(made, (plain, adapted, plain), strict=True)
+        ]
+        told["changed"] = relative_error(adapted.float(), plain.float())
+    return told | {"inside": watch.inside, "outside": watch.outside}
+
+
+def main(comfyui: str, cases: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    asked = json.loads(Path(cases).read_text())
+    found = {}
+    for values in asked["cases"]:
+        case = Case(*values)
+        with on_gpu() as watch, card(watch.memory, WHOLE, tuple(asked["capability"])) as there:
+            import_comfyui(HostSource(comfyui, ARGUMENTS, "", "", "", ""))
+            gc.freeze()  # what has been imported is not looked through for each case
+            try:
+                found[case.name] = of_case(case, comfyui, watch, there)
+            except Exception:  # whatever it is fails that case's test; the others still run
+                found[case.name] = {"failed": "\n".join(traceback.format_exc().splitlines()[-12:])}
+            gc.collect()
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
