@@ -100,15 +100,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.workeroutput["deselected"] = config.stash[DESELECTED]
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["said"] = session.config.stash.get(tiers.SAID, [])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Takes over, from one of several processes, what is to be said at the end."""
-    node.config.stash[DESELECTED] = getattr(node, "workeroutput", {}).get("deselected", "")
+    told = getattr(node, "workeroutput", {})
+    node.config.stash[DESELECTED] = told.get("deselected", "")
+    node.config.stash.setdefault(tiers.SAID, []).extend(told.get("said", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if said := terminalreporter.config.stash.get(DESELECTED, ""):
-        terminalreporter.write_line(said)
+    stash = terminalreporter.config.stash
+    for said in (*stash.get(tiers.SAID, []), stash.get(DESELECTED, "")):
+        if said:
+            terminalreporter.write_line(said)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -103,7 +103,7 @@ def _receive(like: list[torch.Tensor], size: int, part: Part, axis: Axis) -> lis
         for tensor in like:
             shape = [size, *tensor.shape[1:]]
             if part.call:
-                told = torch.tensor(shape, device=tensor.device)
+                told = torch.empty(len(shape), dtype=torch.int64, device=tensor.device)
                 dist.recv(told, rank, group=axis.group)
                 shape = told.tolist()
             received.append(tensor.new_empty(shape))

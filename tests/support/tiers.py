@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+# What tests tell of the run, for its end.
+SAID = pytest.StashKey[list[str]]()
 # What takes long to start, by the fixture that stands for it: whatever starts it has that fixture among its own.
 NEEDS = {
     "browser": "a browser",

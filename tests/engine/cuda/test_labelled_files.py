@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from demo.host import REPOSITORY
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.stock_prompts import write_cases
+from tests.support.labelled.branches import questions
 from tests.support.ranks.pool import RankPool
-from tests.support.tiers import running
+from tests.support.tiers import SAID, running
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 
 NAME = "longcat-image"
@@ -42,6 +44,15 @@ CASES = [
     ("fp8", ALONE, OLD, 1.0),
 ]
 NAMES = ("form", "plan", "capability", "share")
+ELSEWHERE = "is asked in a process that computes nothing"
+# Places that ask whether a device is a GPU, and that the labelled ranks do not come to.
+UNASKED = {
+    "parallel_backend.groups.mesh.start_distributed": "starts NCCL",
+    "parallel_backend.device.group_backends": "names NCCL",
+    "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
+    "worker.host.client.WorkerGroup._park": ELSEWHERE,
+    "worker.join.Membership.__init__": ELSEWHERE,
+}
 
 
 def cases() -> list[Any]:
@@ -69,24 +80,29 @@ def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """Of their own: without inference mode nothing else is to run."""
+    with RankPool(tmp_path_factory.mktemp("ranks")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
 def told(
-    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[dict[str, Any]]]:
+    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[dict[str, Any]]]:  # fmt: skip
     """What each rank tells of the cases that this session runs. A process has a card for good."""
     root, found = tmp_path_factory.mktemp("labelled"), {}
     jobs: dict[tuple, list] = {}
     for case in running(request, *NAMES):
         jobs.setdefault((case[2], 2 if case[1] else 1), []).append(case)
-    with RankPool(tmp_path_factory.mktemp("ranks")) as ranks:
-        for number, ((capability, world), cases) in enumerate(jobs.items()):
-            asked = [
-                (key(*case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases
-            ]
-            given, out = root / f"{number}.json", root / f"told-{number}"
-            given.write_text(json.dumps({"capability": capability, "cases": asked}))
-            ranks.run(world, "cuda.file_ranks", str(comfyui), str(given), str(out))
-            by_rank = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
-            found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
+    for number, ((capability, world), cases) in enumerate(jobs.items()):
+        asked = [(key(*case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases]
+        given, out = root / f"{number}.json", root / f"told-{number}"
+        given.write_text(json.dumps({"capability": capability, "cases": asked}))
+        ranks.run(world, "cuda.file_ranks", str(comfyui), str(given), str(out))
+        by_rank = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
+        found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
     return found
 
 
@@ -128,3 +144,17 @@ def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(told: 
     assert ran("fp8 e5m2", ADA, "aten::_scaled_mm") and not ran("fp8 e5m2", ADA, "comfy_kitchen::dequantize")
     assert ran("int8", ADA, "comfy_kitchen::int8_linear") and not ran("int8", ADA, "comfy_kitchen::dequantize")
     assert ran("mxfp8", ADA, "comfy_kitchen::dequantize_mxfp8")
+
+
+def test_each_place_that_asks_whether_a_device_is_a_gpu_was_told_so(
+    request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool, tmp_path: Path
+) -> None:
+    """But for the places of a short list, with the reason; the list is told at the end of the run."""
+    ranks.run(2, "cuda.branch_ranks", str(comfyui), str(files["gguf"]), str(tmp_path / "told"))
+    told = {place for rank in range(2) for place in json.loads((tmp_path / f"told.{rank}").read_text())}
+    asked = set(questions())
+    lines = [f"  {place}: {'told' if place in told else UNASKED.get(place, 'NOT TOLD')}" for place in sorted(asked)]
+    header = f"places that ask whether a device is a GPU, {len(told)} of {len(asked)} told so without one:"
+    request.config.stash.setdefault(SAID, []).extend([header, *lines])
+    assert asked - told <= set(UNASKED), "\n".join(lines)
+    assert not told & set(UNASKED), "a reason is given for what is told"

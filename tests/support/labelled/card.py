@@ -82,7 +82,9 @@ def card(memory: Memory, total: int, capability: tuple[int, int]) -> Iterator[Ca
             ("get_device_properties", lambda *_: said), ("get_device_capability", lambda *_: capability),
             ("mem_get_info", lambda *_: (made.free(), made.total)), ("memory_stats", stats),
             ("Stream", Queue), ("stream", lambda queue: queue), ("cudart", lambda: runtime),
-            ("empty_cache", lambda: None), ("ipc_collect", lambda: None),
+            ("default_generators", (Seeds(),)), ("empty_cache", lambda: None), ("ipc_collect", lambda: None),
         ):  # fmt: skip
             stack.enter_context(patch.object(torch.cuda, name, value))
+        if hasattr(torch.accelerator, "memory"):  # since torch 2.9
+            stack.enter_context(patch.object(torch.accelerator.memory, "empty_host_cache", lambda: None))
         yield made

@@ -7,6 +7,8 @@ import weakref
 
 import torch
 
+from parallel_backend.weights.parking import plain_parts
+
 
 class Memory:
     """Bytes of the live tensors, each storage once. peak: the most that they were since `restart`."""
@@ -17,6 +19,8 @@ class Memory:
 
     def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> None:
         """Counts what holds a tensor's values, for as long as the tensor lives."""
+        if hasattr(held, "__tensor_flatten__"):  # torch's result of a collective on DTensors, which wraps the plain one
+            (held,) = plain_parts(held)
         storage = held.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if not size:

@@ -1,6 +1,7 @@
 """`torchrun -m tests.support.ranks.cuda.labelled_ranks CASES OUT`:
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
-often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
+often the host would have waited in a forward after the first, inside of blocks and elsewhere, how many tensors the
+forward was given from the CPU, and which kernels ran.
 
 CASES: a file of JSON, of [shelf, name, plan, dtype]; shelf: "diffusers" for FAMILIES, "comfyui" for its classes, "vae".
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
@@ -13,11 +14,12 @@ import sys
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
@@ -44,8 +46,15 @@ from tests.support.ranks.leaving import leave  # noqa: E402
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
 STEPS = 4
-# What rank 0 has after the second time, and what is right.
-Results = tuple[torch.Tensor | None, torch.Tensor | None]
+LATENTS_AND_TIMESTEP = 2  # which come from the CPU to a forward of diffusers' classes; conditions stay on the device
+
+
+class Results(NamedTuple):
+    """result: what rank 0 has after the second time. inputs: how many tensors it was given then, from the CPU."""
+
+    result: torch.Tensor | None
+    right: torch.Tensor | None
+    inputs: int
 
 
 def of_diffusers(name: str, plan: ParallelPlan, dtype: str, folder: Path, watch: Watch) -> Results:
@@ -61,7 +70,7 @@ def of_diffusers(name: str, plan: ParallelPlan, dtype: str, folder: Path, watch:
     model = ParallelTransformer.load(source, build_mesh(plan, GPU))
     result = counted(model.stage.blocks, watch, lambda: model(*inputs))
     with torch.no_grad():
-        return result, family.reference(family.build(), *inputs)
+        return Results(result, family.reference(family.build(), *inputs), LATENTS_AND_TIMESTEP)
 
 
 def sampled(family: Any, source: ModelSource, plan: ParallelPlan, watch: Watch) -> Results:
@@ -82,7 +91,7 @@ def sampled(family: Any, source: ModelSource, plan: ParallelPlan, watch: Watch) 
     run(on_gpu, 2 * STEPS)
     watch.end()
     watch.outside -= before
-    return result, run(on_cpu)
+    return Results(result, run(on_cpu), 0)
 
 
 def of_comfyui(name: str, plan: ParallelPlan, dtype: str, _folder: Path, watch: Watch) -> Results:
@@ -94,8 +103,9 @@ def of_comfyui(name: str, plan: ParallelPlan, dtype: str, _folder: Path, watch: 
     with torch.no_grad():
         right = flat(model(*plain[0].args, **plain[0].kwargs))
     module = ParallelModule(model.to(GPU), build_mesh(plan, GPU), DTYPES[dtype])
+    inputs = sum(isinstance(leaf, torch.Tensor) and leaf.numel() > 0 for leaf in tree_leaves(tuple(given[0])))
     result = counted(blocks, watch, lambda: module(given.pop()))
-    return (result and flat(result[0])), right
+    return Results(result and flat(result[0]), right, inputs)
 
 
 def of_vae(name: str, _plan: ParallelPlan, _dtype: str, _folder: Path, watch: Watch) -> Results:
@@ -104,7 +114,7 @@ def of_vae(name: str, _plan: ParallelPlan, _dtype: str, _folder: Path, watch: Wa
     vae = ParallelVAE(case.build().to(GPU), world_axis(GPU))
     result = counted([vae.vae.decoder], watch, lambda: vae.decode(case.latents()))
     with torch.no_grad():
-        return result, case.build().decode(case.latents()).sample
+        return Results(result, case.build().decode(case.latents()).sample, 1)
 
 
 SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae}
@@ -118,10 +128,15 @@ def main(cases: str, out: str) -> None:
         told: dict[str, Any] = {}
         with on_gpu() as watch:
             try:
-                result, right = SHELVES[shelf](name, ParallelPlan(**degrees), dtype, Path(out).parent, watch)
+                result, right, inputs = SHELVES[shelf](name, ParallelPlan(**degrees), dtype, Path(out).parent, watch)
                 if result is not None and right is not None:
                     told["error"] = relative_error(result.cpu().float(), right)
-                told |= {"inside": watch.inside, "outside": watch.outside, "kernels": sorted(watch.kernels)}
+                told |= {
+                    "inputs": inputs,
+                    "inside": watch.inside,
+                    "outside": watch.outside,
+                    "kernels": sorted(watch.kernels),
+                }
             except Exception:  # whatever it is fails that case's test; the others still run
                 told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
         found[json.dumps([shelf, name, degrees, dtype])] = told

@@ -1,0 +1,64 @@
+"""`torchrun -m tests.support.ranks.cuda.branch_ranks COMFYUI FILE OUT`:
+runs what asks for the kind of device on ranks with a labelled card each, and saves which places were told of a GPU.
+
+FILE: a tiny Flux in GGUF.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from tests.support.labelled import branches
+from tests.support.labelled.card import card
+from tests.support.labelled.tensors import GPU, on_gpu
+from tests.support.ranks.cuda.file_ranks import ARGUMENTS, WHOLE, Case, of_case
+from tests.support.ranks.leaving import leave
+
+
+def main(comfyui: str, file: str, out: str) -> None:
+    from parallel_backend.groups.mesh import name_of
+    from parallel_backend.groups.timeline import Timeline
+    from parallel_backend.library import share_random_state
+    from parallel_backend.plan import ParallelPlan
+    from parallel_backend.weights.parking import Parking
+    from worker.comfyui.model import import_comfyui
+    from worker.comfyui.source import HostSource
+    from worker.rank.job_groups import JobGroups
+    from worker.rank.memory.release import release_memory
+    from worker.rank.memory.room import Room, memory_use
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    with on_gpu() as watch, card(watch.memory, WHOLE, (8, 9)) as there:
+        import_comfyui(HostSource(comfyui, ARGUMENTS, "", "", "", ""))
+        from tests.support.ranks.cuda.labelled_ranks import of_diffusers
+
+        told = branches.watch()
+        groups = JobGroups(GPU, Timeline(GPU))
+        ring, stages = ParallelPlan(ring=2), ParallelPlan(pipefusion=2)
+        for plan in (ring, stages):
+            groups.mesh_of(plan)
+        for name, plan in (("hunyuanvideo", ring), ("flux-dev", stages)):
+            of_diffusers(name, plan, "fp32", Path(out).parent, watch)
+        of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 1.0), comfyui, watch, there)
+        name_of(GPU)
+        Room.now(GPU)
+        memory_use(GPU)
+        release_memory(GPU)
+        share_random_state(GPU)
+        parking = Parking(torch.nn.Module(), GPU)  # without weights: labelled ones have no storages to move
+        parking.take()
+        parking.restore()
+        if groups.can_be_cut:
+            groups.cut(groups.job)
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(sorted(told)))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
