@@ -54,7 +54,7 @@ class Numbered(TorchFunctionMode):
     """While entered, `torch.device` of a number is a GPU, as where there is one."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is torch.device and isinstance(args[0], int):
+        if func is torch.device and args and isinstance(args[0], int):
             return torch.device(GPU.type, args[0])
         return func(*args, **(kwargs or {}))
 
