@@ -10,13 +10,13 @@ import torch
 from .tensors import Watch
 
 
-def counted(blocks: Iterable[torch.nn.Module], watch: Watch, run: Callable[[], Any]) -> Any:
+def counted(watch: Watch, blocks: Iterable[torch.nn.Module], once: Callable[[], Any]) -> Any:
     """What comes of a second run. What is counted is of this one, and what is inside of a block is told apart."""
-    run()
+    once()
     for block in blocks:
         block.register_forward_pre_hook(lambda *_: watch.enter(), prepend=True)
         block.register_forward_hook(lambda *_: watch.leave(), always_call=True)  # a stage leaves by an exception
     watch.begin()
-    result = run()
+    result = once()
     watch.end()
     return result

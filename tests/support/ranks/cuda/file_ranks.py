@@ -95,7 +95,7 @@ def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, An
     model = HostModel.load(source, build_mesh(plan, GPU))
     told: dict[str, Any] = {"weights": model.weight_bytes, "loaded": memory.in_use - before}
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
-    made = [counted(blocks, watch, lambda: call(model))]
+    made = [counted(watch, blocks, lambda: call(model))]
     told |= {"resident": model.resident_bytes, "operations": sorted(watch.operations)}
     pages = {weight.data_ptr() for weight in model.in_file.values()}
     memory.restart()

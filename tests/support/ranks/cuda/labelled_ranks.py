@@ -1,7 +1,6 @@
 """`torchrun -m tests.support.ranks.cuda.labelled_ranks CASES OUT`:
 runs models on ranks whose tensors say that they are on a GPU, and saves by case the relative error against the CPU, how
-often the host would have waited in a forward after the first, inside of blocks and elsewhere, how many tensors the
-forward was given from the CPU, and which kernels ran.
+often the host would have waited in a forward after the first, inside of blocks and elsewhere, and which kernels ran.
 
 CASES: a file of JSON, of [shelf, name, plan, dtype]; shelf: "diffusers" for FAMILIES, "comfyui" for its classes, "vae".
 Under plans with stages, diffusers' are sampled and compared with the same on the CPU; counted is what more steps add.
@@ -14,12 +13,11 @@ import sys
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import diffusers
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
 
 # Inference tensors cannot be labelled ones. What is imported from here on is decorated with this.
 torch.inference_mode = torch.no_grad
@@ -46,15 +44,8 @@ from tests.support.ranks.leaving import leave  # noqa: E402
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
 STEPS = 4
-LATENTS_AND_TIMESTEP = 2  # which come from the CPU to a forward of diffusers' classes; conditions stay on the device
-
-
-class Results(NamedTuple):
-    """result: what rank 0 has after the second time. inputs: how many tensors it was given then, from the CPU."""
-
-    result: torch.Tensor | None
-    right: torch.Tensor | None
-    inputs: int
+# What rank 0 has after the second time, and what is right.
+Results = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def of_diffusers(name: str, plan: ParallelPlan, dtype: str, folder: Path, watch: Watch) -> Results:
@@ -68,9 +59,9 @@ def of_diffusers(name: str, plan: ParallelPlan, dtype: str, folder: Path, watch:
         return sampled(family, source, plan, watch)
     inputs = family.inputs(*family.shapes[UNEVEN])
     model = ParallelTransformer.load(source, build_mesh(plan, GPU))
-    result = counted(model.stage.blocks, watch, lambda: model(*inputs))
+    result = counted(watch, model.stage.blocks, lambda: model(*inputs))
     with torch.no_grad():
-        return Results(result, family.reference(family.build(), *inputs), LATENTS_AND_TIMESTEP)
+        return result, family.reference(family.build(), *inputs)
 
 
 def sampled(family: Any, source: ModelSource, plan: ParallelPlan, watch: Watch) -> Results:
@@ -84,14 +75,14 @@ def sampled(family: Any, source: ModelSource, plan: ParallelPlan, watch: Watch) 
     on_gpu, on_cpu = (
         ParallelTransformer.load(source, build_mesh(plan, device, link_groups=True)) for device in (GPU, CPU)
     )
-    result = counted(on_gpu.stage.blocks, watch, lambda: run(on_gpu))
+    result = counted(watch, on_gpu.stage.blocks, lambda: run(on_gpu))
     before = watch.outside
     watch.outside = Counter()
     watch.begin()
     run(on_gpu, 2 * STEPS)
     watch.end()
     watch.outside -= before
-    return Results(result, run(on_cpu), 0)
+    return result, run(on_cpu)
 
 
 def of_comfyui(name: str, plan: ParallelPlan, dtype: str, _folder: Path, watch: Watch) -> Results:
@@ -103,18 +94,17 @@ def of_comfyui(name: str, plan: ParallelPlan, dtype: str, _folder: Path, watch: 
     with torch.no_grad():
         right = flat(model(*plain[0].args, **plain[0].kwargs))
     module = ParallelModule(model.to(GPU), build_mesh(plan, GPU), DTYPES[dtype])
-    inputs = sum(isinstance(leaf, torch.Tensor) and leaf.numel() > 0 for leaf in tree_leaves(tuple(given[0])))
-    result = counted(blocks, watch, lambda: module(given.pop()))
-    return Results(result and flat(result[0]), right, inputs)
+    result = counted(watch, blocks, lambda: module(given.pop()))
+    return (result and flat(result[0])), right
 
 
 def of_vae(name: str, _plan: ParallelPlan, _dtype: str, _folder: Path, watch: Watch) -> Results:
     """A decode, by bands of rows where there are several ranks."""
     case = VAES[name]
     vae = ParallelVAE(case.build().to(GPU), world_axis(GPU))
-    result = counted([vae.vae.decoder], watch, lambda: vae.decode(case.latents()))
+    result = counted(watch, [vae.vae.decoder], lambda: vae.decode(case.latents()))
     with torch.no_grad():
-        return Results(result, case.build().decode(case.latents()).sample, 1)
+        return result, case.build().decode(case.latents()).sample
 
 
 SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae}
@@ -128,15 +118,10 @@ def main(cases: str, out: str) -> None:
         told: dict[str, Any] = {}
         with on_gpu() as watch:
             try:
-                result, right, inputs = SHELVES[shelf](name, ParallelPlan(**degrees), dtype, Path(out).parent, watch)
+                result, right = SHELVES[shelf](name, ParallelPlan(**degrees), dtype, Path(out).parent, watch)
                 if result is not None and right is not None:
                     told["error"] = relative_error(result.cpu().float(), right)
-                told |= {
-                    "inputs": inputs,
-                    "inside": watch.inside,
-                    "outside": watch.outside,
-                    "kernels": sorted(watch.kernels),
-                }
+                told |= {"inside": watch.inside, "outside": watch.outside, "kernels": sorted(watch.kernels)}
             except Exception:  # whatever it is fails that case's test; the others still run
                 told["failed"] = "\n".join(traceback.format_exc().splitlines()[-12:])
         found[json.dumps([shelf, name, degrees, dtype])] = told
