@@ -9,12 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
-from parallel_backend.models.comfyui import named_spec
 from parallel_backend.plan import ParallelPlan
 from tests.benchmarks.host_classes import tables, written
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.references import relative_error
+from tests.support.cases.shelf_plans import allows
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
@@ -28,27 +27,7 @@ STAGES = [
     {"pipefusion": 2, "ring": 2, "patches": 2},
 ]
 UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks
-# Rows of classes that can be cut to patches, with references or padding beside the image's tokens.
-WITH_MORE_TOKENS = (
-    "flux-kontext", "flux2-edit-index-timestep-zero", "zimage", "zimage-omni", "qwen-image-edit",
-    "qwen-image-edit-index-timestep-zero", "joyimage", "wan-bernini", "wan-phantom", "wan-fun-control", "wan-s2v",
-    "wan-humo", "wan-scail", "wan-scail2",
-)  # fmt: skip
-# Rows with a timestep for each frame, of which no sampling is made.
-BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
 LONG = ("wan-animate-face",)  # it encodes faces of 512×512
-
-
-def allows(row: str, plan: dict[str, int]) -> bool:
-    """Whether the spec of the row's class has nothing against the plan."""
-    spec = named_spec(ROWS[row].model_class)
-    assert spec
-    couples = spec.coupled and not spec.coupled_where
-    if "pipefusion" in plan and (spec.unstaged or spec.unshared or row in BY_FRAME):
-        return False
-    if plan.get("patches", 1) > 1 and (not spec.patches or row in WITH_MORE_TOKENS):
-        return False
-    return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
 
 
 def ranks_of(plan: dict[str, int]) -> int:

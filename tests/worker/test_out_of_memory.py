@@ -6,11 +6,8 @@ The memory really runs out: the rank is given a limit, a little above what it us
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.vae_cases import config
 from tests.support.group.direct_group import DirectGroup, direct_group, direct_on, go_on
+from tests.support.group.memory import little_memory
 from worker.errors import OutOfMemory
 from worker.host.client import WorkerGroup
 
@@ -32,21 +30,7 @@ SMALL, LARGE = (16, 16), (160, 160)
 # So wide that a large request's hidden states, 19 MiB, dwarf all else that it has: Python does not survive where one of
 # its own small allocations is what fails.
 WIDE = replace(FAMILIES["flux-dev"], config={**FAMILIES["flux-dev"].config, "num_attention_heads": 24})
-ROOM = 8 << 20  # bytes that the rank may have in addition
 DEADLINE = 30.0  # for a rank to fill its memory, and no watchdog's
-
-
-@contextmanager
-def little_memory(pid: int, room: int = ROOM) -> Iterator[None]:
-    """While entered, the process can have only so much data more than now."""
-    fields = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    (used,) = (int(parts[1]) << 10 for parts in fields if parts[0] == "VmData:")
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    resource.prlimit(pid, resource.RLIMIT_DATA, (used + room, resource.RLIM_INFINITY))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_DATA, unlimited)
 
 
 def assert_survives(direct: DirectGroup, rank: int, run: str, sizes: tuple[int, int] = LARGE) -> None:

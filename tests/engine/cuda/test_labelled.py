@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from parallel_backend.models import spec_for
-from parallel_backend.models.comfyui import named_spec
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.shelf_plans import plans
 from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
@@ -53,24 +52,11 @@ STAGES = [
 ]
 
 
-def plans(shelf: str, name: str) -> list[dict[str, int]]:
-    """What two ranks can do with it; the first is for the gate, in turns of one kind and another."""
-    if shelf == "diffusers":
-        splits_weights = spec_for(FAMILIES[name].model_class).tensor_parallel
-        return [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *([{"tp": 2}] if splits_weights else [])]
-    spec = named_spec(ROWS[name].model_class)
-    if spec is None:
-        return [{"cfg": 2}]
-    couples, tokens = spec.coupled and not spec.coupled_where, not spec.unshared
-    shared = [{"ulysses": 2}, {"ring": 2}] if tokens else []
-    return [*shared, *([] if couples else [{"cfg": 2}])]
-
-
 def cases() -> list[Any]:
     found = []
     for shelf, names in (("diffusers", FAMILIES), ("comfyui", ROWS)):
         for place, name in enumerate(names):
-            able = plans(shelf, name)
+            able = plans(shelf, name)  # of which one is for the gate, in turns of one kind and another
             for plan in [ALONE, *able]:
                 quick = plan == ALONE or able.index(plan) == place % min(2, len(able))
                 marks = [] if quick else [pytest.mark.slow]

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from tests.support.cases.stock_cases import flux_case, qwen
+from dataclasses import replace
+
+import torch
+
+from tests.support.cases.stock_cases import flux_case, normal, qwen, text
 
 FULL_WIDTH = flux_case(
     hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=1, context_in_dim=4096, vec_in_dim=768
 )
+# 3.7 GB in bf16, 1.9 of Flux.1's 12 billion weights; an image of 1024×1024 with as long a text as Flux.1's.
+TO_TIME = replace(
+    flux_case(hidden_size=3072, num_heads=24, depth=3, depth_single_blocks=6, context_in_dim=4096, vec_in_dim=768),
+    latent=(1, 16, 128, 128),
+    texts=text(512, 4096, pooled=normal(1, 768)),
+    dtype=torch.bfloat16,
+)
 SIZED_CASES = {
+    "flux-to-time": TO_TIME,
     "flux-full-width": FULL_WIDTH,
     "flux-deep": flux_case(depth=3, depth_single_blocks=6),
     "qwen-image-encoded": qwen(width=3584),  # for texts that its own encoder makes

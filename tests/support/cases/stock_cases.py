@@ -21,6 +21,7 @@ class StockCase:
     renamed: parts of ComfyUI's names to what they are in the files of the model's authors.
     metadata: what a file of the authors says of the model beside its weights.
     detected_as: the class of comfy.supported_models for a model that is smaller than ComfyUI takes for granted.
+    dtype: of the weights in the file.
     """
 
     module: str
@@ -31,6 +32,7 @@ class StockCase:
     renamed: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     detected_as: str | None = None
+    dtype: torch.dtype = torch.float32
 
 
 def text(tokens: int, width: int, **others: Callable[[torch.Generator], torch.Tensor]) -> Callable[..., Tensors]:

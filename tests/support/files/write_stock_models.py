@@ -28,13 +28,13 @@ def main(comfyui: str, folder: str, *names: str) -> None:
         case = {**CASES, **SIZED_CASES, **HOST_CASES, **CENSUS_MODELS}[name]
         module, _, class_name = case.module.rpartition(".")
         model_class = getattr(importlib.import_module(f"comfy.ldm.{module}"), class_name)
-        model = model_class(**case.config, dtype=torch.float32, device="cpu", operations=operations)
+        model = model_class(**case.config, dtype=torch.float32, device="meta", operations=operations)
         generator = torch.Generator().manual_seed(11)
         weights = {}
         for key, tensor in model.state_dict().items():
             for own, published in case.renamed.items():
                 key = key.replace(own, published)
-            weights[key] = seeded(key, tensor, generator)
+            weights[key] = seeded(key, tensor, generator).to(case.dtype)
         metadata = {"config": json.dumps({"transformer": case.metadata})} if case.metadata else {}
         if case.detected_as:
             metadata["tiny"] = json.dumps({"class": case.detected_as, "config": dict(case.config)}, default=str)

@@ -25,13 +25,13 @@ class HostCase:
     config: Mapping[str, Any]
     call: Callable[[Callable[..., torch.Tensor]], Call]
 
-    def build(self) -> torch.nn.Module:
+    def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model, its weights random but for norms, which are near 1. Only where ComfyUI can be imported."""
         import comfy.ops
 
         module, _, name = self.model_class.rpartition(".")
         made = getattr(importlib.import_module(module), name)(
-            **self.config, device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init
+            **self.config, device="cpu", dtype=dtype, operations=comfy.ops.disable_weight_init
         )
         fill_weights(made)
         return made.eval().requires_grad_(False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,7 +37,8 @@ def main(comfyui: str, file: str, out: str) -> None:
     dist.init_process_group("gloo")
     with on_gpu() as watch, card(watch.memory, WHOLE, (8, 9)) as there:
         import_comfyui(HostSource(comfyui, ARGUMENTS, "", "", "", ""))
-        from tests.support.ranks.cuda.labelled_ranks import of_diffusers
+        from tests.support.ranks.cuda.labelled_ranks import with_more
+        from tests.support.ranks.cuda.shelves import Bench, of_diffusers
 
         told = branches.watch()
         groups = JobGroups(GPU, Timeline(GPU))
@@ -44,7 +46,7 @@ def main(comfyui: str, file: str, out: str) -> None:
         for plan in (ring, stages):
             groups.mesh_of(plan)
         for name, plan in (("hunyuanvideo", ring), ("flux-dev", stages)):
-            of_diffusers(name, plan, "fp32", Path(out).parent, watch)
+            of_diffusers(Bench(GPU, Path(out).parent, partial(with_more, watch)), name, plan, "fp32")
         of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 1.0), comfyui, watch, there)
         name_of(GPU)
         Room.now(GPU)

@@ -1,0 +1,40 @@
+"""Plans of two ranks that a model of either shelf allows: "diffusers" for FAMILIES, "comfyui" for its own classes."""
+
+from __future__ import annotations
+
+from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
+from parallel_backend.models import spec_for
+from parallel_backend.models.comfyui import named_spec
+from tests.support.cases.families import FAMILIES
+from tests.support.cases.host import CASES as ROWS
+
+Plan = dict[str, int]
+
+# Rows of classes that can be cut to patches, with references or padding beside the image's tokens.
+WITH_MORE_TOKENS = (
+    "flux-kontext", "flux2-edit-index-timestep-zero", "zimage", "zimage-omni", "qwen-image-edit",
+    "qwen-image-edit-index-timestep-zero", "joyimage", "wan-bernini", "wan-phantom", "wan-fun-control", "wan-s2v",
+    "wan-humo", "wan-scail", "wan-scail2",
+)  # fmt: skip
+# Rows with a timestep for each frame, of which no sampling is made.
+BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
+
+
+def allows(row: str, plan: Plan) -> bool:
+    """Whether the spec of the row's class has nothing against the plan."""
+    spec = named_spec(ROWS[row].model_class)
+    assert spec
+    couples = spec.coupled and not spec.coupled_where
+    if "pipefusion" in plan and (spec.unstaged or spec.unshared or row in BY_FRAME):
+        return False
+    if plan.get("patches", 1) > 1 and (not spec.patches or row in WITH_MORE_TOKENS):
+        return False
+    return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
+
+
+def plans(shelf: str, name: str) -> list[Plan]:
+    """Each way to split a forward between two ranks."""
+    if shelf == "diffusers":
+        splits_weights = spec_for(FAMILIES[name].model_class).tensor_parallel
+        return [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *([{"tp": 2}] if splits_weights else [])]
+    return [plan for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}) if allows(name, plan)]

@@ -1,0 +1,165 @@
+"""Models of both shelves, as the engine runs them under a plan on a device, and as plain classes do in one process.
+
+Shelves: "diffusers" for FAMILIES, "comfyui" for ComfyUI's own classes, "vae".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
+from parallel_backend.models.comfyui import named_spec
+from parallel_backend.models.comfyui.checks import modules_at
+from parallel_backend.module import ParallelModule
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser
+from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.vae import ParallelVAE
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
+from tests.support.cases.host import CASES, HostCase
+from tests.support.cases.vae_cases import CASES as VAES
+from tests.support.ranks.host_ranks import Sampling, calls_of, flat
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CPU = torch.device("cpu")
+STEPS = 4
+# What rank 0 has, and what is right.
+Results = tuple[torch.Tensor | None, torch.Tensor | None]
+Once = Callable[[], Any]
+
+
+@dataclass
+class Bench:
+    """This rank's device, and how a model is run there.
+
+    folder: for files of models. run: (blocks, once) to what comes of calling `once`, as often as it likes; `more` is
+    the same with twice as many steps, of what has steps.
+    """
+
+    device: torch.device
+    folder: Path
+    run: Callable[[Iterable[torch.nn.Module], Once, Once | None], Any]
+    meshes: dict[tuple[ParallelPlan, str], Mesh] = field(default_factory=dict)
+
+    def mesh(self, plan: ParallelPlan, device: torch.device | None = None) -> Mesh:
+        """Of which each is built once. All ranks call it together."""
+        device = device or self.device
+        key = (plan, device.type)
+        if key not in self.meshes:
+            self.meshes[key] = build_mesh(plan, device, link_groups=True)
+        return self.meshes[key]
+
+    def source(self, name: str, family: Family, dtype: str) -> ModelSource:
+        """The family's tiny model in a file, which rank 0 writes."""
+        file = self.folder / name / "diffusion_pytorch_model.safetensors"
+        if dist.get_rank() == 0 and not file.exists():
+            family.save(self.folder / name)
+        dist.barrier()
+        return ModelSource(family.model_class, family.config, (str(file),), dtype)
+
+
+def of_diffusers(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Results:
+    family = FAMILIES[name]
+    source = bench.source(name, family, dtype)
+    if plan.pipefusion * plan.patch_count > 1:
+        return sampled(bench, family, source, plan)
+    inputs = family.inputs(*family.shapes[UNEVEN])
+    model = ParallelTransformer.load(source, bench.mesh(plan))
+    return bench.run(model.stage.blocks, lambda: model(*inputs), None), plain_diffusers(name)
+
+
+def sampled(bench: Bench, family: Family, source: ModelSource, plan: ParallelPlan) -> Results:
+    """By the loop, on rank 0, where the latents come back to; right is the same on the CPU."""
+    latents, _, conditions = family.inputs(1, *family.shapes[SQUARE][1:])
+
+    def run(model: ParallelTransformer, steps: int = STEPS) -> torch.Tensor | None:
+        stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), steps, device=model.mesh.device)
+        return Denoiser(model).sample(latents, stepper, conditions, to_first=True)
+
+    here, on_cpu = (ParallelTransformer.load(source, bench.mesh(plan, device)) for device in (bench.device, CPU))
+    return bench.run(here.stage.blocks, lambda: run(here), lambda: run(here, 2 * STEPS)), run(on_cpu)
+
+
+def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Results:
+    case = CASES[name]
+    if plan.pipefusion > 1:
+        return staged(bench, case, plan)
+    spec, model = named_spec(case.model_class), case.build(DTYPES[dtype])
+    blocks = [block for row in spec.blocks for block in modules_at(model, row.path)] if spec else []
+    module = ParallelModule(model.to(bench.device), bench.mesh(plan), DTYPES[dtype])
+    # Some models take their residuals out of the lists that they are given.
+    result = bench.run(blocks, lambda: module(given(case, dtype)), None)
+    return (result and flat(result[0])), plain_comfyui(name)
+
+
+def staged(bench: Bench, case: HostCase, plan: ParallelPlan) -> Results:
+    """A sampling in pipeline stages, and PipeFusion's serial reference."""
+    model = case.build()
+    sampling = Sampling(case, model)
+    right = sampling.serial(case, plan)
+    module = ParallelModule(model.to(bench.device), bench.mesh(plan), torch.float32)
+    return bench.run((), lambda: sampling.parallel(module), None), right
+
+
+def of_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results:
+    """A decode, by bands of rows where there are several ranks."""
+    case = VAES[name]
+    vae = ParallelVAE(case.build().to(bench.device), world_axis(bench.device))
+    result = bench.run([vae.vae.decoder], lambda: vae.decode(case.latents()), None)
+    with torch.no_grad():
+        return result, case.build().decode(case.latents()).sample
+
+
+SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae}
+
+
+@functools.cache
+def plain_diffusers(name: str, device: torch.device = CPU, dtype: str = "fp32") -> torch.Tensor:
+    family = FAMILIES[name]
+    latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
+    model = family.build().to(device, DTYPES[dtype])
+    latents, conditions = in_dtype(latents, dtype), in_dtype(conditions, dtype)
+    if family.model_class == "HunyuanDiT2DModel":  # which computes embeddings in the dtype of the timesteps
+        timestep = in_dtype(timestep, dtype)
+    latents, timestep, conditions = tree_map(lambda value: value.to(device), (latents, timestep, conditions))
+    with torch.no_grad():
+        return family.reference(model, latents, timestep, conditions).cpu().float()
+
+
+@functools.cache
+def plain_comfyui(name: str, device: torch.device = CPU, dtype: str = "fp32") -> torch.Tensor:
+    case = CASES[name]
+    (call,) = given(case, dtype)
+    args, kwargs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, tuple(call))
+    with torch.no_grad():
+        return flat(case.build(DTYPES[dtype]).to(device)(*args, **kwargs)).cpu()
+
+
+PLAIN = {"diffusers": plain_diffusers, "comfyui": plain_comfyui}
+
+
+def given(case: HostCase, dtype: str) -> list[Call]:
+    """The case's call, in a dtype as ComfyUI makes it: all but the timesteps."""
+    (call,) = calls_of(case, 1)
+    latents, timestep, *more = call.args
+    return [Call((in_dtype(latents, dtype), timestep, *in_dtype(more, dtype)), in_dtype(call.kwargs, dtype))]
+
+
+def in_dtype(value: Any, dtype: str) -> Any:
+    """The same with its tensors of floats in a dtype."""
+    return tree_map(
+        lambda leaf: leaf.to(DTYPES[dtype]) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf,
+        value,
+    )
