@@ -4,10 +4,12 @@
     python3 dev.py demo [--comfyui PATH]
     python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
     python3 dev.py check [--comfyui PATH]
+    python3 dev.py gpu [--comfyui PATH] [--device cpu] [pytest arguments...]
 
 `test` is the gate. --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a
 minute; --slow adds the long tests. tests/README.md says more. `check` runs the linters, the formatters
-and the type checker.
+and the type checker. `gpu` runs the tests for GPUs on those of this machine, measures the time of a
+step, and writes gpu-report.md into the current folder; with --device cpu, to see what that is.
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -80,6 +82,7 @@ PROCESSES = 2
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
 
+REPORT = "gpu-report.md"
 BIOME = "@biomejs/biome@2.6.8"  # from npm; what checks Python comes with tests/requirements.txt
 NODE = VENV / "node"
 
@@ -480,9 +483,9 @@ def existing_comfyui(path: str) -> Path:
 
 def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
     """Split the command line into command, ComfyUI's path (or '') and the rest. Raises SetupError."""
-    if not argv or argv[0] not in ("demo", "test", "check"):
+    if not argv or argv[0] not in ("demo", "test", "check", "gpu"):
         given = f"'{argv[0]}' is no command" if argv else "no command given"
-        raise SetupError(f"{given}: use `python3 dev.py demo`, `test` or `check`.")
+        raise SetupError(f"{given}: use `python3 dev.py demo`, `test`, `check` or `gpu`.")
     comfyui, rest = os.environ.get("COMFYUI_PATH", ""), []
     remaining = iter(argv[1:])
     for argument in remaining:
@@ -495,7 +498,7 @@ def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
             continue
         if not comfyui:
             raise SetupError("--comfyui needs the path of a ComfyUI folder after it.")
-    if argv[0] != "test" and rest:
+    if argv[0] not in ("test", "gpu") and rest:
         raise SetupError(f"{argv[0]} takes no '{rest[0]}': its only option is --comfyui PATH.")
     return argv[0], comfyui, rest
 
@@ -536,13 +539,16 @@ def main(argv: Sequence[str]) -> int:
     with only_one() as lock:
         setup = Setup(comfyui, lock)
         setup.run()
-        if "--slow" in rest:
+        if command == "test" and "--slow" in rest:
             setup.fetch(OLDER, OLDER_HOST)
         if command == "check":
             step(f"installing {BIOME}", STAMPS / "biome", [BIOME], setup.install_biome)
     say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
     if command == "check":
         return check(setup.comfyui)
+    if command == "gpu":
+        report = ["-m", "tests.support.report", "--out", Path.cwd() / REPORT, *rest]
+        return call([PYTHON, *report], env=run_env(setup.comfyui))
     if command == "test":
         at_once = [f"--numprocesses={PROCESSES}", "--dist=loadfile"]
         rest = [*at_once, *("--fast" if argument == "--lowest" else argument for argument in rest)]

@@ -86,6 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--fast", action="store_true", help="run only the tests without ranks, ComfyUI or a browser")
     group.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
+    group.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests marked gpu compute")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -26,16 +25,14 @@ from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import parking
 from parallel_backend.weights.loading import ModelSource, local_part
-from tests.support.cases.families import FAMILIES
+from tests.support.cases.families import FAMILIES, WIDE
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 
 MEGABYTE = 1 << 20
 PLAN = ParallelPlan(ulysses=2)
-# 150 MiB in bf16, which the file is not: so each rank has a copy of its own.
 DIT = FAMILIES["dit"]
-WIDE = replace(DIT, config={**DIT.config, "num_attention_heads": 16, "attention_head_dim": 64, "num_layers": 4})
 SECONDS_TO_FREE = 20
 ROOM = 32 * MEGABYTE  # for a rank to go on with, and too little for its weights
 FILE = "diffusion_pytorch_model.safetensors"
@@ -122,6 +119,7 @@ def predict(group: WorkerGroup, source: ModelSource, lora: bool = True) -> torch
 def wide(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, ModelSource]]:
     """A group, and a model for it."""
     root = tmp_path_factory.mktemp("wide")
+    # Which the file is not: so each rank has a copy of its own, of 150 MiB.
     source = ModelSource(WIDE.model_class, WIDE.config, (str(WIDE.save(root) / FILE),), "bf16")
     group = WorkerGroup("cpu", root / "logs")
     with pytest.MonkeyPatch.context() as patch:

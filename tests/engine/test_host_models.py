@@ -13,7 +13,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.benchmarks.host_classes import tables, written
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.references import relative_error
-from tests.support.cases.shelf_plans import allows
+from tests.support.cases.shelf_plans import LONG, allows
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
@@ -27,7 +27,6 @@ STAGES = [
     {"pipefusion": 2, "ring": 2, "patches": 2},
 ]
 UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks
-LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 
 
 def ranks_of(plan: dict[str, int]) -> int:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from _pytest.mark.structures import ParameterSet
 
 # What tests tell of the run, for its end.
@@ -52,6 +53,12 @@ def is_left_to_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
 
 
+def lacks_gpu(item: pytest.Item) -> bool:
+    """Whether the test computes on a GPU, and there is none."""
+    is_wanted = item.get_closest_marker("gpu") is not None and item.config.getoption("--device") == "cuda"
+    return is_wanted and not torch.cuda.is_available()
+
+
 def running(request: pytest.FixtureRequest, *names: str) -> list[tuple[Any, ...]]:
     """Of each test of the file that this session runs and that is given parameters of these names, their values."""
     found = []
@@ -71,6 +78,10 @@ def why_not_fast(item: pytest.Item) -> str:
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> str:
     """Leaves what is asked for in `items`, the fast tier first; returns what is to be said of the rest, if it is."""
+    without_gpu = {item: None for item in items if lacks_gpu(item)}
+    items[:] = [item for item in items if item not in without_gpu]
+    config.hook.pytest_deselected(items=list(without_gpu))
+    said = [f"{len(without_gpu)} tests deselected, as they need a GPU: see `python3 dev.py gpu`"] if without_gpu else []
     if config.getoption("--fast"):
         reasons = {item: why_not_fast(item) for item in items}
         left_out = [item for item in items if reasons[item]]
@@ -78,12 +89,14 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> str:
         config.hook.pytest_deselected(items=left_out)
         counts = Counter(reasons[item] for item in left_out)
         listed = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        return f"{len(left_out)} tests deselected ({listed}): run without --fast" if left_out else ""
+        if left_out:
+            said.append(f"{len(left_out)} tests deselected ({listed}): run without --fast")
+        return "\n".join(said)
     items.sort(key=lambda item: bool(why_not_fast(item)))  # stable: within each half as they were
     for item in items:
         if is_left_to_slow(item):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
-    return ""
+    return "\n".join(said)
 
 
 @contextmanager

@@ -1,125 +1,234 @@
-"""On one GPU: every family in bf16, with each attention kernel that the machine has, and with compiled blocks; and
-what parking frees."""
+"""On real GPUs, or with --device cpu on the CPU: the promises that `test_labelled` makes without one, and others.
+
+Every model of both shelves computes what the CPU does, on one rank and under each plan; groups are built again and
+again with their device bound, parked weights leave the device, and a lack of memory ends a request and no more. The
+report of `python3 dev.py gpu` counts the tests by their property "group", and shows the largest "error" of each.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from parallel_backend.errors import PlanError
-from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.plan import ATTENTION, ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES, UNEVEN
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.families import FAMILIES, WIDE, Family
+from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.references import relative_error
+from tests.support.cases.shelf_plans import LONG, allows, plans
+from tests.support.cases.vae_cases import CASES as VAES
+from tests.support.group.direct_group import DirectGroup, direct_on
+from tests.support.group.memory import full_card, little_memory
+from tests.support.ranks.cuda.fresh import run_ranks
+from tests.support.ranks.cuda.resumed import told_by_ranks
+from tests.support.tiers import running
+from worker.errors import OutOfMemory
 from worker.host.client import WorkerGroup
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+pytestmark = pytest.mark.gpu
+
+Case = tuple[str, str, dict[str, Any], str]
+# Of the CPU in fp32, whose sums go in another order; in halves, of what the plain class itself loses.
+FP32, BF16, WORSE_THAN_PLAIN = 1e-4, 2e-2, 1.5
+ALONE: dict[str, Any] = {}
+KERNELS = ("native", "cudnn", "flash", "flash3")  # sage computes in 8 bits and promises less
+STAGED, COMPILED = ("flux-dev", "pixart-alpha", "sd3.5", "wan-t2v"), ("dit", "flux-dev", "wan-t2v")
+ON_ALL_CARDS = {"diffusers": ("pixart-alpha", "flux-dev", "wan-t2v"), "comfyui": ("flux-dev", "qwen-image", "wan-vace")}
+MANY_HEADS = replace(FAMILIES["flux-dev"], config={**FAMILIES["flux-dev"].config, "num_attention_heads": 24})
+# Of its latents: the hidden states of the others dwarf whatever a rank, or its card, has left.
+SMALL, LARGE, HUGE = (16, 16), (160, 160), (1024, 1024)
+NEAR_NOTHING = 0.25  # of the weights: kernels keep some memory to work in
+CARDS = torch.cuda.device_count() or 2
+MESHES_SECONDS = 300.0
+
+
+def of_the_whole_machine() -> dict[str, int]:
+    """A plan of two axes, where there are cards for it."""
+    return {"ring": CARDS // 2, "ulysses": 2} if CARDS % 2 == 0 else {"ring": CARDS}
+
+
+def cases() -> Iterator[tuple[bool, Case]]:
+    """Each with whether it is one of each kind, which run without --slow."""
+    for shelf, names in (("diffusers", FAMILIES), ("comfyui", ROWS)):
+        for place, name in enumerate(names):
+            able = plans(shelf, name)
+            for plan, dtype in itertools.product([ALONE, *able], ("fp32", "bf16")):
+                in_turn = not plan or able.index(plan) == place % min(2, len(able))
+                yield in_turn and dtype == "fp32", (shelf, name, plan, dtype)
+    stages = [{"pipefusion": 2, "patches": patches} for patches in (1, 2)]
+    for place, (plan, name) in enumerate(itertools.product(stages, STAGED)):
+        yield not place, ("diffusers", name, plan, "fp32")
+    for plan, row in itertools.product(stages, ROWS):
+        if row not in LONG and allows(row, plan):
+            yield row == "flux-dev", ("comfyui", row, plan, "fp32")
+    if CARDS > 2:
+        for shelf, names in ON_ALL_CARDS.items():
+            for name, dtype in itertools.product(names, ("fp32", "bf16")):
+                yield True, (shelf, name, of_the_whole_machine(), dtype)
+    for place, name in enumerate(VAES):
+        for plan in (ALONE, {"dp": 2}):
+            yield not place, ("vae", name, plan, "fp32")
+    for name, kernel in itertools.product(FAMILIES, KERNELS):
+        yield name == "flux-dev", ("diffusers", name, {"attention": kernel}, "bf16")
+    for name in COMPILED:
+        yield False, ("compiled", name, ALONE, "bf16")
+
+
+CASES = [
+    pytest.param(*case, marks=[] if is_quick else [pytest.mark.slow], id="-".join(map(str, case)))
+    for is_quick, case in cases()
 ]
-BF16_TOLERANCE = 2e-2
-WORSE_THAN_PLAIN = 1.5  # times plain bf16's own distance from fp32
-DIT = FAMILIES["dit"]
-# 310 MB in fp32.
-WIDE = replace(DIT, config={**DIT.config, "num_attention_heads": 16, "attention_head_dim": 64, "num_layers": 4})
-NEAR_NOTHING = 0.1  # of the weights
+PARKED = [("parked", "wide", plan, "bf16") for plan in (ALONE, {"ulysses": 2})]
+
+
+def world_size(plan: dict[str, Any]) -> int:
+    return ParallelPlan.from_json(plan).world_size
+
+
+@pytest.fixture(scope="module")
+def device(request: pytest.FixtureRequest) -> str:
+    """The kind: "cuda" or "cpu"."""
+    return request.config.getoption("--device")
+
+
+def need_cards(device: str, count: int) -> None:
+    if device == "cuda" and count > CARDS:
+        pytest.skip(f"needs {count} GPUs, and there is one here")
+
+
+@pytest.fixture(scope="module")
+def told(
+    request: pytest.FixtureRequest,
+    device: str,
+    comfyui: Path,
+    own_ranks: None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[dict[str, Any]]]:
+    """What each rank tells of the cases that this session runs, and the cards are enough for."""
+    root, found = tmp_path_factory.mktemp("cases"), {}
+    wanted = running(request, "shelf", "name", "plan", "dtype")
+    for world in sorted({world_size(plan) for _, _, plan, _ in wanted}):
+        if device == "cpu" or world <= CARDS:
+            own = [case for case in wanted if world_size(case[2]) == world]
+            found |= told_by_ranks(device, world, own, root)
+    return found
 
 
 @pytest.fixture
-def one_rank() -> Iterator[None]:
-    """A group of one rank, on the GPU."""
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def by_rank(
+    shelf: str,
+    name: str,
+    plan: dict[str, Any],
+    dtype: str,
+    device: str,
+    told: dict[str, list[dict[str, Any]]],
+    record_property: Callable[[str, object], None],
+) -> list[dict[str, Any]]:
+    """What each rank tells of the test's case."""
+    words = " ".join(f"{axis}={degree}" for axis, degree in plan.items()) or "one rank"
+    record_property("group", f"{shelf}, {words}, {dtype}")
+    need_cards(device, world_size(plan))
+    found = told[json.dumps([shelf, name, plan, dtype])]
+    for rank, each in enumerate(found):
+        if "failed" in each:
+            pytest.fail(f"rank {rank}: {each['failed']}", pytrace=False)
+        if "refused" in each:
+            pytest.skip(each["refused"])
+    return found
 
 
-def distance(result: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((result.float().cpu() - wanted).norm() / wanted.norm())
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled blocks"])
-@pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("name", FAMILIES)
-@torch.inference_mode()
-def test_bf16_is_as_near_to_fp32_as_plain_diffusers(
-    name: str, attention: str, compiled: bool, one_rank: None, tmp_path: Path
+@pytest.mark.parametrize(("shelf", "name", "plan", "dtype"), CASES)
+def test_a_model_computes_what_it_does_on_the_cpu(
+    shelf: str,
+    name: str,
+    plan: dict[str, Any],
+    dtype: str,
+    by_rank: list[dict[str, Any]],
+    record_property: Callable[[str, object], None],
 ) -> None:
-    family = FAMILIES[name]
-    if attention == "sage":
-        pytest.skip("sage computes in 8 bits and promises less")
-    latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
-    wanted = family.reference(family.build(), latents, timestep, conditions)
-    device = torch.device("cuda", 0)
-    on_gpu = {key: value.to(device) for key, value in conditions.items()}
-    halved = {key: value.bfloat16() if value.is_floating_point() else value for key, value in on_gpu.items()}
-    plain = family.reference(
-        family.build().to(device, torch.bfloat16), latents.to(device, torch.bfloat16), timestep.to(device), halved
+    error = by_rank[0]["error"]
+    record_property("error", error)
+    assert error <= (FP32 if dtype == "fp32" else max(BF16, WORSE_THAN_PLAIN * by_rank[0]["plain"]))
+
+
+@pytest.mark.parametrize(("shelf", "name", "plan", "dtype"), PARKED, ids=["one rank", "two ranks"])
+def test_parked_weights_leave_the_device_and_come_back(
+    shelf: str, name: str, plan: dict[str, Any], dtype: str, device: str, by_rank: list[dict[str, Any]]
+) -> None:
+    for found in by_rank:
+        assert found["same"]
+        assert found["left"] < NEAR_NOTHING
+        assert found["pinned"] == (device == "cuda")
+        seconds = " and ".join(f"{found[f'{what} seconds']:.3f} s" for what in ("park", "restore"))
+        print(f"{found['mebibytes']} MiB parked and restored in {seconds}")
+
+
+@pytest.mark.parametrize("plan", [of_the_whole_machine(), {"pipefusion": CARDS}], ids=["tokens", "stages"])
+def test_a_mesh_of_all_cards_is_built_again_and_again(
+    plan: dict[str, int], device: str, own_ranks: None, tmp_path: Path
+) -> None:
+    """With the device bound, as torchrun's ranks have it: a group whose name comes again would wait for ever."""
+    need_cards(device, 2)
+    names = tmp_path / "names"
+    began = time.monotonic()
+    codes, said = run_ranks(
+        tmp_path,
+        CARDS,
+        "cuda.mesh_rank",
+        [json.dumps(plan), str(names), device],
+        lambda: time.monotonic() - began < MESHES_SECONDS,
     )
-    files = (str(family.save(tmp_path) / "diffusion_pytorch_model.safetensors"),)
-    source = ModelSource(family.model_class, family.config, files, "bf16")
-    try:
-        transformer = ParallelTransformer.load(source, build_mesh(ParallelPlan(attention=attention), device))
-    except PlanError as refusal:
-        pytest.skip(str(refusal))
-    if compiled:
-        transformer.model.compile_repeated_blocks()
-    result = transformer(latents, timestep, conditions)
-    assert distance(result, wanted) <= max(BF16_TOLERANCE, WORSE_THAN_PLAIN * distance(plain, wanted))
+    assert codes == [0] * CARDS, said
 
 
-@pytest.fixture
-def wide(tmp_path: Path) -> ModelSource:
-    files = (str(WIDE.save(tmp_path) / "diffusion_pytorch_model.safetensors"),)
-    return ModelSource(WIDE.model_class, WIDE.config, files)
+@pytest.fixture(scope="module")
+def group(device: str, own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    group = WorkerGroup(device, tmp_path_factory.mktemp("group") / "logs")
+    yield group
+    group.stop()
 
 
-def test_a_parked_model_is_pinned_in_ram_alone_and_predicts_the_same_after(one_rank: None, wide: ModelSource) -> None:
-    device = torch.device("cuda", 0)
-    before = torch.cuda.memory_allocated(device)
-    transformer = ParallelTransformer.load(wide, build_mesh(ParallelPlan(), device))
-    right = transformer(*WIDE.inputs(2, 8, 8))
-    weights = sum(parameter.nbytes for parameter in transformer.model.parameters())
-    began = time.perf_counter()
-    transformer.parking.take()
-    parked = time.perf_counter()
-    assert torch.cuda.memory_allocated(device) - before < NEAR_NOTHING * weights
-    assert all(slab.is_pinned() for slab in transformer.parking.slabs)
-    restoring = time.perf_counter()
-    transformer.parking.restore()
-    restored = time.perf_counter()
-    print(f"{weights >> 20} MiB parked in {parked - began:.3f} s, restored in {restored - restoring:.3f} s")
-    assert transformer(*WIDE.inputs(2, 8, 8)).equal(right)
+def two_at_most(group: WorkerGroup, folder: Path, family: Family) -> DirectGroup:
+    return direct_on(group, folder, family, ulysses=min(2, CARDS))
 
 
-def nothing() -> None:
-    pass
-
-
-def test_a_parked_group_leaves_the_gpu_to_others_until_it_is_used(
-    own_ranks: None, wide: ModelSource, tmp_path: Path
+def test_a_parked_group_leaves_its_memory_to_others_until_it_is_used(
+    device: str, group: WorkerGroup, tmp_path: Path
 ) -> None:
-    group, plan = WorkerGroup("cuda", tmp_path / "logs"), ParallelPlan()
-
-    def predict() -> torch.Tensor:
-        group.load(wide.to_json(), plan.to_json(), plan.world_size, nothing)
-        return group.forward(*WIDE.inputs(2, 8, 8), nothing)
-
-    try:
-        right, weights = predict(), Path(wide.files[0]).stat().st_size
+    """The CPU's has no accelerator to free: it unloads."""
+    direct = two_at_most(group, tmp_path, WIDE)
+    right, weights = direct.forward(8, 8), Path(direct.source.files[0]).stat().st_size
+    loads, free = group.status()["counts"]["load"], 0
+    if device == "cuda":
         assert group.device_bytes() >= weights
         free, _ = torch.cuda.mem_get_info()
-        group.park()
-        assert group.status()["state"] == "parked"
-        assert group.device_bytes() < NEAR_NOTHING * weights
+    assert group.park()
+    assert group.device_bytes() < NEAR_NOTHING * weights
+    if device == "cuda":
         assert torch.cuda.mem_get_info()[0] - free > (1 - NEAR_NOTHING) * weights
-        assert predict().equal(right)
-        assert group.status()["counts"]["load"] == 1
-    finally:
-        group.stop()
+        assert group.status()["state"] == "parked"
+    direct.load()
+    assert direct.forward(8, 8).equal(right)
+    assert group.status()["counts"]["load"] == loads + (device == "cpu")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_group_outlives_a_lack_of_memory_on_any_rank(
+    rank: int, device: str, group: WorkerGroup, tmp_path: Path
+) -> None:
+    need_cards(device, rank + 1)
+    direct = two_at_most(group, tmp_path, MANY_HEADS)
+    before, pids = direct.forward(*SMALL), direct.pids()
+    lack = full_card(rank) if device == "cuda" else little_memory(pids[rank])
+    with lack, pytest.raises(OutOfMemory, match=f"Rank {rank} ran out of memory"):
+        direct.forward(*(HUGE if device == "cuda" else LARGE))
+    direct.load()
+    assert relative_error(direct.forward(*SMALL), before) <= FP32
+    assert direct.pids() == pids

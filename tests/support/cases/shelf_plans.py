@@ -16,6 +16,7 @@ WITH_MORE_TOKENS = (
     "qwen-image-edit-index-timestep-zero", "joyimage", "wan-bernini", "wan-phantom", "wan-fun-control", "wan-s2v",
     "wan-humo", "wan-scail", "wan-scail2",
 )  # fmt: skip
+LONG = ("wan-animate-face",)  # it encodes faces of 512×512
 # Rows with a timestep for each frame, of which no sampling is made.
 BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
 

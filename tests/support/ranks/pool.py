@@ -54,20 +54,13 @@ class RankPool:
         self.jobs += 1
         folder = self.folder / f"{self.jobs}-{program}-{ranks}"
         folder.mkdir()
-        # The ranks meet at a store of their starter's, as torchrun's do.
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        environment = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
         job = {
             "program": f"{PROGRAMS}.{program}",
             "ranks": ranks,
             "arguments": arguments,
             "folder": str(folder),
-            "environment": environment,
+            "environment": meeting_place(store),
             "seconds": JOB_SECONDS,
         }
         self.process.stdin.write(json.dumps(job) + "\n")
@@ -76,6 +69,16 @@ class RankPool:
         assert answer, "what forks the ranks has ended; its error is in pytest's own output"
         codes = json.loads(answer)
         assert not any(code != 0 for code in codes), f"{program} on {ranks} ranks ended with {codes}\n{said(folder)}"
+
+
+def meeting_place(store: dist.TCPStore) -> dict[str, str]:
+    """What ranks read from their environment to meet at a store of their starter's, as torchrun's do."""
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
 
 
 def said(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.cuda.mesh_rank PLAN OUT`:
+"""`torchrun -m tests.support.ranks.cuda.mesh_rank PLAN OUT [DEVICE]`:
 builds the mesh of a plan and gives it up, three times over, and saves the names of this rank's groups, in the order in
 which it gives them up.
 """
@@ -12,24 +12,23 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.groups.mesh import build_mesh, start_distributed
 from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.leaving import leave
 
-CPU = torch.device("cpu")
 TIMES = 3
 
 
-def main(plan: str, out: str) -> None:
+def main(plan: str, out: str, device_type: str = "cpu") -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = start_distributed(device_type)
     found = []
     for _ in range(TIMES):
-        mesh = build_mesh(ParallelPlan(**json.loads(plan)), CPU, link_groups=True)
+        mesh = build_mesh(ParallelPlan(**json.loads(plan)), device, link_groups=True)
         found.append([group.group_name for group in mesh.groups()])
         for axis in mesh.axes.values():
             if axis.group:
-                total = torch.tensor([dist.get_rank()])
+                total = torch.tensor([dist.get_rank()], device=device)
                 dist.all_reduce(total, group=axis.group)
                 assert int(total) == sum(dist.get_process_group_ranks(axis.group))
         mesh.close()

@@ -20,7 +20,7 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
 from parallel_backend.models.comfyui import named_spec
 from parallel_backend.models.comfyui.checks import modules_at
-from parallel_backend.module import ParallelModule
+from parallel_backend.module import ParallelModule, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
@@ -77,7 +77,8 @@ def of_diffusers(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Res
         return sampled(bench, family, source, plan)
     inputs = family.inputs(*family.shapes[UNEVEN])
     model = ParallelTransformer.load(source, bench.mesh(plan))
-    return bench.run(model.stage.blocks, lambda: model(*inputs), None), plain_diffusers(name)
+    result = bench.run(model.stage.blocks, lambda: model(*inputs), None)
+    return result, None if result is None else plain_diffusers(name)
 
 
 def sampled(bench: Bench, family: Family, source: ModelSource, plan: ParallelPlan) -> Results:
@@ -101,14 +102,15 @@ def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Resul
     module = ParallelModule(model.to(bench.device), bench.mesh(plan), DTYPES[dtype])
     # Some models take their residuals out of the lists that they are given.
     result = bench.run(blocks, lambda: module(given(case, dtype)), None)
-    return (result and flat(result[0])), plain_comfyui(name)
+    return (flat(result[0]), plain_comfyui(name)) if result else (None, None)
 
 
 def staged(bench: Bench, case: HostCase, plan: ParallelPlan) -> Results:
     """A sampling in pipeline stages, and PipeFusion's serial reference."""
     model = case.build()
     sampling = Sampling(case, model)
-    right = sampling.serial(case, plan)
+    right = sampling.serial(case, plan) if dist.get_rank() == 0 else None
+    sampling.kwargs, sampling.more = moved((sampling.kwargs, sampling.more), bench.device)
     module = ParallelModule(model.to(bench.device), bench.mesh(plan), torch.float32)
     return bench.run((), lambda: sampling.parallel(module), None), right
 

@@ -1,0 +1,129 @@
+"""`torchrun -m tests.support.ranks.cuda.device_ranks DEVICE CASES OUT`:
+runs models on the ranks' devices, and writes what became of each case, a line as it ends, to OUT.RANK.
+
+DEVICE: "cuda" or "cpu". CASES: a file of JSON, of [shelf, name, plan, dtype]; of `shelves`, and "compiled" and
+"parked", which are diffusers'. A line has the case, and either "failed", "refused" or what there is to say: the
+relative error against the CPU in fp32, and in halves the plain class's own on the same device.
+
+A rank that cannot go on after a failure, as others wait for it or its device is lost, ends: the cases left need other
+ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.errors import PlanError
+from parallel_backend.groups.mesh import start_distributed
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from tests.support.cases.families import WIDE
+from tests.support.cases.references import relative_error
+from tests.support.ranks.cuda.shelves import PLAIN, SHELVES, Bench
+from tests.support.ranks.leaving import leave
+
+LINES = 9  # of a traceback
+OTHERS_SECONDS = 10.0  # for the other ranks to end the case, too
+FAILED = "failed"
+
+
+def compared(bench: Bench, shelf: str, name: str, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
+    if shelf == "compiled":
+        shelf, bench = "diffusers", replace(bench, run=compiled)
+    result, right = SHELVES[shelf](bench, name, plan, dtype)
+    if result is None or right is None:
+        return {}
+    told = {"error": relative_error(result.cpu(), right)}
+    if dtype != "fp32":
+        plain = PLAIN[shelf](name, bench.device, dtype)
+        told["plain"] = relative_error(plain, right)
+    return told
+
+
+def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
+    """What is left of the weights on the device while they are parked, as a share; and whether it predicts the same
+    after."""
+    source, inputs = bench.source("wide", WIDE, dtype), WIDE.inputs(2, 8, 8)
+    model = ParallelTransformer.load(source, bench.mesh(plan))
+    right = model(*inputs)
+    weights = [parameter.untyped_storage() for parameter in model.model.parameters()]
+
+    def used() -> int:
+        return torch.cuda.memory_allocated(bench.device) if bench.device.type == "cuda" else sum(map(len, weights))
+
+    size, before, began = sum(map(len, weights)), used(), time.perf_counter()
+    model.parking.take()
+    is_parked, after = time.perf_counter(), used()
+    told: dict[str, Any] = {"pinned": model.parking.host is not None and model.parking.host.is_pinned()}
+    restoring = time.perf_counter()
+    model.parking.restore()
+    told |= {"mebibytes": size >> 20, "left": 1 - (before - after) / size}
+    told |= {"park seconds": is_parked - began, "restore seconds": time.perf_counter() - restoring}
+    again = model(*inputs)
+    return told | {"same": right is None or again.equal(right)}
+
+
+def outcome(bench: Bench, shelf: str, name: str, degrees: dict[str, Any], dtype: str) -> dict[str, Any]:
+    try:
+        plan = ParallelPlan(**degrees)
+        if shelf == "parked":
+            return parked(bench, plan, dtype)
+        return compared(bench, shelf, name, plan, dtype)
+    except PlanError as error:
+        return {"refused": str(error)}
+    except Exception:  # whatever it is fails that case's test; the others still run
+        return {"failed": "\n".join(traceback.format_exc().splitlines()[-LINES:])}
+
+
+def can_go_on(bench: Bench, place: int, store: dist.Store, failed: bool) -> bool:
+    """Whether, after a failure, all ranks have failed alike, and this one's device still works."""
+    store.set(f"case {place} of {dist.get_rank()}", FAILED if failed else "")
+    if not failed:
+        return True
+    bench.meshes.clear()
+    ranks = [f"case {place} of {rank}" for rank in range(dist.get_world_size())]
+    try:
+        if bench.device.type == "cuda":
+            torch.cuda.synchronize(bench.device)
+        store.wait(ranks, timedelta(seconds=OTHERS_SECONDS))
+    except RuntimeError:
+        return False
+    return all(store.get(rank) == FAILED.encode() for rank in ranks)
+
+
+def compiled(blocks: Iterable[torch.nn.Module], run: Callable[[], Any], _more: object) -> Any:
+    for block in blocks:
+        block.compile()
+    return run()
+
+
+def main(device_type: str, cases: str, out: str) -> None:
+    torch.set_num_threads(1)
+    # The CPU, which results are compared with, has no TF32.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = start_distributed(device_type)
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    bench = Bench(device, Path(out).parent, lambda _blocks, run, _more: run())
+    with Path(f"{out}.{dist.get_rank()}").open("a") as file:
+        for place, case in enumerate(json.loads(Path(cases).read_text())):
+            told = outcome(bench, *case)
+            print(json.dumps({"case": case, **told}), file=file, flush=True)
+            if not can_go_on(bench, place, store, "failed" in told):
+                os._exit(1)
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
