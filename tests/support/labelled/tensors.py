@@ -241,7 +241,7 @@ class AttentionOfGpu(TorchFunctionMode):
         query, key, value, mask, scale, is_plain = attention_arguments(*args, **kwargs)
         halves = query.dtype in (torch.bfloat16, torch.float16)
         is_even = query.ndim == 4 and query.dtype in ALIGNED_TO and query.shape[-1] % ALIGNED_TO[query.dtype] == 0
-        if not (isinstance(query, Labelled) and is_plain and is_even):
+        if not (is_gpu(query.device) and is_plain and is_even):
             return func(*args, **kwargs)
         if mask is None and halves and query.shape[-1] <= FLASH_HEAD_DIM:
             return aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]

@@ -9,11 +9,13 @@ import torch.distributed as dist
 
 
 def leave() -> None:
-    """Ends this rank, whose results are written, once all ranks are here.
-
-    Without the interpreter's own end: a thread of gloo's that lets go of a tensor meanwhile would abort it.
-    """
+    """Ends this rank, whose results are written, once all ranks are here."""
     dist.barrier()
+    end()
+
+
+def end() -> None:
+    """Without the interpreter's own end: a thread of gloo's that lets go of a tensor meanwhile would abort it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,0 +1,147 @@
+"""Models of published sizes on 8, 16 and 64 ranks, on fake tensors: see `tests/support/fakes`.
+
+What is shown: ranks meet in their collectives and messages; no rank sends more than the formulas of the field ask for;
+weights and activations shrink as the plan says. `python -m tests.benchmarks.sizes` prints the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from parallel_backend.compat import tensor_parallel_plan
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.loading import ModelSource, build_transformer
+from tests.support.fakes.formulas import PLANS, peak_bytes, sent_bytes
+from tests.support.fakes.models import DIFFUSERS, SHELVES
+from tests.support.fakes.tally import RECEIVE, SEND, Exchange, mismatches
+from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
+
+MORE = 1.02  # times the formulas: tokens do not divide evenly
+NEAR = 1.001
+LARGEST_STAGE = 2  # times an even share: Flux's first blocks are larger than its last, and stages count blocks
+ALONE: dict[str, int] = {}
+QUICK = {
+    ("figures", "comfyui", "flux-dev"): [ALONE, {"ring": 2, "ulysses": 4}],
+    ("figures", "comfyui", "wan-14b"): [{"cfg": 2, "ulysses": 4}],
+    ("figures", "comfyui", "qwen-image"): [{"cfg": 2, "ring": 4, "ulysses": 8}],
+    ("figures", "diffusers", "flux-dev"): [{"tp": 8}],
+    ("figures", "diffusers", "wan-14b"): [{"cfg": 2, "ulysses": 8}],
+    ("figures", "diffusers", "qwen-image"): [{"cfg": 2, "pipefusion": 4, "patches": 1}],
+    ("meeting", "comfyui", "flux-dev"): [{"ring": 2, "ulysses": 8}],
+    ("meeting", "comfyui", "wan-14b"): [
+        {"cfg": 2, "pipefusion": 2, "ulysses": 2},
+        {"cfg": 2, "ring": 4, "ulysses": 8},
+    ],
+    ("meeting", "diffusers", "flux-dev"): [{"ring": 2, "ulysses": 4, "tp": 2}],
+    ("meeting", "diffusers", "qwen-image"): [{"cfg": 2, "ulysses": 8}],
+}
+
+
+def cases(what: str) -> list[Any]:
+    found = []
+    for shelf, models in SHELVES.items():
+        for name in models:
+            for degrees in PLANS[name]:
+                if (what == "meeting" and not degrees) or (shelf == "comfyui" and "tp" in degrees):
+                    continue
+                marks = [] if degrees in QUICK.get((what, shelf, name), []) else [pytest.mark.slow]
+                plan = ParallelPlan.from_json(degrees)
+                found.append(pytest.param(what, shelf, name, degrees, marks=marks, id=f"{shelf}-{name}-{plan}"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def told(
+    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What was found of the cases that this session runs."""
+    folder = tmp_path_factory.mktemp("sizes")
+    wanted = running(request, "what", "shelf", "name", "degrees")
+    (folder / "cases.json").write_text(json.dumps(wanted))
+    ranks.run(1, "cuda.fake_ranks", str(folder / "cases.json"), str(folder / "told.json"))
+    return json.loads((folder / "told.json").read_text())
+
+
+@pytest.mark.parametrize(("what", "shelf", "name", "degrees"), cases("meeting"))
+def test_ranks_meet_in_every_collective(
+    what: str, shelf: str, name: str, degrees: dict[str, int], told: dict[str, Any]
+) -> None:
+    assert told[json.dumps([what, shelf, name, degrees])] == []
+
+
+@pytest.mark.parametrize(("what", "shelf", "name", "degrees"), cases("figures"))
+def test_a_rank_keeps_and_sends_its_share(
+    what: str, shelf: str, name: str, degrees: dict[str, int], told: dict[str, Any]
+) -> None:
+    by_rank = told[json.dumps([what, shelf, name, degrees])]
+    model, plan = SHELVES[shelf][name], ParallelPlan.from_json(degrees)
+    size = next(iter(model.sizes))
+    for found in by_rank:
+        for kind, terms in sent_bytes(model, size, plan).items():
+            assert found["sent"].get(kind, 0) <= MORE * sum(terms.values()), (kind, terms)
+        assert found["peak"] <= peak_bytes(model, size, plan)
+    kept = [found["parameters"] / 1e9 for found in by_rank]
+    if plan.tp > 1:
+        assert kept[0] <= NEAR * kept_under_tensor_parallelism(name, plan.tp) / 1e9
+    elif plan.pipefusion > 1:
+        assert max(kept) <= LARGEST_STAGE * model.billions / plan.pipefusion
+    else:
+        assert {round(billions, 2) for billions in kept} == {model.billions}
+
+
+def kept_under_tensor_parallelism(name: str, ways: int) -> int:
+    """Parameters that a rank keeps if all layers of diffusers' `_tp_plan` are shared out evenly."""
+    model = DIFFUSERS[name]
+    with torch.device("meta"):
+        whole = build_transformer(ModelSource(model.model_class, model.config_of(), ()))
+    patterns = tensor_parallel_plan(whole) or ()
+    split = sum(
+        module.weight.numel()
+        for path, module in whole.named_modules()
+        if isinstance(module, torch.nn.Linear) and any(fnmatch(path, pattern) for pattern in patterns)
+    )
+    return sum(each.numel() for each in whole.parameters()) - split + split // ways
+
+
+def exchange(kind: str, rank: int, shape: tuple[int, ...], **more: Any) -> Exchange:
+    return Exchange(kind, "1", (0, 1), shape, torch.bfloat16, 0, rank, **more)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([exchange("all_gather", 0, (4, 8))], []),
+        ([exchange("all_gather", 0, (4, 8))], [exchange("all_gather", 1, (3, 8))]),
+        ([exchange("all_gather", 0, (4, 8))], [exchange("all_reduce", 1, (4, 8))]),
+        (
+            [exchange("all_to_all", 0, (8,), to=(2, 2), of=(2, 3))],
+            [exchange("all_to_all", 1, (8,), to=(2, 2), of=(2, 2))],
+        ),
+        ([exchange(SEND, 0, (4, 8), peer=1)], [exchange(RECEIVE, 1, (4, 9), peer=0)]),
+        ([exchange(SEND, 0, (4, 8), peer=1)], [exchange(SEND, 1, (4, 8), peer=0)]),
+    ],
+    ids=["one is missing", "lengths", "kinds", "shares", "message", "nobody receives"],
+)
+def test_ranks_that_do_not_meet_are_found(one: list[Exchange], other: list[Exchange]) -> None:
+    assert list(mismatches({0: one, 1: other}))
+
+
+def test_ranks_that_meet_are_let_pass() -> None:
+    one = [
+        exchange("all_to_all", 0, (8,), to=(2, 2), of=(2, 3)),
+        exchange(SEND, 0, (4, 8), peer=1),
+        exchange("all_gather", 0, (4, 8)),
+    ]
+    other = [
+        exchange(RECEIVE, 1, (4, 8), peer=0),
+        exchange("all_to_all", 1, (8,), to=(3, 3), of=(2, 3)),
+        exchange("all_gather", 1, (4, 8)),
+    ]
+    assert list(mismatches({0: one, 1: other})) == []

@@ -1,0 +1,103 @@
+"""How many bytes a rank has to send for a forward, or under stages for a step, as the field's papers count them.
+
+A is the bytes of all tokens that a group holds, rows × tokens × hidden × bytes; L the blocks of a stage; N an axis's
+degree. The axes inside of an axis leave it their part of A.
+"""
+
+from __future__ import annotations
+
+import math
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.fakes.models import Model
+from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND
+
+BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
+# Beside the weights a rank needs so many bytes at most, in times of A: of its own tokens, in a block; and of all of
+# them, where the model is before or after its blocks, or between those of ComfyUI's, which see filled streams.
+IN_BLOCKS, WHOLE = 20, 3
+
+# By the model's name.
+PLANS: dict[str, list[dict[str, int]]] = {
+    "flux-dev": [
+        {},
+        {"ulysses": 8},
+        {"ring": 8},
+        {"ring": 2, "ulysses": 4},
+        {"tp": 8},
+        {"ulysses": 4, "tp": 2},
+        {"pipefusion": 4, "ulysses": 2},
+        {"ring": 2, "ulysses": 8},
+        {"ring": 2, "ulysses": 4, "tp": 2},
+        {"ring": 8, "ulysses": 8},
+        {"pipefusion": 4, "ring": 2, "ulysses": 8},
+    ],
+    "wan-14b": [
+        {},
+        {"ulysses": 8},
+        {"ring": 8},
+        {"cfg": 2, "ulysses": 4},
+        {"cfg": 2, "pipefusion": 2, "ulysses": 2},
+        {"cfg": 2, "ulysses": 8},
+        {"cfg": 2, "ring": 4, "ulysses": 8},
+        {"cfg": 2, "pipefusion": 4, "ulysses": 8},
+    ],
+    "qwen-image": [
+        {},
+        {"ulysses": 8},
+        {"cfg": 2, "ulysses": 4},
+        {"tp": 8},
+        {"cfg": 2, "pipefusion": 4, "patches": 1},
+        {"cfg": 2, "ulysses": 8},
+        {"cfg": 2, "tp": 8},
+        {"cfg": 2, "ring": 4, "ulysses": 8},
+        {"cfg": 2, "pipefusion": 4, "ulysses": 8, "patches": 1},
+    ],
+}
+
+
+def rows_of(model: Model, plan: ParallelPlan) -> int:
+    """Of a step, that a rank computes."""
+    return math.ceil(model.rows / (plan.dp * plan.cfg))
+
+
+def activation_bytes(model: Model, size: str, plan: ParallelPlan) -> int:
+    """A."""
+    return rows_of(model, plan) * (model.image_tokens(size) + model.text) * model.hidden * BYTES
+
+
+def peak_bytes(model: Model, size: str, plan: ParallelPlan) -> float:
+    """What a rank needs beside its weights at most, PipeFusion's keys and values of all tokens included."""
+    whole = activation_bytes(model, size, plan)
+    blocks = math.ceil(model.blocks / plan.pipefusion) if plan.patch_count > 1 else 0
+    return whole * ((IN_BLOCKS + 2 * blocks) / plan.token_ways + WHOLE)
+
+
+def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[str, float]]:
+    """What a rank has to send at most, by kind of exchange and what it is for.
+
+    ulysses: 4 A (N - 1) / N² a block; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
+    stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
+    round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
+    tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions; of a forward by
+    itself, rank 0 collects them; with stages, the first stage gets the latents.
+    """
+    ulysses, ring, tp, stages = plan.ulysses, plan.ring, plan.tp, plan.pipefusion
+    tokens, samples = plan.token_ways, stages > 1
+    whole, blocks = activation_bytes(model, size, plan), math.ceil(model.blocks / stages)
+    pixels = model.channels * math.prod(model.sizes[size])
+    prediction = rows_of(model, plan) * pixels * BYTES
+    return {
+        ALL_TO_ALL: {"ulysses": 4 * whole / (ring * tp) * (ulysses - 1) / ulysses**2 * blocks},
+        SEND: {
+            "ring": 2 * whole / (ulysses * tp) * (ring - 1) / ring * blocks * plan.patch_count,
+            "stage": whole / tokens if samples else 0,
+            "collected": prediction if plan.cfg > 1 and not samples else 0,
+            "latents": pixels * LATENT_BYTES if samples else 0,
+        },
+        ALL_REDUCE: {"tp": 4 * whole / tokens * (tp - 1) / tp * blocks},
+        ALL_GATHER: {
+            "tokens": prediction * (tokens - 1) / tokens,
+            "predictions": prediction * (plan.cfg - 1) if samples else 0,
+        },
+    }

@@ -1,0 +1,143 @@
+"""What one rank of a plan keeps, computes and sends for a model of a published size."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import diffusers
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.mesh import Mesh
+from parallel_backend.module import ModuleConditions, ParallelModule
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Pass, Watch, denoise
+from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.loading import ModelSource, local_part
+from tests.support.fakes.models import Model
+from tests.support.fakes.rank import pretended
+from tests.support.fakes.tally import Exchange, Tally
+from tests.support.labelled.tensors import GPU
+
+# Of a sampling under a plan with stages: one of the whole image; one that is measured; and one after it, as the last
+# sends nothing back to the first stage.
+STEPS, MEASURED = 3, 1
+Parallel = ParallelTransformer | ParallelModule
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one rank. weights: bytes that it keeps; peak: the most bytes beside them; parameters: that it keeps.
+
+    flops, exchanges: of a forward, or with stages of a step; run: the exchanges of all steps.
+    """
+
+    parameters: int
+    weights: int
+    peak: int
+    flops: int
+    exchanges: list[Exchange]
+    run: list[Exchange]
+
+
+class StepMarks(Watch):
+    """Notes what had been counted when each step began."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.marks: dict[int, tuple[int, int]] = {}
+
+    def proceed(self, step: int) -> bool:
+        self.marks[step] = (self.tally.flops, len(self.tally.exchanges))  # stages have asked before, too
+        return True
+
+
+def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int | None = None) -> Figures:
+    """blocks: of each kind, if not all. Raises PlanError for a plan that the model does not allow."""
+    with pretended(plan, rank) as mesh:
+        parallel = made(model, mesh, blocks)
+        if plan.tp > 1:
+            run(parallel, model, size, Watch())  # DTensor works out how to compute, by tensors of whole sizes
+        tally = Tally()
+        kept = [local_part(each) for each in [*parallel.model.parameters(), *parallel.model.buffers()]]
+        for each in kept:
+            tally.hold(each)
+        weights, marks = tally.live, StepMarks(tally)
+        with tally:
+            run(parallel, model, size, marks)
+        flops, exchanges = tally.flops, tally.exchanges
+        if marks.marks:
+            (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
+            flops, exchanges = until - flops, exchanges[first:last]
+        parameters = sum(local_part(each).numel() for each in parallel.model.parameters())
+        return Figures(parameters, weights, tally.peak - weights, flops, exchanges, tally.exchanges)
+
+
+def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:
+    config = model.config_of(blocks)
+    if model.shelf == "diffusers":
+        return ParallelTransformer.load(ModelSource(model.model_class, config, (), "bf16"), mesh)
+    import_comfyui()
+    module, _, name = model.model_class.rpartition(".")
+    operations: Any = importlib.import_module("comfy.ops").disable_weight_init
+    made_of: Any = getattr(importlib.import_module(module), name)
+    whole = made_of(**config, device=GPU, dtype=torch.bfloat16, operations=operations)
+    return ParallelModule(whole.eval().requires_grad_(False), mesh, torch.bfloat16)
+
+
+def import_comfyui() -> None:
+    """The one that COMFYUI_PATH names; outside of any fake mode, as it looks at the machine."""
+    if "comfy.ops" in sys.modules:
+        return
+    sys.path.append(os.environ["COMFYUI_PATH"])
+    arguments = [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]
+    with unset_fake_temporarily(), patch.object(sys, "argv", arguments):
+        importlib.import_module("comfy.options").enable_args_parsing()
+        importlib.import_module("comfy.model_base")
+
+
+def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
+    """A forward, as a stock sampler asks for it; with stages a sampling of STEPS steps."""
+    plan, rows = parallel.mesh.plan, model.rows
+    is_ours = isinstance(parallel, ParallelTransformer)
+    dtype = torch.float32 if is_ours else torch.bfloat16  # ComfyUI casts before it calls its classes
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=GPU)
+
+    latents = (model.channels, *model.sizes[size])
+    given: dict[str, Any] = {name: empty(rows, *shape) for name, shape in model.conditions.items()}
+    if not is_ours:
+        given["transformer_options"] = {}
+    if plan.pipefusion * plan.patch_count > 1:
+        with unset_fake_temporarily():
+            stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), STEPS)
+        passes = [Pass(tuple(range(rows)), given if is_ours else ModuleConditions(given))]
+        denoise(parallel, empty(1, *latents), stepper, passes, 4.0, timestep_scale=1e-3, watch=watch)
+    elif is_ours:
+        parallel(empty(rows, *latents), empty(rows), given)
+    else:
+        parallel([Call((empty(rows, *latents), empty(rows)), given)])
+
+
+def meeting_ranks(plan: ParallelPlan) -> list[int]:
+    """The first, the middle and the last, and on each axis the first one's neighbours."""
+    found, stride = {0, plan.world_size // 2, plan.world_size - 1}, plan.world_size
+    for degree in plan.degrees().values():
+        stride //= degree
+        found |= {place * stride for place in (1, degree - 1) if place < degree}
+    return sorted(found)
+
+
+def unlike_ranks(plan: ParallelPlan) -> list[int]:
+    """Rank 0, which has the longest share of what does not divide; the first of the last stage; and of cfg's second
+    group, which sends what rank 0 collects."""
+    found = [0] if plan.pipefusion == 1 else [0, (plan.pipefusion - 1) * plan.token_ways * plan.tp]
+    return [*found, plan.world_size // 2] if plan.cfg > 1 and plan.pipefusion == 1 else found

@@ -1,0 +1,142 @@
+"""Models at their published sizes, on both shelves: "diffusers", and "comfyui" for the classes that run files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Model:
+    """A published model and a request as users make them.
+
+    model_class, config: what it is made of; depths: its kinds of blocks and how many there are, by their names in the
+    config. billions: of parameters. hidden: the width of its tokens.
+    channels, patch: of its latents, and what of them becomes a token. text: tokens of text that its blocks have beside
+    the image's. conditions: shapes of what it takes beside latents and timesteps, without the batch.
+    rows: of a step: two where cond and uncond run. sizes: of latents, by what they are.
+    """
+
+    shelf: str
+    model_class: str
+    config: Mapping[str, Any]
+    depths: Mapping[str, int]
+    billions: float
+    hidden: int
+    channels: int
+    patch: tuple[int, ...]
+    text: int
+    conditions: Mapping[str, tuple[int, ...]]
+    rows: int
+    sizes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def blocks(self) -> int:
+        return sum(self.depths.values())
+
+    def image_tokens(self, size: str) -> int:
+        return math.prod(length // side for length, side in zip(self.sizes[size], self.patch, strict=True))
+
+    def config_of(self, blocks: int | None = None) -> dict[str, Any]:
+        """Its config; or that of a model that has so many blocks of each kind."""
+        return {**self.config, **{name: blocks or depth for name, depth in self.depths.items()}}
+
+
+FLUX = {
+    "depths": {"num_layers": 19, "num_single_layers": 38},
+    "billions": 11.90,
+    "hidden": 3072,
+    "channels": 16,
+    "patch": (2, 2),
+    "text": 512,
+    "rows": 1,
+    "sizes": {"1024²": (128, 128)},
+}
+WAN = {
+    "depths": {"num_layers": 40},
+    "billions": 14.29,
+    "hidden": 5120,
+    "channels": 16,
+    "patch": (1, 2, 2),
+    "text": 0,
+    "rows": 2,
+    "sizes": {"480p × 81": (21, 60, 104), "720p × 81": (21, 90, 160)},
+}
+QWEN = {
+    "depths": {"num_layers": 60},
+    "billions": 20.43,
+    "hidden": 3072,
+    "channels": 16,
+    "patch": (1, 2, 2),
+    "text": 256,
+    "rows": 2,
+    "sizes": {"1328²": (1, 166, 166)},
+}
+QWEN_CONFIG = {
+    "patch_size": 2, "in_channels": 64, "out_channels": 16, "attention_head_dim": 128, "num_attention_heads": 24,
+    "joint_attention_dim": 3584, "axes_dims_rope": (16, 56, 56),
+}  # fmt: skip
+DIFFUSERS = {
+    "flux-dev": Model(
+        "diffusers",
+        "FluxTransformer2DModel",
+        {
+            "patch_size": 1, "in_channels": 64, "attention_head_dim": 128, "num_attention_heads": 24,
+            "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True,
+            "axes_dims_rope": (16, 56, 56),
+        },
+        conditions={"encoder_hidden_states": (512, 4096), "pooled_projections": (768,), "guidance": ()},
+        **FLUX,
+    ),
+    "wan-14b": Model(
+        "diffusers",
+        "WanTransformer3DModel",
+        {
+            "patch_size": (1, 2, 2), "num_attention_heads": 40, "attention_head_dim": 128, "in_channels": 16,
+            "out_channels": 16, "text_dim": 4096, "freq_dim": 256, "ffn_dim": 13824, "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads", "eps": 1e-6, "rope_max_seq_len": 1024,
+        },
+        conditions={"encoder_hidden_states": (512, 4096)},
+        **WAN,
+    ),
+    "qwen-image": Model(
+        "diffusers",
+        "QwenImageTransformer2DModel",
+        QWEN_CONFIG,
+        conditions={"encoder_hidden_states": (256, 3584)},
+        **QWEN,
+    ),
+}  # fmt: skip
+COMFYUI = {
+    "flux-dev": Model(
+        "comfyui",
+        "comfy.ldm.flux.model.Flux",
+        {
+            "image_model": "flux", "in_channels": 16, "out_channels": 16, "vec_in_dim": 768, "context_in_dim": 4096,
+            "hidden_size": 3072, "mlp_ratio": 4.0, "num_heads": 24, "axes_dim": [16, 56, 56], "theta": 10000,
+            "patch_size": 2, "qkv_bias": True, "guidance_embed": True, "txt_ids_dims": [],
+        },
+        conditions={"context": (512, 4096), "y": (768,), "guidance": ()},
+        **FLUX | {"depths": {"depth": 19, "depth_single_blocks": 38}},
+    ),
+    "wan-14b": Model(
+        "comfyui",
+        "comfy.ldm.wan.model.WanModel",
+        {
+            "model_type": "t2v", "patch_size": (1, 2, 2), "in_dim": 16, "dim": 5120, "ffn_dim": 13824, "freq_dim": 256,
+            "text_dim": 4096, "out_dim": 16, "num_heads": 40, "text_len": 512,
+        },
+        conditions={"context": (512, 4096)},
+        **WAN,
+    ),
+    "qwen-image": Model(
+        "comfyui",
+        "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
+        {**QWEN_CONFIG, "pooled_projection_dim": 768},
+        conditions={"context": (256, 3584)},
+        **QWEN,
+    ),
+}  # fmt: skip
+SHELVES = {"diffusers": DIFFUSERS, "comfyui": COMFYUI}

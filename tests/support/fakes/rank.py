@@ -1,0 +1,91 @@
+"""One rank of a world of any size, in a process that is alone: tensors without memory on a GPU that there is not.
+
+While `pretended` is entered, the engine's own code runs on fake tensors, whose shapes, dtypes and devices are right and
+that hold nothing; collectives of torch's fake process group return at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from parallel_backend.groups.mesh import Mesh, build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling import denoiser
+from parallel_backend.sampling.stepper import Stepper
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights import loading
+from parallel_backend.weights.loading import Check, LocalPart, ModelSource, go_on
+from tests.support.labelled.tensors import GPU, AttentionOfGpu, lend_guard
+
+CAPABILITY = (8, 9)
+REGIONS, COPY = denoiser.patch_regions, Stepper.copy
+
+
+@contextlib.contextmanager
+def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
+    """While entered, this is the rank of the plan's world; its mesh."""
+    lend_guard()
+    dist.init_process_group("fake", rank=rank, world_size=plan.world_size, store=FakeStore())
+    try:
+        with patch("parallel_backend.groups.mesh.shake_hands"):
+            mesh = build_mesh(plan, GPU)
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in (
+                (FakeWork, "is_completed", lambda _work: True),
+                (torch.cuda, "get_device_capability", lambda *_: CAPABILITY),
+                (Mesh, "without_autograd", lambda _mesh: torch.no_grad()),  # in inference mode, layers come undivided
+                (torch.nn.Module, "to", buffers_to),
+                (loading, "read_tensors", empty_tensors),
+                (ParallelTransformer, "check", lambda *_: None),  # it looks at values
+                (denoiser, "patch_regions", patch_regions),
+                (Stepper, "copy", copy_stepper),
+            ):
+                stack.enter_context(patch.object(owner, name, value))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(AttentionOfGpu())
+            yield mesh
+        mesh.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def empty_tensors(
+    source: ModelSource, wanted: dict[str, torch.Size], parts: Mapping[str, LocalPart], _check: Check = go_on
+) -> dict[str, torch.Tensor]:
+    """What `read_tensors` would read from files."""
+    found = {}
+    for name, whole in wanted.items():
+        shape, part = list(whole), parts.get(name)
+        if part:
+            shape[part.dim] = sum(stop - start for start, stop in part.ranges)
+        found[name] = torch.empty(shape, dtype=loading.DTYPES[source.dtype], device=GPU)
+    return found
+
+
+def buffers_to(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+    """`Module.to` of a module whose parameters are there, as it cannot change fake ones."""
+    for owner in module.modules():
+        for name, buffer in list(owner.named_buffers(recurse=False)):
+            setattr(owner, name, buffer.to(device))
+    return module
+
+
+def patch_regions(latents: torch.Tensor, patch_: tuple[int, ...], patches: int, device: torch.device) -> list:
+    """The denoiser's, on real tensors: it looks at values."""
+    with unset_fake_temporarily():
+        made = REGIONS(latents, patch_, patches, torch.device("cpu"))
+    return [each.to(device) for each in made]
+
+
+def copy_stepper(stepper: Stepper) -> Stepper:
+    """A stepper's copy, whose scheduler has real tensors."""
+    with unset_fake_temporarily():
+        return COPY(stepper)

@@ -1,0 +1,58 @@
+"""`torchrun -m tests.support.ranks.cuda.fake_ranks CASES OUT`, of one process:
+pretends to be ranks of large worlds, one after the other, and saves by case what was found.
+
+CASES: a file of JSON, of [what, shelf, model, plan]. what: "figures", of all blocks, for the ranks that differ; or
+"meeting", of few blocks, whether ranks that share a group wait for each other's collectives in vain.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.fakes.measure import Figures, measure, meeting_ranks, unlike_ranks
+from tests.support.fakes.models import SHELVES, Model
+from tests.support.fakes.tally import mismatches, sent
+from tests.support.ranks.leaving import end
+
+FEW = 2
+
+
+def told(figures: Figures) -> dict[str, Any]:
+    return {
+        "weights": figures.weights,
+        "parameters": figures.parameters,
+        "peak": figures.peak,
+        "flops": figures.flops,
+        "sent": sent(figures.exchanges),
+    }
+
+
+def meeting(model: Model, size: str, plan: ParallelPlan) -> list[str]:
+    blocks = max(FEW, plan.pipefusion)
+    by_rank = {rank: measure(model, size, plan, rank, blocks).run for rank in meeting_ranks(plan)}
+    return list(mismatches(by_rank))
+
+
+def main(cases: str, out: str) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for what, shelf, name, degrees in json.loads(Path(cases).read_text()):
+        model, plan = SHELVES[shelf][name], ParallelPlan.from_json(degrees)
+        size = next(iter(model.sizes))
+        if what == "meeting":
+            result: Any = meeting(model, size, plan)
+        else:
+            result = [told(measure(model, size, plan, rank)) for rank in unlike_ranks(plan)]
+        found[json.dumps([what, shelf, name, degrees])] = result
+    Path(out).write_text(json.dumps(found))
+    end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
