@@ -79,8 +79,8 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
     ulysses: 4 A (N - 1) / N² a block; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
     stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
     round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
-    tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions; of a forward by
-    itself, rank 0 collects them; with stages, the first stage gets the latents.
+    tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions, whole ones for
+    every patch; of a forward by itself, rank 0 collects them; with stages, the first stage gets the latents.
     """
     ulysses, ring, tp, stages = plan.ulysses, plan.ring, plan.tp, plan.pipefusion
     tokens, samples = plan.token_ways, stages > 1
@@ -98,6 +98,6 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
         ALL_REDUCE: {"tp": 4 * whole / tokens * (tp - 1) / tp * blocks},
         ALL_GATHER: {
             "tokens": prediction * (tokens - 1) / tokens,
-            "predictions": prediction * (plan.cfg - 1) if samples else 0,
+            "predictions": prediction * (plan.cfg - 1) * plan.patch_count if samples else 0,
         },
     }
