@@ -34,13 +34,15 @@ Parallel = ParallelTransformer | ParallelModule
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rank. weights: bytes that it keeps; peak: the most bytes beside them; parameters: that it keeps.
+    """Of one rank. weights: bytes that it keeps, and told: that it is said to keep before anything is loaded; peak: the
+    most bytes beside them; parameters: that it keeps.
 
     flops, exchanges: of a forward, or with stages of a step; run: the exchanges of all steps.
     """
 
     parameters: int
     weights: int
+    told: int
     peak: int
     flops: int
     exchanges: list[Exchange]
@@ -77,7 +79,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
             (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
             flops, exchanges = until - flops, exchanges[first:last]
         parameters = sum(local_part(each).numel() for each in parallel.model.parameters())
-        return Figures(parameters, weights, tally.peak - weights, flops, exchanges, tally.exchanges)
+        told = parallel.sizes.kept(plan)[mesh["pipefusion"].index]
+        return Figures(parameters, weights, told, tally.peak - weights, flops, exchanges, tally.exchanges)
 
 
 def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:

@@ -26,6 +26,7 @@ FEW = 2
 def told(figures: Figures) -> dict[str, Any]:
     return {
         "weights": figures.weights,
+        "told": figures.told,
         "parameters": figures.parameters,
         "peak": figures.peak,
         "flops": figures.flops,
