@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -277,7 +278,6 @@ def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) 
 
 def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteDiT | RemoteModule) -> RemoteModelPatcher:
     """The MODEL of a BaseModel whose diffusion model is in the worker group, where `remote` has it run."""
-    whole_call = model.memory_required
     patcher = RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
@@ -285,8 +285,12 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteDiT | Remote
         size=remote.weight_bytes,
     )
 
+    # In a cycle it would live on when nothing refers to it, and ComfyUI take it for a model that leaks.
+    whole_call = weakref.WeakMethod(model.memory_required)
+
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:
-        return remote.working_bytes(whole_call(input_shape, cond_shapes), input_shape[0])
+        estimate = whole_call()
+        return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape[0]) if estimate else 0
 
     model.memory_required = memory_required
     for wrapper in (refuse_nested, note_run):

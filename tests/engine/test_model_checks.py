@@ -84,10 +84,15 @@ class Head(torch.nn.Module):
         raise NotImplementedError
 
 
+class LastLayer(torch.nn.Module):
+    def forward(self, x, vec, modulation_dims=None):
+        raise NotImplementedError
+
+
 def flux(heads: int) -> torch.nn.Module:
     blocks = {name: torch.nn.ModuleList() for name in ("double_blocks", "single_blocks")}
     params = SimpleNamespace(num_heads=heads, hidden_size=64 * heads)
-    return of_comfyui("comfy.ldm.flux.model.Flux", params=params, patch_size=2, final_layer=Head(), **blocks)
+    return of_comfyui("comfy.ldm.flux.model.Flux", params=params, patch_size=2, final_layer=LastLayer(), **blocks)
 
 
 FLUX, UNKNOWN = flux(24), of_comfyui("comfy.ldm.new.model.New")

@@ -78,8 +78,9 @@ class Census:
             return importlib.import_module("comfy.sd").load_diffusion_model(str(path))
         chosen = ParallelPlan(**plan)
         file = self.pack["host_file"].describe_host_file(path)
-        self.pack["remote_module"].RemoteModule(self.group, file.source(chosen, True), chosen, file.module, 1)
-        return self.pack["remote_patcher"].remote_patcher(file.model, 1)
+        source = file.source(chosen, True)
+        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.module, file.sizes)
+        return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
     @cache  # noqa: B019
     def conditioning(self, name: str, which: str) -> list:

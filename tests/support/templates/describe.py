@@ -83,8 +83,8 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
         return {"refused": f"ComfyUI takes it for {type(file.model.model_config).__name__}, not {kind.detected_as}"}
     plan = pack.auto.auto_plan(DEVICES, file.module, pack.auto.Work())
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
-    pack.module.RemoteModule(group, file.source(plan, True), plan, file.module, 1)
-    patcher = pack.patcher.remote_patcher(file.model, 1)
+    remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.module, file.sizes)
+    patcher = pack.patcher.remote_patcher(file.model, remote)
     refused = {}
     for each in sorted(types):
         if why := refusal(pack, node_classes, each, patcher, plan):
