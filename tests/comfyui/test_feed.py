@@ -25,7 +25,7 @@ def follow(host: ComfyHost, job: Job) -> list[dict]:
 
 @pytest.mark.parametrize(("scheduler", "operation"), [("Euler", "sample"), (None, "forward")])
 def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, host: ComfyHost) -> None:
-    steps = 60
+    steps = 400  # some seconds: a status is told a few times in one, and may find the group between two forwards
     told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, scheduler=scheduler))
     assert "busy" in {event["status"]["state"] for event in told}
     made = [run["made"] for event in told for run in event["runs"][:1]]
