@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -39,13 +38,6 @@ class Parking:
         self.host: torch.Tensor | None = None
         self.shared: SharedMemory | None = None
 
-    def take(self) -> None:
-        """Moves the weights to host memory of this process's own. Does nothing if they are there. Raises RequestError
-        for too little host memory; they have not moved then."""
-        if not self.is_parked:
-            self.copy()
-            self.let_go()
-
     @property
     def size(self) -> int:
         """The bytes of host memory that the weights take."""
@@ -65,18 +57,18 @@ class Parking:
         parts = ((name, part) for name, held in every for part in plain_parts(held))
         return [(name, part.nbytes) for name, part in parts if part.device == self.device]
 
-    def copy(self, shared: SharedMemory | None = None, writes: bool = True, copies: int | None = None) -> None:
+    def copy(self, shared: SharedMemory | None = None, writes: bool = True, copies: int = 1) -> None:
         """Copies the weights to host memory; pinned, if so much can be. They stay where they are, too.
 
         shared: that of several ranks, of which one `writes`; without, to memory of this rank's own. copies: how many
-        there are to be on this machine; one for each rank by default. Raises RequestError for too little memory.
+        there are to be on this machine. Raises RequestError for too little memory.
         """
         found = storages_of(self.module, self.device, self.beside)
         self.storages = [(storage, storage.nbytes()) for storage in found]
         total = sum(aligned(size) for _, size in self.storages)
         if self.host is None or self.host.numel() != total or shared is not self.shared:
             self.host = self.shared = None
-            check_room(total, copies or int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+            check_room(total, copies)
             self.host = host_memory(total, self.device, shared)
             self.shared = shared
         if writes:

@@ -57,9 +57,9 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
     held = {name: local_part(tensor) for name, tensor in model.state_dict().items()}
     right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
     parked = parking.Parking(model, torch.device("cpu"))
-    parked.take()
+    parked.copy()
+    parked.let_go()
     assert {tensor.untyped_storage().nbytes() for tensor in held.values()} == {0}
-    parked.take()
     parked.restore()
     for name, (values, strides) in right.items():
         assert held[name].float().equal(values.float()), name
@@ -72,13 +72,12 @@ def frozen(tensor: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(tensor.detach(), requires_grad=False)
 
 
-def test_weights_stay_where_they_are_if_ram_is_too_short_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_stay_where_they_are_if_ram_is_too_short_for_them() -> None:
     model = FAMILIES["dit"].build()
     right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(1 << 30))
     parked = parking.Parking(model, torch.device("cpu"))
     with pytest.raises(RequestError, match=r"Parking takes .* times on this machine.*\n\nSet on_free to unload"):
-        parked.take()
+        parked.copy(copies=1 << 30)
     assert not parked.is_parked
     assert all(tensor.equal(right[name]) for name, tensor in model.state_dict().items())
 

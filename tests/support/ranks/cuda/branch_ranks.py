@@ -54,7 +54,8 @@ def main(comfyui: str, file: str, out: str) -> None:
         release_memory(GPU)
         share_random_state(GPU)
         parking = Parking(torch.nn.Module(), GPU)  # without weights: labelled ones have no storages to move
-        parking.take()
+        parking.copy()
+        parking.let_go()
         parking.restore()
         if groups.can_be_cut:
             groups.cut(groups.job)

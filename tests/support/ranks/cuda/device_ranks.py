@@ -64,7 +64,8 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
         return torch.cuda.memory_allocated(bench.device) if bench.device.type == "cuda" else sum(map(len, weights))
 
     size, before, began = sum(map(len, weights)), used(), time.perf_counter()
-    model.parking.take()
+    model.parking.copy()
+    model.parking.let_go()
     is_parked, after = time.perf_counter(), used()
     told: dict[str, Any] = {"pinned": model.parking.host is not None and model.parking.host.is_pinned()}
     restoring = time.perf_counter()

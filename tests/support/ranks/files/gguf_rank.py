@@ -60,7 +60,8 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
         setattr(module.get_submodule(path), own, torch.nn.Parameter(parameter.clone(), requires_grad=False))
     adapt(model)
     before, parking = call(model), model.parking
-    parking.take()
+    parking.copy()
+    parking.let_go()
     left = sum(storage.nbytes() for storage in storages_of(module, CPU, parking.beside))
     parking.restore()
     return {"left when parked": left, "parked and restored": torch.equal(call(model), before)}

@@ -73,7 +73,8 @@ def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]
     if "pipefusion" not in degrees:
         transformer(latents, timestep, conditions)
     if degrees in PARKED:
-        transformer.parking.take()
+        transformer.parking.copy()
+        transformer.parking.let_go()
     transformer.remove()
     after = model.state_dict()
     with torch.inference_mode():
@@ -114,7 +115,8 @@ def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool
     result_of(transformer, name)
     for degrees, expected in zip([*plans[1:], plans[0]], [*fresh[1:], fresh[0]], strict=True):
         if parked:
-            transformer.parking.take()
+            transformer.parking.copy()
+            transformer.parking.let_go()
         dist.barrier()
         mesh.close()  # as a rank does, before the next is built
         mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
