@@ -61,6 +61,8 @@ def names_that(**facts: object) -> tuple[str, ...]:
 
 
 WEIGHT_AXES = names_that(splits_memory_of_weights=True)
+# Along which ranks compute with the same weights.
+REPLICA_AXES = names_that(splits_memory_of_weights=False)
 TOKEN_AXES = names_that(splits=TOKENS)
 BATCH_AXES = names_that(splits=BATCH)
 STAGE_AXES = names_that(splits=BLOCKS)

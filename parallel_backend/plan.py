@@ -7,16 +7,20 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .axes import AXES, LAST_AXES, TOKEN_AXES
+from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
 from .errors import PlanError
 
 MAX_DEGREE = 1024
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
+AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
+CHOICES = {"attention": ATTENTION, "weights": WEIGHTS}
+FROM_ZERO = ("patches", "weight_blocks")
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Degrees of parallelism, whose product is the world size, how PipeFusion uses its stages, and attention's kernel.
+    """Degrees of parallelism, whose product is the world size, how PipeFusion uses its stages, attention's kernel, and
+    where the weights of blocks wait.
 
     dp: groups that share the batch by images.
     cfg: groups that share the batch so that cond and uncond of classifier-free guidance run side by side.
@@ -27,6 +31,9 @@ class ParallelPlan:
     ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
     tp: ranks that share every block's weights, by heads and by columns (Megatron, https://arxiv.org/abs/1909.08053).
     attention: the kernel that computes it; auto takes the best that the device has.
+    weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
+    where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
+    weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
     """
 
     dp: int = 1
@@ -38,15 +45,16 @@ class ParallelPlan:
     patches: int = 0
     sync_steps: int = 1
     attention: str = "auto"
+    weights: str = AUTO
+    weight_blocks: int = 0
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
-        if numbers.pop("attention") not in ATTENTION:
-            raise PlanError(
-                f"There is no attention={self.attention!r} in a plan.", f"Use {', '.join(ATTENTION)}.", "attention"
-            )
+        for name, choices in CHOICES.items():
+            if (value := numbers.pop(name)) not in choices:
+                raise PlanError(f"There is no {name}={value!r} in a plan.", f"Use {', '.join(choices)}.", name)
         for name, value in numbers.items():
-            least = 0 if name == "patches" else 1
+            least = 0 if name in FROM_ZERO else 1
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_DEGREE:
                 raise PlanError(
                     f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
@@ -102,6 +110,7 @@ class ParallelPlan:
 
         tensor_parallel, pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
         """
+        self.check_weights()
         if self.patch_count > 1 and not pipefusion:
             raise PlanError(
                 f"pipefusion={self.pipefusion} with {self.patch_count} patches runs parts of the image by themselves, "
@@ -137,6 +146,16 @@ class ParallelPlan:
                 f"ulysses={self.ulysses} does not divide {of_heads}.",
                 f"Use {nearest}, or ring={self.ulysses}.",
                 *(("ulysses", "tp") if self.tp > 1 else ("ulysses",)),
+            )
+
+    def check_weights(self) -> None:
+        """Raises PlanError if there is nobody to share the weights with."""
+        if self.weights == SHARED and self.replicas == 1:
+            raise PlanError(
+                f"weights={SHARED} needs ranks that compute with the same weights, and under the plan {self} each has "
+                "others.",
+                f"Use weights={HOST}, or a degree of {' or '.join(REPLICA_AXES)} above 1.",
+                "weights",
             )
 
     def check_step_mode(self) -> None:
@@ -179,7 +198,13 @@ class ParallelPlan:
             return self
         if devices != 1 and not cores:
             self.check_devices(devices)
-        return ParallelPlan(attention=self.attention)
+        weights = AUTO if self.weights == SHARED else self.weights
+        return ParallelPlan(attention=self.attention, weights=weights, weight_blocks=self.weight_blocks)
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks compute with the same weights, and can share them out."""
+        return self.ways(REPLICA_AXES)
 
     def __str__(self) -> str:
         parts = [f"{axis}={degree}" for axis, degree in self.degrees().items() if degree > 1]
@@ -187,6 +212,9 @@ class ParallelPlan:
             parts.append(f"{self.patch_count} patches, {self.sync_steps} sync")
         if self.attention != "auto":
             parts.append(f"{self.attention} attention")
+        if self.weights != AUTO:
+            blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
+            parts.append(f"{self.weights} weights{blocks}")
         return " × ".join(parts) or "one rank"
 
 

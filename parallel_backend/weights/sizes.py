@@ -13,9 +13,12 @@ import torch
 from ..groups.mesh_layout import stage_ranges
 from ..models import spec_for
 from ..models.comfyui import host_spec
-from ..plan import ParallelPlan
+from ..plan import HOST, SHARED, ParallelPlan
 from .loading import DTYPES, ModelSource
 from .parking import plain_parts
+
+FETCHED = (SHARED, HOST)
+BUFFERS = 2  # in which blocks are that are fetched: one is computed with while the next comes
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,44 @@ class WeightSizes:
     def total(self) -> int:
         return self.rest + sum(self.blocks)
 
-    def kept(self, plan: ParallelPlan) -> list[int]:
-        """What a rank keeps under this plan, by its pipeline stage."""
-        if not self.blocks:
-            return [self.total]
+    def by_stage(self, plan: ParallelPlan) -> list[list[int]]:
+        """What of each of its blocks a rank computes with under this plan, by its pipeline stage."""
         local = [
             whole - split + split // plan.tp
             for whole, split in zip(self.blocks, self.split or [0] * len(self.blocks), strict=True)
         ]
-        stages = stage_ranges(self.blocks, plan.pipefusion)
-        return [self.rest + sum(local[place] for place in stage) for stage in stages]
+        return [[local[place] for place in stage] for stage in stage_ranges(self.blocks, plan.pipefusion)]
+
+    def kept(self, plan: ParallelPlan) -> list[int]:
+        """What a rank keeps under this plan on its device, by its pipeline stage; weights=auto counts as whole."""
+        if not self.blocks:
+            return [self.total]
+        return [self.rest + sum(stage) - freed(stage, plan) for stage in self.by_stage(plan)]
+
+    def fetched(self, plan: ParallelPlan) -> int:
+        """The bytes that come to a rank in a forward, of the stage that gets the most."""
+        if not self.blocks or plan.weights not in FETCHED:
+            return 0
+        each = [sum(stage[place] for place in fetched_places(stage, plan)) for stage in self.by_stage(plan)]
+        return max(each) - (max(each) // plan.replicas if plan.weights == SHARED else 0)
+
+
+def fetched_places(blocks: Sequence[int], plan: ParallelPlan) -> list[int]:
+    """Which of a rank's blocks are fetched under this plan: spread evenly, so that each fetch hides behind several."""
+    if plan.weights not in FETCHED:
+        return []
+    count = min(len(blocks), plan.weight_blocks or len(blocks))
+    return [place * len(blocks) // count for place in range(count)]
+
+
+def freed(blocks: Sequence[int], plan: ParallelPlan) -> int:
+    """What of these blocks' bytes a rank's device is spared: all that are fetched, but for its share of them and the
+    buffers that they come to."""
+    going = [blocks[place] for place in fetched_places(blocks, plan)]
+    if not going:
+        return 0
+    share = sum(-(-size // plan.replicas) for size in going) if plan.weights == SHARED else 0
+    return sum(going) - share - min(BUFFERS, len(going)) * max(going)
 
 
 def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str], split: Sequence[str] = ()) -> WeightSizes:
