@@ -9,7 +9,7 @@ allows, it names an accelerator that is not there, and knows nothing of memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -147,6 +147,29 @@ def pin(host: torch.Tensor, device: torch.device) -> None:
     address = host.data_ptr()
     if runtime.cudaHostRegister(address, host.nbytes, 0) == runtime.cudaError.success:
         weakref.finalize(host, runtime.cudaHostUnregister, address)
+
+
+def copier(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], Callable[[], None]]:
+    """What copies bytes to a device beside its other work: it begins once what was given to the device before has been
+    done, and what it returns has what is given next wait for it, and not the host. On the CPU it copies at once."""
+    if not is_accelerator(device):
+
+        def copy_now(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+            target.copy_(source)
+            return lambda: None
+
+        return copy_now
+    module = module_of(device)
+    stream = module.Stream(device)
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        stream.wait_stream(module.current_stream(device))
+        with module.stream(stream):
+            target.copy_(source, non_blocking=True)
+        done = stream.record_event()
+        return lambda: module.current_stream(device).wait_event(done)
+
+    return copy
 
 
 def empty_caches(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ from .seams.filled.boundary import install_filled_boundary
 from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot
-from .seams.stages import StageExit, StageLink, keep_stage
+from .seams.stages import StageExit, StageLink, StandIn, keep_stage
+from .weights.fetching import FetchedBlocks, blocks_at
 from .weights.sizes import sizes_of_host
 
 BATCH_DIM, CHANNEL_DIM = 0, 1
@@ -49,15 +51,25 @@ class ParallelModule:
     says; a class without one has its batch shared alone. Raises PlanError where the plan asks for more than that.
     """
 
-    def __init__(self, model: torch.nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
-        """dtype: what the model computes in."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        """dtype: what the model computes in. dtypes: by name, of parameters whose values are of another yet."""
         self.model = model
         self.dtype = dtype
         self.hooks = Hooks()
         self.spec = host_spec(type(model))
-        self.sizes = sizes_of_host(model)
+        self.sizes = sizes_of_host(model, dtypes)
         self.blocks = CompiledBlocks((), {})
+        lists = self.spec.in_turn if self.spec else ()
+        shared = [path for blocks in self.spec.blocks for path in blocks.shared] if self.spec else []
         self._install(mesh)
+        own = {path: block for path, block in blocks_at(model, lists).items() if not isinstance(block, StandIn)}
+        self.fetched = FetchedBlocks(model, own, mesh.device, shared, dtypes)
 
     def _install(self, mesh: Mesh) -> None:
         """Raises PlanError; nothing is on the model then."""
@@ -89,6 +101,8 @@ class ParallelModule:
         except PlanError:
             self._install(before)
             raise
+        finally:
+            self.fetched.install()
 
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before."""
@@ -133,6 +147,8 @@ class ParallelModule:
             for call, _, rows in (part for part in parts if part.group == axis.index):
                 args, kwargs = moved(tuple(calls[call]), self.mesh.device)
                 outputs.append(self.forward(args, kwargs, sizes[call], rows, Forward(self.slot.every_segment())))
+            for _ in range(max(Counter(part.group for part in parts).values()) - len(outputs)):
+                self.fetched.serve()
             if any(self.mesh[name].index for name in EVERY_AXES):
                 return None  # another rank has the same and sends it
             return collect_calls(outputs, parts, sizes, axis)
@@ -183,11 +199,12 @@ class ParallelModule:
     def forward(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """This rank's rows of the batch through the model; None where it has none, or they went to the next stage."""
         if not shard_sizes(size, axis.degree)[axis.index]:
+            self.fetched.serve()
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
         kwargs = {name: value if name == ALWAYS_WHOLE else rows_of(value, size, axis) for name, value in kwargs.items()}
         try:
-            with self.slot.enter(forward):
+            with self.slot.enter(forward), self.fetched.forward(StageExit):
                 output = self.model(*args, **kwargs)
         except StageExit:
             return None

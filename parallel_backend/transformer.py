@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,14 +27,26 @@ from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
 from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
-from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights
+from .weights.fetching import FetchedBlocks, blocks_at
+from .weights.loading import (
+    Check,
+    ModelSource,
+    build_transformer,
+    go_on,
+    load_weights,
+    local_part,
+    read_tensors,
+)
+from .weights.packing import Row, Values
 from .weights.parking import Parking, held_bytes
 from .weights.sizes import sizes_of_module
+from .weights.stores import Store
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
 
 BATCH_DIM = 0
+SPARE = 400 << 20  # bytes of a device, for what is neither weights nor a forward's
 MAX_CONDITIONS = 64  # of which a rank keeps its own rows
 
 Conditions = dict[str, torch.Tensor]
@@ -58,18 +70,22 @@ class ParallelTransformer:
         self.hooks = Hooks()
         self.parking = Parking(model, mesh.device)
         self.source: ModelSource | None = None
+        self.unread: ModelSource | None = None  # where the weights are to be read from
         self.adapted: set[str] = set()
+        self.working_bytes = 0  # what the device has room for beside the weights
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         self._install(mesh, self._backend_for(mesh))
+        own = {path: block for path, block in blocks_at(model, self.spec.blocks).items() if block in self.stage.blocks}
+        self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared)
 
-    @cached_property
+    @property
     def weight_bytes(self) -> int:
-        """Of the weights that this rank has."""
-        return held_bytes(self.model)
+        """Of the weights that this rank keeps on its device."""
+        return held_bytes(self.model) - self.fetched.elsewhere
 
     @property
     def resident_bytes(self) -> int:
-        """Of those that are on its device."""
+        """Of those that are there now."""
         return 0 if self.parking.is_parked else self.weight_bytes
 
     def check_plan(self, plan: ParallelPlan) -> None:
@@ -80,6 +96,21 @@ class ParallelTransformer:
         """Of latents of this shape, (B, C, …)."""
         _, patch = self.spec.geometry(self.model.config)
         return latents[0] * math.prod(size // side for size, side in zip(latents[2:], patch, strict=False))
+
+    def working(self, latents: Sequence[int]) -> int:
+        """The bytes that a forward takes on a rank beside the weights, for latents of this shape, (B, C, …).
+
+        With A the bytes of all tokens: 20 A/N in a block, 3 A where streams are whole; see docs/architecture.md.
+        """
+        heads, head_dim, _ = self.spec.sizes(self.model.config)
+        rows = -(-latents[0] // self.mesh["batch"].degree)
+        tokens = self.token_count((rows, *latents[1:]))
+        whole = tokens * heads * head_dim * self.dtype.itemsize
+        return whole * 20 // self.mesh["sequence"].degree + whole * 3
+
+    def spared(self, free: int) -> int:
+        """What weights may have of so much memory of the device."""
+        return free - SPARE
 
     def _backend_for(self, mesh: Mesh) -> Backend:
         """Attention's kernel. Raises PlanError if the model does not allow the plan, or the device the kernel."""
@@ -123,6 +154,7 @@ class ParallelTransformer:
         parts = take_parts(self.model)
         self._install(mesh, backend)
         put_parts(self.model, parts)
+        self.fetched.install()
 
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before, and this transformer of no use.
@@ -139,6 +171,7 @@ class ParallelTransformer:
             )
         if self.parking.is_parked:
             self.parking.restore()
+        self.fetched.rearrange((), None)
         self.forget()
         self.hooks.remove()
         join_weights(self.model, self.parts, self.mesh["tp"])
@@ -149,10 +182,35 @@ class ParallelTransformer:
 
         Raises ModelFileError too, and what `check` does.
         """
-        transformer = cls(build_transformer(source), mesh)
-        load_weights(transformer.model, source, mesh.device, transformer.parts, check)
-        transformer.source = source
+        transformer = cls.build(source, mesh)
+        transformer.bring((), None, check)
         return transformer
+
+    @classmethod
+    def build(cls, source: ModelSource, mesh: Mesh) -> ParallelTransformer:
+        """The model cut to this rank's part, without weights, which `bring` reads. Raises ModelFileError too."""
+        transformer = cls(build_transformer(source), mesh)
+        transformer.source = transformer.unread = source
+        return transformer
+
+    def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
+        """Has the weights of these of this rank's blocks fetched from a store, and all others on the device.
+
+        Weights that are not there yet are read, this rank's part of them; runs no collectives then. Raises
+        ModelFileError, or what `check` does; the model is of no use then.
+        """
+        unread, self.unread = self.unread, None
+        self.fetched.rearrange(places, store, partial(self._stored, unread, check) if unread else None)
+        if unread:
+            names = [name for name, _, _ in self.fetched.names()]
+            load_weights(self.model, unread, self.mesh.device, self.parts, check, names)
+        self.fetched.park_with(self.parking)
+
+    def _stored(self, source: ModelSource, check: Check, row: Row) -> Values:
+        """A block's parameters as the files have them, whose pages are read once somebody looks."""
+        shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
+        tensors = read_tensors(source, shapes, self.parts, check)
+        return lambda name: tensors[f"{row.path}.{name}"]
 
     def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor], check: Check = go_on) -> None:
         """Gives the weights these additions in place of those that they had; without any, they are as in the files.
@@ -165,7 +223,15 @@ class ParallelTransformer:
         self.forget()
         wanted = {addition.parameter for addition in additions}
         names = self.adapted | wanted
-        write_weights(self.model, self.source, self.parts, names, additions, tensors, check)
+        fetched = {name: (place, own) for name, place, own in self.fetched.names()}
+
+        def put(name: str, value: torch.Tensor) -> None:
+            if where := fetched.get(name):
+                self.fetched.rewrite(*where, value)
+            else:
+                local_part(self.model.state_dict()[name]).copy_(value)
+
+        write_weights(self.model, self.source, self.parts, names, additions, tensors, put, check)
         self.adapted = wanted
 
     def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
@@ -202,11 +268,12 @@ class ParallelTransformer:
         device, dtype = self.mesh.device, self.dtype
         rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
         if not len(rows):
+            self.fetched.serve()
             return rows if self.link is None or self.link.is_last else None
         conditions = {name: self.local_condition(name, value, axis) for name, value in conditions.items()}
         inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)
         try:
-            with self.slot.enter(forward):
+            with self.slot.enter(forward), self.fetched.forward(StageExit):
                 sample = self.model(**inputs, return_dict=False)[0]
         except StageExit:
             return None

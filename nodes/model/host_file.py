@@ -12,7 +12,16 @@ import torch
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_host
-from ...worker.comfyui.model import META, build_empty, choose_dtypes, detect, dtype_name, is_gguf, load_weights
+from ...worker.comfyui.model import (
+    META,
+    build_empty,
+    cast_weights,
+    choose_dtypes,
+    detect,
+    dtype_name,
+    is_gguf,
+    load_weights,
+)
 from ...worker.comfyui.source import HostSource
 from .model_files import read_header
 
@@ -111,7 +120,8 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
     try:
         seen = {name: seen_here(name, one, name in read, cast or chosen) for name, one in weights.items()}
-        missing = load_weights(model, seen)
+        missing, dtypes = load_weights(model, seen)
+        cast_weights(model.diffusion_model, dtypes)
     except RuntimeError as error:
         first, *more = str(error).split("\n\t")[1:] or [str(error)]  # a line for each weight
         raise ModelFileError(

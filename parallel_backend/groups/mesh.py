@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..axes import JOINT_AXES, WEIGHT_AXES
+from ..axes import JOINT_AXES, REPLICA_AXES, WEIGHT_AXES
 from ..compat import forget_meshes
 from ..device import (
     CPU,
@@ -163,6 +163,15 @@ def world_axis(device: torch.device) -> Axis:
     group = new_group(device)
     shake_hands(group, device)
     return Axis(group, world, dist.get_rank())
+
+
+def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = SILENT) -> Axis:
+    """The ranks that compute with the same weights as this one, with a group of its own, so that nothing else waits for
+    what goes over it. All ranks call it together. Raises GroupError."""
+    axis = Layout(plan.degrees(), device).axis(*REPLICA_AXES)
+    if axis.group:
+        shake_hands(axis.group, device)
+    return replace(axis, timeline=timeline)
 
 
 def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:

@@ -6,13 +6,15 @@ of the weights has to be kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from .loading import Check, LocalPart, ModelSource, go_on, loaded_dtype, local_part, read_tensors
+from .loading import Check, LocalPart, ModelSource, go_on, loaded_dtype, read_tensors
+
+Put = Callable[[str, torch.Tensor], None]
 
 AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
 
@@ -48,11 +50,13 @@ def write_weights(
     names: Collection[str],
     additions: list[Addition],
     tensors: Mapping[str, torch.Tensor],
+    put: Put,
     check: Check = go_on,
 ) -> None:
     """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
 
-    parts: what this rank holds of the parameters that it does not hold whole. Sums are in fp32, in the order given.
+    parts: what this rank holds of the parameters that it does not hold whole. put: takes a parameter's name and value.
+    Sums are in fp32, in the order given.
     Raises ModelFileError, or what `check` does.
     """
     held = model.state_dict()
@@ -69,7 +73,7 @@ def write_weights(
                 weight = weight.to(device, torch.float32, copy=True)
             for addition in added:
                 add(weight, addition, tensors, parts.get(name))
-            local_part(held[name]).copy_(weight.to(device, dtype))
+            put(name, weight.to(device, dtype))
 
 
 def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor], part: LocalPart | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,17 +86,19 @@ def load_weights(
     device: torch.device,
     parts: Mapping[str, LocalPart],
     check: Check = go_on,
+    but: Collection[str] = (),
 ) -> None:
     """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError, or what `check` does.
 
-    parts: what to read of those parameters that this rank does not hold whole; they are DTensors in the model.
+    parts: what to read of those parameters that this rank does not hold whole; they are DTensors in the model. but:
+    names of parameters that have their values.
     """
-    held = model.state_dict()
+    held = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
     tensors = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, parts, check)
     for name, tensor in tensors.items():
         check()  # the file's pages may be read only now
         tensors[name] = placed_like(held[name], tensor.to(device, loaded_dtype(model, name, source)))
-    model.load_state_dict(tensors, assign=True)
+    model.load_state_dict(tensors, strict=not but, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
 
 

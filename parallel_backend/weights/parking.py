@@ -12,7 +12,7 @@ import torch
 from ..device import pin, synchronise
 from ..errors import RequestError
 from .loading import local_part
-from .shared_memory import NOWHERE, Address, SharedMemory
+from .shared_memory import SharedMemory
 
 GIGABYTE = 1 << 30
 ALIGNMENT = 256  # bytes, of a weight in host memory
@@ -23,7 +23,8 @@ class Parking:
 
     Their storages are emptied and filled in place, so that whatever refers to a weight still does: a tied weight, a
     view, a DTensor, a hook. No collectives are run.
-    beside: tensors that go with the module's own; to be changed only while they are not parked.
+    beside: tensors that go with the module's own; scratch: tensors whose values need not be kept, parameters that are
+    views of them among them. Both are to be changed only while nothing is parked.
     host: where the weights are while they are parked; it is kept for the next time. shared: what it is of, if other
     ranks may have it, too.
     """
@@ -33,22 +34,28 @@ class Parking:
         self.module = module
         self.device = device
         self.beside: list[torch.Tensor] = []
+        self.scratch: list[torch.Tensor] = []
         self.is_parked = False
         self.storages: list[tuple[torch.UntypedStorage, int]] = []  # and how many bytes they had
+        self.emptied: list[tuple[torch.UntypedStorage, int]] = []  # of scratch, likewise
         self.host: torch.Tensor | None = None
         self.shared: SharedMemory | None = None
 
     @property
     def size(self) -> int:
         """The bytes of host memory that the weights take."""
-        return sum(aligned(storage.nbytes()) for storage in storages_of(self.module, self.device, self.beside))
+        return sum(aligned(storage.nbytes()) for storage in self.found())
+
+    def found(self) -> list[torch.UntypedStorage]:
+        """What is to be copied."""
+        scratch = {tensor.untyped_storage().data_ptr() for tensor in self.scratch}
+        every = storages_of(self.module, self.device, self.beside)
+        return [storage for storage in every if storage.data_ptr() not in scratch]
 
     @property
-    def last_address(self) -> Address:
-        """Where the memory of the last time is, if it was shared and is as large as the weights are now."""
-        if self.shared is None or self.host is None or self.host.numel() != self.size:
-            return NOWHERE
-        return self.shared.address
+    def last(self) -> SharedMemory | None:
+        """The memory of the last time, if it was shared and is as large as the weights are now."""
+        return self.shared if self.host is not None and self.host.numel() == self.size else None
 
     def layout(self) -> list[tuple[str, int]]:
         """The names of what is on the device, and its bytes: alike on ranks that have the same weights there."""
@@ -63,8 +70,8 @@ class Parking:
         shared: that of several ranks, of which one `writes`; without, to memory of this rank's own. copies: how many
         there are to be on this machine. Raises RequestError for too little memory.
         """
-        found = storages_of(self.module, self.device, self.beside)
-        self.storages = [(storage, storage.nbytes()) for storage in found]
+        self.storages = [(storage, storage.nbytes()) for storage in self.found()]
+        self.emptied = [(tensor.untyped_storage(), tensor.untyped_storage().nbytes()) for tensor in self.scratch]
         total = sum(aligned(size) for _, size in self.storages)
         if self.host is None or self.host.numel() != total or shared is not self.shared:
             self.host = self.shared = None
@@ -80,6 +87,8 @@ class Parking:
         """Frees the device of the weights, which are copied."""
         for storage, _ in self.storages:
             storage.resize_(0)
+        for storage, _ in self.emptied:
+            storage.resize_(0)
         self.is_parked = True
 
     def restore(self) -> None:
@@ -93,10 +102,10 @@ class Parking:
         if self.host is None:
             raise ValueError("No weights are parked.")
         try:
-            for storage, size in self.storages:
+            for storage, size in (*self.storages, *self.emptied):
                 storage.resize_(size)
         except RuntimeError:
-            for storage, _ in self.storages:
+            for storage, _ in (*self.storages, *self.emptied):
                 storage.resize_(0)
             raise
         for on_device, on_host in pairs(self.storages, self.host):

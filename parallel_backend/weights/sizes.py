@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..plan import HOST, SHARED, ParallelPlan
 from .loading import DTYPES, ModelSource
 from .parking import plain_parts
 
+NUMBER = re.compile(r"\d+$")  # of a block, in its name
 FETCHED = (SHARED, HOST)
 BUFFERS = 2  # in which blocks are that are fetched: one is computed with while the next comes
 
@@ -96,21 +98,27 @@ def place_of(name: str, lists: Sequence[str]) -> tuple[int, int, str] | None:
     """Of a parameter in a block: the block's list, its index there, and the parameter's name in it."""
     for position, path in enumerate(lists):
         index, _, inside = name.removeprefix(f"{path}.").partition(".")
-        if name.startswith(f"{path}.") and index.isdecimal():
-            return position, int(index), inside
+        if name.startswith(f"{path}.") and (number := NUMBER.search(index)):
+            return position, int(number[0]), inside
     return None
 
 
 def sizes_of_module(model: torch.nn.Module, lists: Sequence[str], split: Sequence[str] = ()) -> WeightSizes:
     """Of a model, which may be on the meta device."""
-    sizes = {name: sum(part.nbytes for part in plain_parts(held)) for name, held in model.named_parameters()}
-    return sizes_by_name(sizes, lists, split)
+    return sizes_by_name(bytes_by_name(model), lists, split)
 
 
-def sizes_of_host(model: torch.nn.Module) -> WeightSizes:
-    """Of one of ComfyUI's own models, which may be on the meta device."""
+def sizes_of_host(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
+    """Of one of ComfyUI's own models, which may be on the meta device. dtypes: of weights that it has in
+    another yet."""
     spec = host_spec(type(model))
-    return sizes_of_module(model, [blocks.path for blocks in spec.blocks] if spec else [])
+    sizes = bytes_by_name(model)
+    sizes |= {name: model.get_parameter(name).numel() * dtype.itemsize for name, dtype in (dtypes or {}).items()}
+    return sizes_by_name(sizes, spec.in_turn if spec else ())
+
+
+def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
+    return {name: sum(part.nbytes for part in plain_parts(held)) for name, held in model.named_parameters()}
 
 
 def sizes_of_source(source: ModelSource) -> WeightSizes:

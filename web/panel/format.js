@@ -2,7 +2,8 @@
 
 const MEBIBYTE = 2 ** 20
 const GIBIBYTE = 2 ** 30
-const NO_AXES = ['patches', 'sync_steps', 'attention', 'weights', 'weight_blocks'] // of a plan; all else are degrees, the outermost axis first
+// Of a plan; all else are degrees, the outermost axis first.
+const NO_AXES = ['patches', 'sync_steps', 'attention', 'weights', 'weight_blocks']
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */
 export function bytes(count) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -159,18 +160,18 @@ def dtype_of(name: str) -> torch.dtype | None:
     return getattr(torch, name) if name else None
 
 
-def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> list[str]:
-    """Puts the weights into the model; returns the parameters for which there are none.
+def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[list[str], dict[str, torch.dtype]]:
+    """Puts the weights into the model, as the file has them; returns the parameters for which there are none, and of
+    which the model has another dtype, to which `cast_weights` brings them.
 
-    They are not copied where the file has them in the model's dtype. ComfyUI's classes know older names of their own,
-    so that names cannot tell what is missing.
+    ComfyUI's classes know older names of their own, so that names cannot tell what is missing.
     """
     from .gguf_layout import fitted, is_packed
 
     module = model.diffusion_model
     before = dict(module.named_parameters())
     model.load_model_weights(weights, "", assign=True)
-    missing, unpacked = [], []
+    missing, unpacked, dtypes = [], [], {}
     for name, parameter in list(module.named_parameters()):
         empty = before.get(name)
         if parameter is empty:
@@ -182,11 +183,17 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> list[st
             made_in = parameter.dtype if empty is None else empty.dtype  # ComfyUI may make layers without weights
             cast = fitted(parameter, made_in, own == "weight" and hasattr(owner, "weight_function"))
             unpacked += [] if is_packed(cast) else [name]
+            setattr(owner, own, torch.nn.Parameter(cast, requires_grad=False))
         elif empty is not None and type(parameter.data) is torch.Tensor and parameter.dtype != empty.dtype:
-            cast = parameter.to(empty.dtype)
-        else:
-            continue
-        setattr(owner, own, torch.nn.Parameter(cast, requires_grad=False))
+            dtypes[name] = empty.dtype
     if unpacked:
         logging.info("%d weights are dequantised as they are loaded, the first is %s", len(unpacked), unpacked[0])
-    return missing
+    return missing, dtypes
+
+
+def cast_weights(module: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Brings these parameters to these dtypes, in memory of their own."""
+    for name, dtype in dtypes.items():
+        path, _, own = name.rpartition(".")
+        cast = module.get_parameter(name).to(dtype)
+        setattr(module.get_submodule(path), own, torch.nn.Parameter(cast, requires_grad=False))

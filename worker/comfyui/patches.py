@@ -98,6 +98,27 @@ def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: tor
     return list(tensors.values()) if on_use else []
 
 
+def patched(patcher: Any, name: str, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """What ComfyUI's ModelPatcher makes of a weight with the patches that it has for it. The model's own stays."""
+    import comfy.utils
+
+    held = comfy.utils.get_attr(patcher.model, name)
+    comfy.utils.set_attr_param(patcher.model, name, weight)
+    try:
+        patcher.patch_weight_to_device(name, device)
+        return comfy.utils.get_attr(patcher.model, name)
+    finally:
+        patcher.backup.pop(name, None)
+        comfy.utils.set_attr(patcher.model, name, held)
+
+
+def restore(patcher: Any, name: str, weight: torch.Tensor) -> None:
+    """Gives the model's weight this value."""
+    import comfy.utils
+
+    comfy.utils.set_attr_param(patcher.model, name, weight)
+
+
 def send_away(patcher: Any, in_file: Mapping[str, torch.Tensor]) -> None:
     """Has the weights that are to be made anew wait where a ModelPatcher keeps what it puts back: in the file's pages,
     which ranks share, or in RAM.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,64 +18,98 @@ from parallel_backend.groups.mesh import Mesh
 from parallel_backend.module import ParallelModule, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
+from parallel_backend.weights.fetching import FetchedBlocks
 from parallel_backend.weights.loading import Check, go_on
+from parallel_backend.weights.packing import Row, Values, alias
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.sizes import WeightSizes
+from parallel_backend.weights.stores import Store
 
 from ..comfyui.functions import Maker
-from ..comfyui.model import build, detect, dtype_of, import_comfyui, load_weights
+from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
 from ..comfyui.patched_options import Inside, attributes_of, with_functions
-from ..comfyui.patches import Patch, put_on, send_away
+from ..comfyui.patches import Patch, patched, put_on, restore, send_away
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
 from .request_checks import made
 
 CPU = torch.device("cpu")
+PREFIX = "diffusion_model."  # of a module's names, in its patcher's
 OPTIONS = "transformer_options"
 
 
 @dataclass
 class HostModel:
-    """patcher: ComfyUI's own, which changes the weights and puts them back. module: the model on the mesh. in_file: by
-    name, the weights that are as the file has them, in its pages."""
+    """source: the file. patcher: ComfyUI's own, which changes the weights and puts them back. module: the model on the
+    mesh. in_file: by name, the weights as the file has them, where they are in its pages. dtypes: by name in the
+    module, of weights that the file has in another dtype; uncast: those that are yet as it has them."""
 
+    source: HostSource
     patcher: Any
     module: ParallelModule
     parking: Parking
     maker: Maker
     in_file: Mapping[str, torch.Tensor]
-    adapted: bool = False  # whether the weights are other than the file's
+    dtypes: Mapping[str, torch.dtype]
+    uncast: dict[str, torch.dtype]
+    rewritten: set[str] = field(default_factory=set)  # fetched weights that are other than the file's
+    adapted: bool = False  # whether the weights are
     working_bytes: int = 0  # what the device has room for beside the weights, as ComfyUI estimates it
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
-        """Reads the file, whose pages the ranks of a machine share. Runs no collectives.
+        """The model with all of its weights on the device. Runs no collectives. Raises as `build` does."""
+        found = cls.build(source, mesh, check)
+        found.bring((), None, check)
+        return found
+
+    @classmethod
+    def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
+        """Maps the file, whose pages the ranks of a machine share; `bring` has the weights computed with. Runs no
+        collectives.
 
         Raises ModelFileError, PlanError, or what `check` does, which is asked between the steps.
         """
         import_comfyui(source)
         import comfy.model_patcher
 
-        config, weights, beside = detect(source.file)
-        if config is None:
-            raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
-        check()
-        dtype, cast = dtype_of(source.dtype), dtype_of(source.cast)
-        model = build(config, weights, beside, dtype, cast, None)
-        pages = {weight.data_ptr() for weight in weights.values()}
-        if missing := load_weights(model, weights):
-            raise ModelFileError(
-                f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
-                "the file is incomplete or of another model."
-            )
-        check()
-        module = ParallelModule(model.diffusion_model, mesh, cast or dtype or torch.bfloat16)
+        model, in_file, dtypes = mapped(source, check)
+        uncast = dict(dtypes)
+        compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
+        module = ParallelModule(model.diffusion_model, mesh, compute, uncast)
+        held = dict(module.model.named_parameters())  # a stage has let go of the blocks of others
+        for name in uncast.keys() - held.keys():
+            del uncast[name]
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
-        # After a stage has let go of the blocks of others.
-        in_file = {name: weight for name, weight in model.named_parameters() if weight.data_ptr() in pages}
-        found = cls(patcher, module, Parking(model.diffusion_model, mesh.device), Maker(source.comfyui), in_file)
-        found.place()
-        return found
+        parking = Parking(model.diffusion_model, mesh.device)
+        return cls(source, patcher, module, parking, Maker(source.comfyui), in_file, dtypes, uncast)
+
+    def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
+        """Has the weights of these of this rank's blocks fetched from a store, and all others on the device, or where
+        ComfyUI puts them. Raises as `FetchedBlocks.rearrange` does, or what `check` does."""
+
+        def values(row: Row) -> Values:
+            check()
+            return row.block.get_parameter
+
+        self.fetched.rearrange(places, store, values)
+        for name in self.fetched_names():  # they are as they are to be, and no longer the patcher's
+            self.uncast.pop(name.removeprefix(PREFIX), None)
+            if self.patcher.patches.pop(name, None):
+                self.patcher.backup.pop(name, None)
+                self.rewritten.add(name)
+        cast_weights(self.module.model, self.uncast)
+        self.uncast.clear()
+        self.fetched.park_with(self.parking)
+        self.place(self.working_bytes)
+
+    @property
+    def fetched(self) -> FetchedBlocks:
+        return self.module.fetched
+
+    def fetched_names(self) -> dict[str, tuple[int, str]]:
+        """By the patcher's names, what is fetched: each parameter's block, and its name there."""
+        return {f"{PREFIX}{name}": (place, own) for name, place, own in self.fetched.names()}
 
     @property
     def mesh(self) -> Mesh:
@@ -87,13 +122,13 @@ class HostModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights that this rank computes with."""
-        return self.patcher.model_size()
+        """Of all weights that this rank computes with and keeps, on its device or in RAM of its own."""
+        return self.patcher.model_size() - self.fetched.elsewhere
 
     @property
     def resident_bytes(self) -> int:
         """Of those that are on its device; the others wait in RAM and are brought there layer by layer."""
-        return 0 if self.parking.is_parked else self.patcher.loaded_size()
+        return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
     def check_plan(self, plan: ParallelPlan) -> None:
         """Raises PlanError if the model does not allow the plan."""
@@ -112,25 +147,42 @@ class HostModel:
         self.module.replan(mesh)
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:
-        """Has ComfyUI put the weights on the device: all, or where its flags and the free memory say so as many as
-        leave `working_bytes`, and the rest is brought there layer by layer. Runs no collectives.
+        """Has ComfyUI put the weights on the device: all, or of a class whose blocks are not known where its flags and
+        the free memory say so as many as leave `working_bytes`, and the rest is brought there layer by layer. Runs no
+        collectives.
 
         whole: they are all there.
         """
         import comfy.model_management
 
+        whole = whole or bool(self.fetched.blocks)
         comfy.model_management.load_models_gpu([self.patcher], memory_required=working_bytes, force_full_load=whole)
         self.working_bytes = working_bytes
+        self.fetched.rebind()  # ComfyUI makes new parameters of quantised weights
 
-    def make_room(self, latents: Sequence[torch.Tensor], rows: int) -> None:
-        """Before forwards of so many rows of these latents: lets weights go if they need more memory than any before.
+    def working(self, *latents: Sequence[int], ways: int = 0) -> int:
+        """The bytes that a forward takes on a rank beside the weights, for latents of these shapes, (B, C, …): of its
+        share of the tokens, by ComfyUI's estimate. ways: in which their batch is shared, 0 being the plan's."""
+        ways = ways or self.mesh["batch"].degree
+        shapes = [[-(-rows // ways), *sizes] for rows, *sizes in latents]
+        return math.ceil(sum(map(self.patcher.memory_required, shapes)) / self.mesh["sequence"].degree)
 
-        By ComfyUI's estimate, of which a rank has its share of the tokens. Runs no collectives.
-        """
-        shapes = [[rows, *each.shape[1:]] for each in latents]
-        needed = math.ceil(sum(map(self.patcher.memory_required, shapes)) / self.mesh["sequence"].degree)
-        if needed > self.working_bytes:
-            self.place(needed)
+    def working_of_calls(self, calls: Sequence[Call]) -> int:
+        """Of the call that takes the most."""
+        parts = share_out([call.size for call in calls], self.mesh["batch"].degree)
+        shapes = [[each.shape for each in call.latents] for call in calls]
+        return max(self.working(*shapes[part.call], ways=part.rows.degree) for part in parts)
+
+    def spared(self, free: int) -> int:
+        """What weights may have of so much memory of the device, as ComfyUI's flags say."""
+        import comfy.model_management as management
+
+        if management.vram_state in (management.VRAMState.HIGH_VRAM, management.VRAMState.SHARED):
+            return sys.maxsize
+        if management.vram_state == management.VRAMState.NO_VRAM:
+            return 0
+        least = max(0, management.minimum_inference_memory() - self.working_bytes)
+        return free - int(management.extra_reserved_memory()) - int(least)
 
     def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
         """Gives the weights these changes in place of those that they had; without any, they are as in the file.
@@ -139,11 +191,34 @@ class HostModel:
         """
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
-        self.parking.beside = put_on(self.patcher, patches, tensors, self.mesh.device)
-        send_away(self.patcher, self.in_file)
+        on_use = put_on(self.patcher, patches, tensors, self.mesh.device)
+        self.fetched.park_with(self.parking)
+        self.parking.beside += on_use
+        self.patch_fetched()
+        send_away(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
+
+    def patch_fetched(self) -> None:
+        """Gives the fetched weights what the patcher has for them, one after the other, and takes it off others."""
+        fetched, wanted = self.fetched_names(), self.patcher.patches
+        again = self.rewritten | (wanted.keys() & fetched.keys())
+        in_file = self.in_file if all(name in self.in_file for name in again) else mapped(self.source)[1]
+        for name in sorted(again):
+            stored = in_file[name]
+            original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
+            if where := fetched.get(name):
+                value = patched(self.patcher, name, original, self.mesh.device) if name in wanted else original
+                self.fetched.rewrite(*where, value)
+            else:
+                restore(self.patcher, name, original)
+        self.rewritten = wanted.keys() & fetched.keys()
+        self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in fetched}
+
+    def is_as_stored(self, name: str) -> bool:
+        """Whether a weight is computed with in the dtype that the file has."""
+        return name.removeprefix(PREFIX) not in self.dtypes
 
     def refuses_alike(self, sizes: Sequence[int]) -> bool:
         """Whether all ranks refuse at the same place what cannot be run, of calls with batches of these sizes.
@@ -155,17 +230,11 @@ class HostModel:
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
         given = [self.prepared(call.kwargs) for call in calls]
-        for part in share_out([call.size for call in calls], self.mesh["batch"].degree):
-            call = calls[part.call]
-            self.make_room(call.latents, math.ceil(call.size / part.rows.degree))
         with self.being(given[0][1]):  # of a patcher, whose calls these are
             return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
 
-    def passes(self, passes: Sequence[Pass], noise: torch.Tensor) -> tuple[list[Pass], Inside]:
+    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], Inside]:
         """The forwards of a sampler's step as the module takes them, and what the model is to be meanwhile."""
-        groups = self.mesh["dp" if len(passes) > 1 else "batch"].degree
-        rows = max(len(each.branches) for each in passes) * len(noise)
-        self.make_room([noise], math.ceil(rows / groups))
         given = [self.prepared(each.conditions.kwargs) for each in passes]
         found = [
             replace(each, conditions=each.conditions._replace(kwargs=kwargs))
@@ -195,3 +264,22 @@ class HostModel:
             return kwargs, Inside()
         options, inside = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
         return {**kwargs, OPTIONS: options}, inside
+
+
+def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
+    """ComfyUI's model with its parameters as the file has them; by name, those that are in the file's pages; and of
+    which the model has other dtypes. Raises ModelFileError, or what `check` does."""
+    config, weights, beside = detect(source.file)
+    if config is None:
+        raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
+    check()
+    model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None)
+    pages = {weight.data_ptr() for weight in weights.values()}
+    missing, dtypes = load_weights(model, weights)
+    if missing:
+        raise ModelFileError(
+            f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
+            "the file is incomplete or of another model."
+        )
+    check()
+    return model, {name: alias(held) for name, held in model.named_parameters() if held.data_ptr() in pages}, dtypes

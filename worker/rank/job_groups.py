@@ -17,8 +17,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.axes import WEIGHT_AXES
 from parallel_backend.device import can_be_aborted
-from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, world_axis
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, replica_axis, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 
@@ -45,6 +46,7 @@ class JobGroups:
         self.job = 0
         self.mesh: Mesh | None = None
         self.worlds: dict[str, Axis] = {}  # by type of device
+        self.replica_axes: dict[tuple[int, ...], Axis] = {}  # by the degrees of the axes that share out weights
         self.sockets: dict[int, str] = {}
         self.lock = threading.Lock()
 
@@ -63,6 +65,15 @@ class JobGroups:
             axis = self._build(device, lambda: world_axis(device))
             self.worlds[device.type] = replace(axis, timeline=self.timeline)
         return self.worlds[device.type]
+
+    def replicas(self, plan: ParallelPlan) -> Axis:
+        """The ranks that compute with the same weights as this one under the plan: the same under any that shares the
+        weights out in the same way."""
+        degrees = tuple(getattr(plan, axis) for axis in WEIGHT_AXES)
+        if degrees not in self.replica_axes:
+            build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
+            self.replica_axes[degrees] = self._build(self.device, build)
+        return self.replica_axes[degrees]
 
     @property
     def can_be_cut(self) -> bool:
@@ -87,17 +98,19 @@ class JobGroups:
     def close(self) -> None:
         """Gives up all groups, once all ranks have left them; the next request builds its own."""
         with self.lock:
-            mesh, worlds, self.mesh, self.worlds = self.mesh, self.worlds, None, {}
+            mesh, axes = self.mesh, [*self.worlds.values(), *self.replica_axes.values()]
+            self.mesh, self.worlds, self.replica_axes = None, {}, {}
             self.sockets.clear()
         if mesh:
             mesh.close()
-        for group in in_order(axis.group for axis in worlds.values()):
+        for group in in_order(axis.group for axis in axes):
             dist.destroy_process_group(group)
 
     def _groups(self) -> list[dist.ProcessGroup]:
         """Those for the ranks' own device."""
         world = self.worlds.get(self.device.type)
-        return in_order([world and world.group, *(self.mesh.groups() if self.mesh else ())])
+        replicas = (axis.group for axis in self.replica_axes.values())
+        return in_order([world and world.group, *replicas, *(self.mesh.groups() if self.mesh else ())])
 
     def _build(self, device: torch.device, build: Callable[[], Built]) -> Built:
         before = connected_sockets()

@@ -23,6 +23,7 @@ from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import Check
+from parallel_backend.weights.one_copy import one_copy
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.vae_files import load_vae
 
@@ -52,7 +53,6 @@ from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
 from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
-from .memory.one_copy import one_copy
 from .memory.release import release_memory
 from .memory.room import memory_use
 from .request_checks import made
@@ -120,9 +120,28 @@ class Operations:
         mesh, _, _ = job.groups.mesh_of(plan), job.groups.whole(), job.groups.whole(CPU)
         if kept:
             self.replan(job, kept, mesh)
-        model = kept or job.alone(lambda: read_model(source, mesh, job.check))
+        model = kept or job.alone(lambda: build_model(source, mesh, job.check))
         self.state.keep_model(model, source, plan)
+        self.place(job, model, plan)
         return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
+
+    def place(self, job: Job, model: ParallelTransformer | HostModel, plan: ParallelPlan, working: int = 0) -> None:
+        """Puts the weights where the plan has them, see `Placing.place`. If that fails, no model is loaded."""
+        try:
+            self.state.placing.place(job, model, plan, working)
+        except Ended:
+            self.state.drop_model()
+            raise
+        self.state.loaded = {**self.state.loaded, "weights": self.state.placing.told(job, model)}
+
+    def make_room(self, job: Job, model: ParallelTransformer | HostModel, working: int) -> None:
+        """Before forwards that take so many bytes beside the weights: lets weights go if none before took as many."""
+        if working <= model.working_bytes or self.state.plan is None:
+            return
+        if model.fetched.blocks:
+            self.place(job, model, self.state.plan, working)
+        elif isinstance(model, HostModel):
+            job.alone(lambda: model.place(working))
 
     def replan(self, job: Job, model: ParallelTransformer | HostModel, mesh: Mesh) -> None:
         """Another plan on the weights that are there, and nothing of the last requests."""
@@ -152,6 +171,7 @@ class Operations:
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         given = {**fresh, **conditions}
         calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
+        self.make_room(job, model, job.alone(lambda: model.working_of_calls(calls)))
         outputs = from_model(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
         if outputs is None:
             return None
@@ -174,6 +194,7 @@ class Operations:
         transformer = self.loaded(job, ParallelTransformer)
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
+        self.make_room(job, transformer, job.alone(lambda: transformer.working(latents.shape)))
         prediction = transformer(latents, timestep_B, conditions)
         return None if prediction is None else {"prediction": prediction.cpu()}
 
@@ -188,8 +209,13 @@ class Operations:
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
         being: AbstractContextManager[None] = nullcontext()
         refuses_alike = True
+        rows = max(len(each.branches) for each in passes) * len(own["noise"])
+        shape = (rows, *own["noise"].shape[1:])
+        if isinstance(model, ParallelTransformer):
+            self.make_room(job, model, job.alone(lambda: model.working(shape)))
         if host:
-            passes, inside = host.passes(passes, own["noise"])
+            self.make_room(job, host, job.alone(lambda: host.working(shape)))
+            passes, inside = host.passes(passes)
             being = host.being(inside)
             refuses_alike = host.refuses_alike([len(each.branches) * len(own["noise"]) for each in passes])
 
@@ -253,9 +279,9 @@ class Operations:
         is too short on a rank; they have not moved on any then."""
         if parking.is_parked:
             return
-        copy = one_copy(parking, places, job.control_group)
+        copy = one_copy((places, parking.layout()), parking.size, job.control_group, parking.last)
         try:
-            job.together(lambda: parking.copy(*copy))
+            job.together(lambda: parking.copy(copy.shared, copy.place == 0, copy.copies))
         except Ended:
             parking.settle()
             raise
@@ -322,7 +348,8 @@ def from_model(run: Callable[[], Output], refuses_alike: bool) -> Output:
         raise ModelFailed(error) from error
 
 
-def read_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:
+def build_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:
+    """The model, whose weights are yet to be read."""
     if isinstance(source, HostSource):
-        return HostModel.load(source, mesh, check)
-    return ParallelTransformer.load(source, mesh, check)
+        return HostModel.build(source, mesh, check)
+    return ParallelTransformer.build(source, mesh)

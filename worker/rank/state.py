@@ -15,6 +15,7 @@ from parallel_backend.transformer import ParallelTransformer
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .host_model import HostModel
+from .memory.placing import Placing
 from .memory.release import release_memory
 from .memory.room import memory_use
 from .sources import Source
@@ -33,13 +34,20 @@ class RankState:
         self.device = device
         self.transformer: ParallelTransformer | HostModel | None = None
         self.source: Source | None = None  # what the transformer was loaded from
+        self.plan: ParallelPlan | None = None  # that was asked for
+        self.placing = Placing()
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
         self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
 
     def keep_model(self, transformer: ParallelTransformer | HostModel, source: Source, plan: ParallelPlan) -> None:
-        self.transformer, self.source = transformer, source
-        self.loaded = {"model": source.model_class, "files": list(source.files), "plan": plan.to_json()}
+        self.transformer, self.source, self.plan = transformer, source, plan
+        self.loaded = {
+            "model": source.model_class,
+            "files": list(source.files),
+            "plan": plan.to_json(),
+            "weights": {},
+        }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def model_of(self, source: Source, plan: ParallelPlan) -> ParallelTransformer | HostModel | None:
@@ -53,7 +61,8 @@ class RankState:
 
     def drop_model(self) -> None:
         """Gives the model's memory back."""
-        self.transformer, self.source, self.loaded = None, None, {}
+        self.transformer, self.source, self.plan, self.loaded = None, None, None, {}
+        self.placing.forget()
         self.conditions.clear()
         release_memory(self.device)
 

@@ -68,6 +68,8 @@ class BlockList:
     whole: tuple[str, ...] = ()
     # Arguments that a block has and that may not be given: how they would have to be cut is not known.
     refused: tuple[str, ...] = ()
+    # Whether they run between those of another list, so that their weights are not fetched in turn.
+    woven: bool = False
     # Submodules of blocks that the model reads outside of the blocks, by their paths in the model.
     shared: tuple[str, ...] = ()
     # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
@@ -121,6 +123,11 @@ class HostSpec:
     def cut(self) -> tuple[BlockList, ...]:
         """What runs on each rank's own tokens."""
         return (*self.blocks, *([self.head] if self.head else []))
+
+    @property
+    def in_turn(self) -> tuple[str, ...]:
+        """The lists whose blocks run one after the other, once in each forward."""
+        return tuple(blocks.path for blocks in self.blocks if not blocks.woven)
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""

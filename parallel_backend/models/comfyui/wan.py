@@ -44,6 +44,7 @@ VACE = replace(
     path="vace_blocks",
     tokens={"c": "x", "x": "x"},
     returns=("x", "x"),
+    woven=True,
 )
 register(
     replace(

@@ -1,4 +1,4 @@
-"""One copy of parked weights for the ranks of a machine that have the same."""
+"""One copy in host memory for the ranks of a machine that have the same weights."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
+from .shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 
 
 class Copy(NamedTuple):
-    """shared: the memory for it, if several ranks have it. writes: whether this rank is who writes it. copies: how many
+    """shared: the memory for it, if several ranks have it. place: this rank's among those `ranks`. copies: how many
     there are to be on this machine."""
 
     shared: SharedMemory | None
-    writes: bool
+    place: int
+    ranks: int
     copies: int
 
 
-def one_copy(parking: Parking, places: Sequence[int], group: dist.ProcessGroup) -> Copy:
-    """Finds who has the same weights on this machine, and memory for them all, that of the last time if it fits.
+def one_copy(what: object, size: int, group: dist.ProcessGroup | None, last: SharedMemory | None = None) -> Copy:
+    """Finds who has the same weights on this machine, and memory for them all, that of the last time if all have it.
 
-    Every rank calls it, and nothing in it raises on one alone. Without memory for all, each has its own.
+    what: alike on ranks that have the same, by `repr`. group: of all ranks, for tensors on the CPU. Every rank calls
+    it, and nothing in it raises on one alone. Without memory for all, each has its own.
     """
     machine = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of it
-    own = (machine, zlib.crc32(repr((places, parking.layout())).encode()))
-    rows = gathered((*own, *parking.last_address), group)
+    own = (machine, zlib.crc32(repr(what).encode()))
+    address = last.address if last else NOWHERE
+    rows = gathered((*own, *address), group)
     peers = [rank for rank, row in enumerate(rows) if row[:2] == own]
     copies = len({row[1] for row in rows if row[0] == machine})
-    writes = dist.get_rank() == peers[0]
-    shared, last = None, parking.last_address
-    if last != NOWHERE and all(row[2:] == last for row in map(rows.__getitem__, peers)):
-        shared = parking.shared
-    elif writes and len(peers) > 1:
-        shared = created(parking.size)
+    place, shared = peers.index(dist.get_rank()), None
+    if last and all(row[2:] == address for row in map(rows.__getitem__, peers)):
+        shared = last
+    elif place == 0 and len(peers) > 1:
+        shared = created(size)
     address = Address(*gathered(shared.address if shared else NOWHERE, group)[peers[0]])
     if shared is None and address != NOWHERE:
         shared = opened(address)
     have = gathered((int(shared is not None),), group)
     if len(peers) == 1 or all(have[peer] == (1,) for peer in peers):
-        return Copy(shared, writes, copies)
-    return Copy(None, True, int(os.environ["LOCAL_WORLD_SIZE"]))
+        return Copy(shared, place, len(peers), copies)
+    return Copy(None, 0, 1, int(os.environ["LOCAL_WORLD_SIZE"]))
 
 
-def gathered(values: Sequence[int], group: dist.ProcessGroup) -> list[tuple[int, ...]]:
+def gathered(values: Sequence[int], group: dist.ProcessGroup | None) -> list[tuple[int, ...]]:
     """Every rank's."""
     own = torch.tensor(values)
     if dist.get_world_size() == 1:

@@ -1,0 +1,226 @@
+"""Blocks whose weights are elsewhere until they run: the whole of two at a time is on the device.
+
+The parameters of such a block are views of one of two buffers, which these blocks take turns in; a buffer is filled
+again once the block that was in it has run, while those behind it compute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import RequestError
+from ..hooks import Hooks
+from .packing import Row, Values
+from .parking import Parking
+from .sizes import BUFFERS, NUMBER
+from .stores import Arrive, Store
+
+
+class FetchedBlocks:
+    """Of a rank's blocks, those that are fetched, in the order in which they run; none at first.
+
+    A forward asks for each of them once, in this order, on every rank: also where a rank has nothing to compute
+    (`serve`), a node has a block skipped, or the forward ends early. So ranks that share weights never wait for one
+    another in vain. What a forward that failed had asked for arrives before the next.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        blocks: Mapping[str, torch.nn.Module],
+        device: torch.device,
+        shared: Sequence[str] = (),
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        """blocks: by their paths. shared: submodules of blocks that the model reads outside of their block. dtypes: by
+        name in the model, the dtypes that parameters are computed in where their values are of others yet."""
+        self.model = model
+        self.paths = list(blocks)
+        self.blocks = list(blocks.values())
+        self.device = device
+        self.shared = shared
+        self.dtypes = dtypes or {}
+        self.hooks = Hooks()
+        self.rows: dict[int, Row] = {}  # by the block's place, in order
+        self.turns: dict[int, torch.Tensor] = {}  # the buffer that a row comes to
+        self.store: Store | None = None
+        self.asked = self.done = 0  # how many, in the running forward
+        self.underway: deque[Arrive] = deque()
+
+    def rows_of(self, places: Iterable[int]) -> dict[int, Row]:
+        """Of any blocks."""
+        keep = {id(held) for held in read_elsewhere(self.model, self.shared)}
+        return {
+            place: self.rows.get(place) or Row(self.paths[place], self.blocks[place], keep, self.dtypes)
+            for place in sorted(places)
+        }
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of every block's row."""
+        return [row.size for row in self.rows_of(range(len(self.blocks))).values()]
+
+    def names(self) -> Iterator[tuple[str, int, str]]:
+        """Of what is fetched: each parameter's name in the model, its block's place, and its name there."""
+        for place, row in self.rows.items():
+            for name in row.names:
+                yield f"{row.path}.{name}", place, name
+
+    def rearrange(
+        self, places: Iterable[int], store: Store | None, values: Callable[[Row], Values] | None = None
+    ) -> None:
+        """Has these blocks fetched from a store, and no others. All ranks that share one call it together.
+
+        values: of a block whose parameters have none. Raises as torch does where memory lacks; the model is of
+        no use then.
+        """
+        self.settle()
+        rows = self.rows_of(places) if store else {}
+        turns = self._turns(rows, store)
+        for place in sorted({*self.rows, *rows}):
+            if place in self.rows and place in rows and store is self.store:
+                continue
+            if self.store and place in self.rows:
+                self.store.fetch(place, self.turns[place])()
+            if store and place in rows:
+                row = rows[place]
+                store.allocate(place, row)
+                store.write(place, row, values(row) if values else row.block.get_parameter)
+                row.bind(turns[place])
+            else:
+                self.rows[place].release()
+            if self.store and place in self.rows:
+                self.store.drop(place)
+        self.rows, self.turns, self.store = rows, turns, store
+        self.rebind()
+        self.install()
+
+    def _turns(self, rows: Mapping[int, Row], store: Store | None) -> dict[int, torch.Tensor]:
+        """A buffer for each row, of those that there are if they are as long. Made outside of inference mode: what is
+        made in it cannot be written to outside."""
+        lengths = {place: store.length(row) for place, row in rows.items()} if store else {}
+        longest, count = max(lengths.values(), default=0), min(BUFFERS, len(rows))
+        buffers = self.buffers
+        if [len(buffer) for buffer in buffers] != [longest] * count:
+            with torch.inference_mode(False):
+                buffers = [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
+        return {place: buffers[index % BUFFERS][:length] for index, (place, length) in enumerate(lengths.items())}
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Those that blocks take turns in, whole."""
+        found = {turn.untyped_storage().data_ptr(): turn.untyped_storage() for turn in self.turns.values()}
+        return [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in found.values()]
+
+    @property
+    def elsewhere(self) -> int:
+        """How many bytes less are on the device than the parameters take."""
+        if self.store is None:
+            return 0
+        sizes = sum(part.size for row in self.rows.values() for part in row.parts)
+        return sizes - sum(each.nbytes for each in (*self.store.on_device(), *self.buffers))
+
+    def park_with(self, parking: Parking) -> None:
+        """Has what is kept on the device park with the model's weights."""
+        parking.beside = self.store.on_device() if self.store else []
+        parking.scratch = self.buffers
+
+    def rebind(self) -> None:
+        """Has the fetched parameters be views of the buffers again, where somebody has made others in their place."""
+        for place, row in self.rows.items():
+            row.bind(self.turns[place])
+
+    def rewrite(self, place: int, name: str, value: torch.Tensor) -> None:
+        """Gives a fetched parameter another value: what this rank is to write of it. No forward may be running."""
+        if self.store:
+            self.store.write(place, self.rows[place], lambda _: value, only=name)
+
+    def install(self) -> None:
+        """Puts the hooks on the fetched blocks, behind what is there."""
+        self.hooks.remove()
+        for index, row in enumerate(self.rows.values()):
+            self.hooks.before(row.block, partial(self._enter, index))
+            self.hooks.after(row.block, partial(self._leave, index), prepend=True)  # before what may end the forward
+
+    @contextmanager
+    def forward(self, *ends: type[Exception]) -> Iterator[None]:
+        """While entered, one forward of the model runs. ends: by which a forward may end early."""
+        self.begin()
+        try:
+            yield
+        except ends:
+            self.finish()
+            raise
+        self.finish()
+
+    def begin(self) -> None:
+        """Before a forward."""
+        self.settle()
+        self.asked = self.done = 0
+        for _ in range(BUFFERS):
+            self._ask()
+
+    def finish(self) -> None:
+        """After a forward: asks for what it has not run."""
+        while self.done < len(self.rows):
+            self._pass()
+
+    def serve(self) -> None:
+        """In place of a forward, where there is nothing to compute: gives to the other ranks what they ask for."""
+        if self.store and self.store.is_collective:
+            self.begin()
+            self.finish()
+
+    def settle(self) -> None:
+        """Waits for what is on its way."""
+        while self.underway:
+            self.underway.popleft()()
+
+    def _enter(self, index: int, block: torch.nn.Module, _args: Any) -> None:
+        while self.done < index:
+            self._pass()  # it is skipped
+        if self.done > index or not self.underway:
+            raise RequestError(
+                f"A node has the model run a {type(block).__name__} out of turn, and its weights are fetched in the "
+                "order of the blocks.",
+                "Use weights=whole in the plan, or leave that node out.",
+            )
+        self.underway.popleft()()
+
+    def _leave(self, index: int, _block: torch.nn.Module, _args: Any, _output: Any) -> None:
+        self.done = index + 1
+        self._ask()
+
+    def _pass(self) -> None:
+        self.underway.popleft()()
+        self.done += 1
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.store and self.asked < len(self.rows):
+            place = list(self.rows)[self.asked]
+            self.asked += 1
+            self.underway.append(self.store.fetch(place, self.turns[place]))
+
+
+def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.nn.Module]:
+    """The blocks of these lists, by path, in their order; those of `weights/sizes.py`."""
+    return {
+        f"{path}.{name}": block
+        for path in lists
+        for name, block in model.get_submodule(path).named_children()
+        if NUMBER.search(name)
+    }
+
+
+def read_elsewhere(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:
+    """Parameters of blocks that are read outside of their block, or may be: of two names, or in `shared` submodules."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    names = Counter(id(held) for _, held in named)
+    return [held for name, held in named if names[id(held)] > 1 or any(name.startswith(f"{path}.") for path in shared)]

@@ -1,0 +1,219 @@
+"""Where a model's weights wait: decided by all ranks alike, before they are read, and again where a request needs more
+room than any before it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.device import copier, is_accelerator, pin, synchronise
+from parallel_backend.errors import RequestError
+from parallel_backend.groups.collectives import ALL_GATHER
+from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from parallel_backend.weights.fetching import FetchedBlocks
+from parallel_backend.weights.fitting import Links, Room, fitted_weights, in_host, seconds_a_forward
+from parallel_backend.weights.loading import Check
+from parallel_backend.weights.one_copy import gathered, one_copy
+from parallel_backend.weights.parking import available_bytes
+from parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
+from parallel_backend.weights.stores import HostStore, PeerStore, Store
+
+from ..job_groups import JobGroups
+from .room import Room as Memory
+
+MEASURED = 32 << 20  # bytes that are sent to measure a link
+TIMES = 3
+OF_HOST = 0.9  # of the host's free memory, that weights may fill
+GB = 1e9
+
+
+class PlacedModel(Protocol):
+    """A model of either kind."""
+
+    working_bytes: int
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def sizes(self) -> WeightSizes: ...
+
+    @property
+    def fetched(self) -> FetchedBlocks: ...
+
+    @property
+    def resident_bytes(self) -> int: ...
+
+    def spared(self, free: int) -> int:
+        """What weights may have of so much memory of the device, where the operator wants some left."""
+        ...
+
+    def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
+
+
+class Ranks(Protocol):
+    """What of a job is needed here."""
+
+    groups: JobGroups
+    control_group: dist.ProcessGroup
+
+    def together(self, action: Callable[[], Any]) -> Any: ...
+
+    def alone(self, action: Callable[[], Any]) -> Any: ...
+
+    def check(self) -> None: ...
+
+
+class Placing:
+    """The weights of the model that is loaded. asked: what its plan says of them; decided: the plan with that
+    decided."""
+
+    def __init__(self) -> None:
+        self.asked: tuple[str, int] | None = None
+        self.decided: ParallelPlan | None = None
+        self.links: dict[int, Links] = {}  # by how many ranks share weights
+
+    def forget(self) -> None:
+        """The model is gone."""
+        self.asked = self.decided = None
+
+    def place(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
+        """Puts the weights where the plan has them, with room for so many bytes beside them; those that are yet to be
+        read are read. All ranks call it together, and it ends on all alike; where it fails, the model is of no use."""
+        model.working_bytes = max(model.working_bytes, working)
+        asked = (plan.weights, plan.weight_blocks)
+        before = self.decided if asked == self.asked else None
+        self.asked = self.decided = None
+        decided = self._decide(ranks, model, plan, before)
+        if before is None or of_weights(decided) != of_weights(before):
+            self._bring(ranks, model, decided)
+        self.asked, self.decided = asked, decided
+
+    def _decide(
+        self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, before: ParallelPlan | None
+    ) -> ParallelPlan:
+        """The plan with its weights decided: as they were before, if that fits still."""
+        device = model.mesh.device
+        if plan.weights != AUTO:
+            return plan
+        if not is_accelerator(device):
+            return replace(plan, weights=WHOLE)
+        room = room_of_all(ranks, model)
+        if before:
+            kept = replace(plan, weights=before.weights, weight_blocks=before.weight_blocks)
+            if max(model.sizes.kept(kept)) <= room.device:
+                return kept
+        decided = fitted_weights(plan, model.sizes, room)
+        if decided.weights == WHOLE:
+            return decided
+        return fitted_weights(plan, model.sizes, room, self.links_of(ranks, plan, device))
+
+    def _bring(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> None:
+        own = model.sizes.by_stage(plan)[model.mesh["pipefusion"].index] if model.sizes.blocks else []
+        places = fetched_places(own, plan)
+        store = self._store(ranks, model, plan) if places else None
+        reads_others = model.fetched.store is not None and model.fetched.store.is_collective
+        bring = lambda: model.bring(places, store, ranks.check)  # noqa: E731
+        ranks.together(bring if reads_others else lambda: ranks.alone(bring))
+        if store:
+            logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
+
+    def _store(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> Store:
+        """That of before, if it is of the same kind."""
+        held, device = model.fetched.store, model.mesh.device
+        if held and held.kind == plan.weights:
+            return held
+        if plan.weights == SHARED:
+            return PeerStore(ranks.groups.replicas(plan), device)
+        sizes = model.fetched.sizes
+        copy = one_copy((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
+        ranks.together(lambda: check_host(in_host(plan, model.sizes) // plan.tp // plan.pipefusion, copy.copies))
+        return HostStore(sizes, device, copy.shared, copy.place, copy.ranks)
+
+    def links_of(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
+        """As measured, once, by all ranks together; of all, the slowest."""
+        if plan.replicas not in self.links:
+            peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
+            rows = gathered((peers, host_rate(device)), ranks.control_group)
+            slowest = [float(min(column)) for column in zip(*rows, strict=True)]
+            self.links[plan.replicas] = Links(*slowest, is_measured=True)
+        return self.links[plan.replicas]
+
+    def told(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
+        """For the status: what is kept and fetched, in bytes, by the stage that has the most of it, and the seconds
+        that a forward's take on the link."""
+        plan, sizes = self.decided, model.sizes
+        if plan is None or plan.weights not in FETCHED:
+            return {"kind": WHOLE}
+        links = self.links_of(ranks, plan, model.mesh.device)
+        stages = sizes.by_stage(plan)
+        return {
+            "kind": plan.weights,
+            "blocks": max(len(fetched_places(stage, plan)) for stage in stages),
+            "of": max(map(len, stages)),
+            "kept": max(sizes.kept(plan)),
+            "whole": max(sizes.kept(replace(plan, weights=WHOLE))),
+            "fetched": sizes.fetched(plan),
+            "seconds": seconds_a_forward(plan, sizes, links),
+            "link": links.of(plan.weights),
+            "is_measured": links.is_measured,
+        }
+
+
+def of_weights(plan: ParallelPlan) -> tuple[str, int]:
+    return plan.weights, plan.weight_blocks
+
+
+def room_of_all(ranks: Ranks, model: PlacedModel) -> Room:
+    """The least that any rank has for weights, beside what its largest request takes."""
+    device = model.mesh.device
+    free = Memory.now(device).free + model.resident_bytes - model.working_bytes
+    own = (min(max(0, model.spared(free)), sys.maxsize), int(OF_HOST * available_bytes()))
+    return Room(*(min(column) for column in zip(*gathered(own, ranks.control_group), strict=True)))
+
+
+def check_host(size: int, copies: int) -> None:
+    """Raises RequestError if the host's memory has not so much for each of so many copies."""
+    available = int(OF_HOST * available_bytes())
+    if size * copies > available:
+        raise RequestError(
+            f"weights={HOST} takes {size / GB:.1f} GB of RAM, {copies} times on this machine, and "
+            f"{available / GB:.1f} GB are free.",
+            f"Use weights={SHARED} or a lower weight_blocks in the plan, or a machine with more RAM.",
+        )
+
+
+def peer_rate(axis: Axis, device: torch.device) -> int:
+    """Bytes per second that come to this rank from the others of an axis."""
+    share = torch.zeros(MEASURED // axis.degree, dtype=torch.uint8, device=device)
+    whole = torch.zeros(len(share) * axis.degree, dtype=torch.uint8, device=device)
+    seconds = quickest(lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group), device)
+    return int((len(whole) - len(share)) / seconds)
+
+
+def host_rate(device: torch.device) -> int:
+    """Bytes per second that come to this rank from pinned memory."""
+    memory = torch.zeros(MEASURED, dtype=torch.uint8)
+    pin(memory, device)
+    target, copy = torch.empty_like(memory, device=device), copier(device)
+    return int(MEASURED / quickest(lambda: copy(target, memory)(), device))
+
+
+def quickest(action: Callable[[], Any], device: torch.device) -> float:
+    """The seconds of the quickest of some times; the first is not counted."""
+    seconds = []
+    for _ in range(1 + TIMES):
+        synchronise(device)
+        start = time.perf_counter()
+        action()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
