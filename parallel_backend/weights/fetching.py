@@ -48,7 +48,8 @@ class FetchedBlocks:
         self.dtypes = dtypes or {}
         self.hooks = Hooks()
         self.rows: dict[int, Row] = {}  # by the block's place, in order
-        self.turns: dict[int, torch.Tensor] = {}  # the buffer that a row comes to
+        self.buffers: list[torch.Tensor] = []
+        self.turns: dict[int, torch.Tensor] = {}  # of the buffers, where a row comes to
         self.store: Store | None = None
         self.asked = self.done = 0  # how many, in the running forward
         self.underway: deque[Arrive] = deque()
@@ -82,7 +83,12 @@ class FetchedBlocks:
         """
         self.settle()
         rows = self.rows_of(places) if store else {}
-        turns = self._turns(rows, store)
+        buffers = self._make_buffers(rows, store)
+        turns = {
+            place: buffers[index % BUFFERS][: store.length(row)]
+            for index, (place, row) in enumerate(rows.items())
+            if store
+        }
         for place in sorted({*self.rows, *rows}):
             if place in self.rows and place in rows and store is self.store:
                 continue
@@ -97,26 +103,19 @@ class FetchedBlocks:
                 self.rows[place].release()
             if self.store and place in self.rows:
                 self.store.drop(place)
-        self.rows, self.turns, self.store = rows, turns, store
+        self.rows, self.turns, self.buffers, self.store = rows, turns, buffers, store
         self.rebind()
         self.install()
 
-    def _turns(self, rows: Mapping[int, Row], store: Store | None) -> dict[int, torch.Tensor]:
-        """A buffer for each row, of those that there are if they are as long. Made outside of inference mode: what is
-        made in it cannot be written to outside."""
-        lengths = {place: store.length(row) for place, row in rows.items()} if store else {}
-        longest, count = max(lengths.values(), default=0), min(BUFFERS, len(rows))
-        buffers = self.buffers
-        if [len(buffer) for buffer in buffers] != [longest] * count:
-            with torch.inference_mode(False):
-                buffers = [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
-        return {place: buffers[index % BUFFERS][:length] for index, (place, length) in enumerate(lengths.items())}
-
-    @property
-    def buffers(self) -> list[torch.Tensor]:
-        """Those that blocks take turns in, whole."""
-        found = {turn.untyped_storage().data_ptr(): turn.untyped_storage() for turn in self.turns.values()}
-        return [torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in found.values()]
+    def _make_buffers(self, rows: Mapping[int, Row], store: Store | None) -> list[torch.Tensor]:
+        """Those that there are, if they are as long as the longest row. Made outside of inference mode: what is made in
+        it cannot be written to outside."""
+        longest = max((store.length(row) for row in rows.values()), default=0) if store else 0
+        count = min(BUFFERS, len(rows))
+        if [len(buffer) for buffer in self.buffers] == [longest] * count:
+            return self.buffers
+        with torch.autograd.grad_mode.inference_mode(False):
+            return [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
 
     @property
     def elsewhere(self) -> int:

@@ -52,7 +52,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("launch",),
         ("host", "join", "rank"),
     ),
-    "worker.rank": (("sources",), ("memory", "channels"), ("*",)),
+    "worker.rank": (("sources", "job_groups"), ("memory", "channels"), ("*",)),
     "nodes": (
         ("errors", "compat"),
         ("workers", "plan_words"),

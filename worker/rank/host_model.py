@@ -181,8 +181,8 @@ class HostModel:
             return sys.maxsize
         if management.vram_state == management.VRAMState.NO_VRAM:
             return 0
-        least = max(0, management.minimum_inference_memory() - self.working_bytes)
-        return free - int(management.extra_reserved_memory()) - int(least)
+        left = max(management.minimum_inference_memory() - self.working_bytes, management.extra_reserved_memory())
+        return free - int(left)
 
     def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
         """Gives the weights these changes in place of those that they had; without any, they are as in the file.
@@ -208,11 +208,12 @@ class HostModel:
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
-            if where := fetched.get(name):
-                value = patched(self.patcher, name, original, self.mesh.device) if name in wanted else original
-                self.fetched.rewrite(*where, value)
-            else:
+            if name not in fetched:
                 restore(self.patcher, name, original)
+            elif name in wanted:
+                self.fetched.rewrite(*fetched[name], patched(self.patcher, name, original, self.mesh.device))
+            else:
+                self.fetched.rewrite(*fetched[name], original)
         self.rewritten = wanted.keys() & fetched.keys()
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in fetched}
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from demo.host import REPOSITORY
 from tests.support.cases.files.formats import FORMATS
+from tests.support.files.deeper import deepen
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.stock_prompts import write_cases
 from tests.support.labelled.branches import questions
@@ -27,10 +28,9 @@ from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
 
 NAME = "longcat-image"
 TOLERANCE = 1e-5
-# An adapter on weights that wait in RAM is added as a layer runs, and the sum not rounded to the format again.
-UNROUNDED = 0.05
 COPIES = 3  # of latents, timestep and text, to the card
-HALF = 0.5  # of the weights, which a card has room for
+BLOCKS_OF_ONE = 8
+PART = 0.75  # of the weights, which a card has room for
 OLD, ADA = (7, 5), (8, 9)  # cards that cannot and can multiply in fp8
 # What one weight's change takes meanwhile, as fp32 numbers of the largest: it is made anew in some passes.
 PASSES = {"mxfp8": 5}
@@ -39,7 +39,7 @@ FORMS = ["fp32", *FORMATS, "gguf"]
 IN_GATE = ("plain fp8", "fp8", "gguf")  # of what the others are one more of
 CASES = [
     *((form, ALONE, ADA, 1.0) for form in FORMS),
-    *((form, ALONE, ADA, HALF) for form in ("fp32", "plain fp8", "fp8", "int8", "gguf")),
+    *((form, ALONE, ADA, PART) for form in ("fp32", "plain fp8", "fp8", "int8", "gguf")),
     *((form, {"ring" if place % 2 else "ulysses": 2}, ADA, 1.0) for place, form in enumerate(FORMS)),
     ("fp8", ALONE, OLD, 1.0),
 ]
@@ -70,6 +70,7 @@ def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     write_cases(comfyui, base, [NAME])
     folder = base / "models" / "diffusion_models"
     plain, packed = (folder / f"{NAME}.{end}" for end in ("safetensors", "gguf"))
+    deepen(plain, BLOCKS_OF_ONE)
     command = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui), str(plain), *FORMATS]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-4000:]
@@ -121,13 +122,14 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
         assert sum(found["outside"].values()) == COPIES, found["outside"]
         assert found["loaded"] <= share * found["weights"]
         assert found["adapted"] <= 1.01 * share * found["weights"] + found["factors"]
-        work = PASSES.get(form, 3) * 4 * found["largest"]
+        passes = PASSES.get(form, 3) + (share < 1)  # a weight that is fetched has no place that it could be made in
+        work = passes * 4 * found["largest"]
         assert found["peak"] <= share * found["weights"] + found["factors"] + work
         assert not found["copied"], "what is put back has memory of its own, beside the file's pages"
     first = by_rank[0]
     plain, adapted, plain_again = first["errors"]
     assert max(plain, plain_again) <= TOLERANCE
-    assert adapted <= (TOLERANCE if share == 1 or form == "gguf" else UNROUNDED)
+    assert adapted <= TOLERANCE
     assert first["changed"] > 0.1, "the adapter changes nothing"
 
 

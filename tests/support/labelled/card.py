@@ -43,7 +43,7 @@ class Seeds(torch.Generator):
 class Queue(Stream):
     """A stream that ComfyUI brings weights to the GPU on."""
 
-    def __init__(self, **_: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __enter__(self) -> None: ...
 
@@ -68,7 +68,8 @@ def card(memory: Memory, total: int, capability: tuple[int, int]) -> Iterator[Ca
     major, minor = capability
     said = SimpleNamespace(name="labelled", major=major, minor=minor, total_memory=total, multi_processor_count=1)
     made = Card(memory, total)
-    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    errors = SimpleNamespace(success=0)
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0, cudaError=errors)
 
     def stats(*_: Any) -> dict[str, int]:
         return dict.fromkeys(("active_bytes.all.current", "reserved_bytes.all.current"), memory.in_use)

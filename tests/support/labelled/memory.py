@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -17,19 +18,21 @@ class Memory:
         self.tensors: collections.Counter[int] = collections.Counter()  # of a storage
         self.in_use = self.peak = 0
 
-    def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> None:
-        """Counts what holds a tensor's values, for as long as the tensor lives."""
+    def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> Callable[[], object]:
+        """Counts what holds a tensor's values, for as long as the tensor lives, or until what is returned is called."""
         if hasattr(held, "__tensor_flatten__"):  # torch's result of a collective on DTensors, which wraps the plain one
             (held,) = plain_parts(held)
         storage = held.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if not size:
-            return
+            return lambda: None
         self.tensors[address] += 1
         if self.tensors[address] == 1:
             self.in_use += size
             self.peak = max(self.peak, self.in_use)
-        weakref.finalize(tensor, self.let_go, address, size).atexit = False
+        counted = weakref.finalize(tensor, self.let_go, address, size)
+        counted.atexit = False
+        return counted
 
     def let_go(self, address: int, size: int) -> None:
         self.tensors[address] -= 1

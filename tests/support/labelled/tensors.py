@@ -94,6 +94,7 @@ class Labelled(torch.Tensor):
     """A tensor on `GPU`, whose values are in `held`, on the CPU; views share them."""
 
     held: torch.Tensor
+    counted: Callable[[], object]
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> Labelled:
@@ -101,8 +102,19 @@ class Labelled(torch.Tensor):
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=GPU
         )
         made.held = held
-        WATCH.memory.hold(made, held)
+        made.counted = WATCH.memory.hold(made, held)
         return made
+
+    @property
+    def data(self) -> torch.Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Labelled) -> None:
+        """As of any tensor: the values are another's from here on."""
+        torch.Tensor.data.__set__(self, other)
+        self.counted()
+        self.held, self.counted = other.held, WATCH.memory.hold(self, other.held)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -318,6 +330,11 @@ class Stream:
     def synchronize(self) -> None: ...
 
     def wait_stream(self, _other: Stream) -> None: ...
+
+    def wait_event(self, _event: object) -> None: ...
+
+    def record_event(self) -> object:
+        return object()
 
 
 def lend_guard() -> None:

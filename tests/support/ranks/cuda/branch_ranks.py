@@ -47,7 +47,7 @@ def main(comfyui: str, file: str, out: str) -> None:
             groups.mesh_of(plan)
         for name, plan in (("hunyuanvideo", ring), ("flux-dev", stages)):
             of_diffusers(Bench(GPU, Path(out).parent, partial(with_more, watch)), name, plan, "fp32")
-        of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 1.0), comfyui, watch, there)
+        of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 0.75), comfyui, watch, there)
         name_of(GPU)
         Room.now(GPU)
         memory_use(GPU)
