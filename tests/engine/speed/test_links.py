@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from demo.host import REPOSITORY
 from tests.support.links.link import TOOLS, Link
 from tests.support.links.namespaces import NAMED, PREFIX, remove_leftovers, why_impossible
-from tests.support.links.profiles import PROFILES, Profile
+from tests.support.links.profiles import PROFILES, Profile, counted_flops
 
 SLOW, FAST = 2_000_000, 20_000_000
 PATIENCE = 60.0
@@ -93,6 +94,16 @@ def ratios(tokens: float, width: float, flops: float, rate: float, itemsize: int
 @pytest.mark.parametrize("shrink", [1, 6, 10])
 def test_a_scaled_link_takes_the_share_of_a_step_that_the_real_one_does(profile: Profile, shrink: int) -> None:
     flops, tokens, width = 80e9, 4608, 3072
-    real = ratios(tokens, width, profile.card, profile.link, 2)
-    scaled = ratios(tokens / shrink, width / shrink, flops, profile.rate(flops, 4, shrink), 4)
-    assert scaled == pytest.approx(real)
+    links = {profile.link: profile.rate(flops, 4, shrink), profile.host: profile.host_rate(flops, 4, shrink)}
+    for real, scaled in links.items():
+        wanted = ratios(tokens, width, profile.card, real, 2)
+        assert ratios(tokens / shrink, width / shrink, flops, scaled, 4) == pytest.approx(wanted)
+
+
+@torch.inference_mode()
+def test_flops_are_those_of_products_and_attention() -> None:
+    def run() -> None:
+        hidden = torch.mm(torch.zeros(7, 16), torch.zeros(16, 24)).view(1, 3, 7, 8)
+        torch.nn.functional.scaled_dot_product_attention(hidden, hidden, hidden)
+
+    assert counted_flops(run) == 2 * 7 * 16 * 24 + 4 * 3 * 7 * 7 * 8
