@@ -78,7 +78,7 @@ class Meshes:
 
     def __init__(self) -> None:
         self.base = build_mesh(ParallelPlan(ulysses=dist.get_world_size()), CPU)
-        self.tensor = build_mesh(ParallelPlan(tp=dist.get_world_size()), CPU).device_mesh
+        self.tensor = build_mesh(ParallelPlan(tp=dist.get_world_size()), CPU).tensor_mesh
 
     def of(self, plan: ParallelPlan) -> Mesh:
         """The plan's mesh; that of this rank alone for the plan with no axis."""
@@ -86,7 +86,7 @@ class Meshes:
         split |= {name for name, parts in JOINT_AXES.items() if split & set(parts)}
         shared, alone = self.base["ulysses"], self.base["dp"]
         axes = {name: shared if name in split else alone for name in self.base.axes}
-        return replace(self.base, plan=plan, axes=axes, device_mesh=self.tensor)
+        return replace(self.base, plan=plan, axes=axes, tensor_mesh=self.tensor)
 
 
 class Contender:
