@@ -13,12 +13,12 @@ from pathlib import Path
 import diffusers
 import torch
 import torch.distributed as dist
-from parallel_backend.weights.stores import Arrive, HostStore, PeerStore
 
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.sizes import fetched_places
+from parallel_backend.weights.stores import Arrive, HostStore, PeerStore
 from tests.support.links.link import limit
 from tests.support.links.profiles import PROFILES, measured_flops
 from tests.support.ranks.leaving import leave
