@@ -15,7 +15,6 @@ from unittest import mock
 import diffusers
 import torch
 import torch.distributed as dist
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 
 from parallel_backend.axes import JOINT_AXES
 from parallel_backend.groups.mesh import Mesh, build_mesh
@@ -24,10 +23,10 @@ from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.meter import Meter
 from tests.benchmarks.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
+from tests.support.links.profiles import counted_flops
 from tests.support.ranks.leaving import leave
 
 CPU = torch.device("cpu")
-CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def build(shape: Shape) -> torch.nn.Module:
@@ -79,7 +78,7 @@ class Meshes:
 
     def __init__(self) -> None:
         self.base = build_mesh(ParallelPlan(ulysses=dist.get_world_size()), CPU)
-        self.tensor = build_mesh(ParallelPlan(tp=dist.get_world_size()), CPU).device_mesh
+        self.tensor = build_mesh(ParallelPlan(tp=dist.get_world_size()), CPU).tensor_mesh
 
     def of(self, plan: ParallelPlan) -> Mesh:
         """The plan's mesh; that of this rank alone for the plan with no axis."""
@@ -87,7 +86,7 @@ class Meshes:
         split |= {name for name, parts in JOINT_AXES.items() if split & set(parts)}
         shared, alone = self.base["ulysses"], self.base["dp"]
         axes = {name: shared if name in split else alone for name in self.base.axes}
-        return replace(self.base, plan=plan, axes=axes, device_mesh=self.tensor)
+        return replace(self.base, plan=plan, axes=axes, tensor_mesh=self.tensor)
 
 
 class Contender:
@@ -142,18 +141,7 @@ class Contender:
 
     def flops(self) -> int:
         """Floating-point operations a step on this rank, of a stale step where there are any."""
-
-        def count(steps: int) -> int:
-            counter = FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: sdpa_of_cpu})
-            with counter:
-                self.sample(steps)
-            return counter.get_total_flops()
-
-        return count(2) - count(1)
-
-
-def sdpa_of_cpu(query: torch.Size, key: torch.Size, value: torch.Size, *_args, **_options) -> int:
-    return sdpa_flop(query, key, value)
+        return counted_flops(lambda: self.sample(2)) - counted_flops(lambda: self.sample(1))
 
 
 def enable_context_parallel(model: torch.nn.Module) -> None:

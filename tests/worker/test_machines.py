@@ -22,7 +22,8 @@ from demo.host import REPOSITORY
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE
 from tests.support.group.first_machine import FAMILY
-from tests.support.group.network import FIRST, SECOND, Network, why_impossible
+from tests.support.group.network import FIRST, SECOND, TOOLS, Network
+from tests.support.links.namespaces import why_impossible
 from tests.support.tiers import slow_but
 from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
@@ -38,7 +39,7 @@ PLANS = {"ulysses": (ULYSSES,), "cfg": ({"cfg": 2},), "four ranks": ({"cfg": 2, 
 
 @pytest.fixture(scope="module")
 def network(own_ranks: None) -> Iterator[Network]:
-    if reason := why_impossible():
+    if reason := why_impossible(*TOOLS):
         pytest.fail(f"{reason}: the tests of two machines run as root on Linux, with iproute2 installed")
     with Network() as network:
         yield network

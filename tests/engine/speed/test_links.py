@@ -1,0 +1,109 @@
+"""A link between ranks is as slow as it is set, and profiles keep the ratio of real cards to their links."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from demo.host import REPOSITORY
+from tests.support.links.link import TOOLS, Link
+from tests.support.links.namespaces import NAMED, PREFIX, remove_leftovers, why_impossible
+from tests.support.links.profiles import PROFILES, Profile, counted_flops
+
+SLOW, FAST = 2_000_000, 20_000_000
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def possible(own_ranks: None) -> None:
+    if reason := why_impossible(*TOOLS):
+        pytest.fail(f"{reason}: the tests of slow links run as root on Linux, with iproute2 installed")
+
+
+def test_collectives_take_their_bytes_by_the_rate_that_is_set(possible: None, tmp_path: Path) -> None:
+    with Link(2) as link:
+        file = tmp_path / "found.json"
+        link.run("tests.support.links.transfers", link.name, json.dumps([SLOW, FAST]), str(file), seconds=300)
+    found = json.loads(file.read_text())
+    for rate in (SLOW, FAST):
+        for name, speeds in found[str(rate)].items():
+            # Headers are 1 to 5 %. More than the rate: what the bucket lets through at once after a silence.
+            assert 0.7 * rate < statistics.median(speeds) < 1.1 * rate, (name, speeds)
+    assert not Path(NAMED, link.name).exists()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_killed_run_leaves_goes_with_the_next(possible: None) -> None:
+    program = (
+        "import subprocess, sys, time\n"
+        "from tests.support.links.link import Link\n"
+        "with Link(2) as link:\n"
+        "    inside = subprocess.Popen(link.on('link', ['sleep', '600']))\n"
+        "    print(link.name, inside.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    name, pid = run.stdout.readline().split()
+    assert Path(NAMED, name).exists()
+    run.kill()
+    run.wait(30)
+    own = Path(NAMED, f"{PREFIX}-{os.getpid()}-kept")
+    subprocess.run(["ip", "netns", "add", own.name], check=True)
+    try:
+        remove_leftovers()
+        assert own.exists(), "those of a process that lives stay"
+    finally:
+        subprocess.run(["ip", "netns", "delete", own.name], check=True)
+    assert not Path(NAMED, name).exists()
+    until = time.monotonic() + PATIENCE
+    while is_running(int(pid)):
+        assert time.monotonic() < until, "what ran in the namespace still runs"
+        time.sleep(0.05)
+
+
+def test_without_tools_a_link_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
+    with pytest.raises(SystemExit, match="no ip and tc on the PATH.*iproute2"), Link(2):
+        pass
+
+
+def ratios(tokens: float, width: float, flops: float, rate: float, itemsize: int) -> tuple[float, float]:
+    """A block's seconds on the link to its seconds of computing: of its weights, and of the hidden states of its q,
+    k, v and result."""
+    computing = (24 * tokens * width**2 + 4 * tokens**2 * width) / flops
+    return 12 * width**2 * itemsize / rate / computing, 4 * tokens * width * itemsize / rate / computing
+
+
+@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
+@pytest.mark.parametrize("shrink", [1, 6, 10])
+def test_a_scaled_link_takes_the_share_of_a_step_that_the_real_one_does(profile: Profile, shrink: int) -> None:
+    flops, tokens, width = 80e9, 4608, 3072
+    links = {profile.link: profile.rate(flops, 4, shrink), profile.host: profile.host_rate(flops, 4, shrink)}
+    for real, scaled in links.items():
+        wanted = ratios(tokens, width, profile.card, real, 2)
+        assert ratios(tokens / shrink, width / shrink, flops, scaled, 4) == pytest.approx(wanted)
+
+
+@torch.inference_mode()
+def test_flops_are_those_of_products_and_attention() -> None:
+    def run() -> None:
+        hidden = torch.mm(torch.zeros(7, 16), torch.zeros(16, 24)).view(1, 3, 7, 8)
+        torch.nn.functional.scaled_dot_product_attention(hidden, hidden, hidden)
+
+    assert counted_flops(run) == 2 * 7 * 16 * 24 + 4 * 3 * 7 * 7 * 8
