@@ -193,6 +193,11 @@ def free_bytes(device: torch.device) -> int:
         return total_bytes(device) - reserved_bytes(device)
 
 
+def available_bytes(device: torch.device) -> int:
+    """What of an accelerator's memory tensors of this process could still have."""
+    return free_bytes(device) + reserved_bytes(device) - allocated_bytes(device)
+
+
 def allocated_bytes(device: torch.device) -> int:
     """Of an accelerator's memory, what this process's tensors have."""
     return module_of(device).memory_allocated(device)

@@ -3,6 +3,7 @@ in parts for the loop that PipeFusion needs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,15 @@ import torch.distributed as dist
 from .axes import LAST_AXES
 from .device import generators
 from .errors import GroupError, PlanError, RequestError
-from .groups.mesh import build_mesh
+from .groups.mesh import Axis, build_mesh, replica_axis
 from .models import spec_for
+from .placing import Placing
 from .plan import ParallelPlan
 from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
+from .weights.one_copy import gathered
+from .weights.sizes import FETCHED
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -51,6 +55,12 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
             "calls the transformer one step at a time.",
             "Use load_transformer and Denoiser, or ulysses, ring, tp, cfg or dp.",
+        )
+    if plan.weights in FETCHED:
+        raise PlanError(
+            f"weights={plan.weights} fetches weights block by block, and the pipeline has loaded all of them.",
+            "Use weights=auto or whole, or load_transformer and Denoiser.",
+            "weights",
         )
     for model in models:  # before any group is made
         plan.check_model(**spec_for(type(model).__name__).limits(model.config))
@@ -92,8 +102,33 @@ def load_transformer(
     ModelFileError.
     """
     check_world(plan)
-    source = transformer_source(folder, dtype)
-    return ParallelTransformer.load(source, build_mesh(plan, device))
+    transformer = ParallelTransformer.build(transformer_source(folder, dtype), build_mesh(plan, device))
+    Placing().place(AllRanks(device), transformer, plan)
+    return transformer
+
+
+class AllRanks:
+    """Those of the default group, which a script runs: what fails on one fails the script."""
+
+    control_group = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.groups = self
+
+    def replicas(self, plan: ParallelPlan) -> Axis:
+        return replica_axis(plan, self.device)
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        result = action()
+        gathered((0,), self.control_group)  # a barrier that needs no GPU
+        return result
+
+    def alone(self, action: Callable[[], Any]) -> Any:
+        return action()
+
+    def check(self) -> None:
+        """Nobody gives up."""
 
 
 def check_world(plan: ParallelPlan) -> None:

@@ -40,7 +40,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("models",),
         ("weights",),
         ("seams",),
-        ("transformer", "module", "vae"),
+        ("transformer", "module", "vae", "placing"),
         ("sampling", "library"),
         ("__init__",),
     ),
@@ -52,7 +52,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("launch",),
         ("host", "join", "rank"),
     ),
-    "worker.rank": (("sources", "job_groups"), ("memory", "channels"), ("*",)),
+    "worker.rank": (("sources",), ("memory", "channels"), ("*",)),
     "nodes": (
         ("errors", "compat"),
         ("workers", "plan_words"),

@@ -9,13 +9,13 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
+from parallel_backend.placing import Placing
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .host_model import HostModel
-from .memory.placing import Placing
 from .memory.release import release_memory
 from .memory.room import memory_use
 from .sources import Source

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from parallel_backend.device import allocated_bytes, free_bytes, is_accelerator, reserved_bytes, total_bytes
+from parallel_backend.device import allocated_bytes, available_bytes, is_accelerator, reserved_bytes, total_bytes
 
 # In the words of torch's own allocator, and of CUDA's (cudaMallocAsync).
 ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
@@ -31,8 +31,7 @@ class Room:
     @classmethod
     def now(cls, device: torch.device) -> Room:
         if is_accelerator(device):
-            allocated = allocated_bytes(device)
-            return cls(total_bytes(device), allocated, free_bytes(device) + reserved_bytes(device) - allocated)
+            return cls(total_bytes(device), allocated_bytes(device), available_bytes(device))
         machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")
         rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), machine.get("MemAvailable", 0))]
         for limit, counted in limits():

@@ -24,10 +24,11 @@ torch.inference_mode = torch.no_grad
 
 from parallel_backend.groups.calls import Call  # noqa: E402
 from parallel_backend.groups.mesh import build_mesh  # noqa: E402
+from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.comfyui.checks import modules_at  # noqa: E402
+from parallel_backend.placing import Placing  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
-from tests.support.group.direct_ranks import DirectRanks  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
@@ -36,7 +37,6 @@ from worker.comfyui.model import import_comfyui  # noqa: E402
 from worker.comfyui.patches import Patch, packed  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
 from worker.rank.host_model import HostModel  # noqa: E402
-from worker.rank.memory.placing import Placing  # noqa: E402
 from worker.wire.tensors import Tensors  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, An
 
     before = memory.in_use
     model = HostModel.build(source, build_mesh(plan, GPU))
-    Placing().place(DirectRanks(GPU), model, plan)
+    Placing().place(AllRanks(GPU), model, plan)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before}
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]

@@ -17,16 +17,16 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
+from parallel_backend import placing
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.library import AllRanks
 from parallel_backend.plan import ParallelPlan
-from tests.support.group.direct_ranks import DirectRanks
 from tests.support.ranks.leaving import leave
 from worker.comfyui.model import import_comfyui
 from worker.comfyui.patches import packed
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
-from worker.rank.memory import placing
 from worker.rank.memory.room import Room
 from worker.rank.memory.shortage import Shortage, plan_of
 from worker.wire.operations import CALL
@@ -45,14 +45,13 @@ def card(free: float) -> Iterator[list[HostModel]]:
 
     models: list[HostModel] = []
 
-    def now(_: torch.device) -> Room:
-        used = sum(model.resident_bytes for model in models)
-        return Room(int(free), used, int(free) - used)
+    def left(_: torch.device) -> int:
+        return int(free) - sum(model.resident_bytes for model in models)
 
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
             (placing, "is_accelerator", lambda _: True),
-            (placing.Memory, "now", now),
+            (placing, "device_bytes", left),
             (management, "minimum_inference_memory", lambda: 0),
             (management, "extra_reserved_memory", lambda: 0),
         ):
@@ -87,7 +86,7 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
     world = dist.get_world_size()
     source = HostSource(comfyui, ("--cpu", "--use-pytorch-cross-attention"), file, "Flux", "float32", "float32")
     import_comfyui(source)
-    direct, place = DirectRanks(CPU), placing.Placing()
+    direct, place = AllRanks(CPU), placing.Placing()
 
     def load(**degrees: int) -> HostModel:
         plan = ParallelPlan(**degrees or {"ulysses": world})

@@ -13,21 +13,19 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from parallel_backend.device import copier, is_accelerator, pin, synchronise
-from parallel_backend.errors import RequestError
-from parallel_backend.groups.collectives import ALL_GATHER
-from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
-from parallel_backend.weights.fetching import FetchedBlocks
-from parallel_backend.weights.fitting import Links, Room, fitted_weights, in_host, seconds_a_forward
-from parallel_backend.weights.loading import Check
-from parallel_backend.weights.one_copy import gathered, one_copy
-from parallel_backend.weights.parking import available_bytes
-from parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
-from parallel_backend.weights.stores import HostStore, PeerStore, Store
-
-from ..job_groups import JobGroups
-from .room import Room as Memory
+from .device import available_bytes as device_bytes
+from .device import copier, is_accelerator, pin, synchronise
+from .errors import RequestError
+from .groups.collectives import ALL_GATHER
+from .groups.mesh import Axis, Mesh
+from .plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from .weights.fetching import FetchedBlocks
+from .weights.fitting import Links, Room, fitted_weights, in_host, seconds_a_forward
+from .weights.loading import Check
+from .weights.one_copy import gathered, one_copy
+from .weights.parking import available_bytes
+from .weights.sizes import FETCHED, WeightSizes, fetched_places
+from .weights.stores import HostStore, PeerStore, Store
 
 MEASURED = 32 << 20  # bytes that are sent to measure a link
 TIMES = 3
@@ -59,15 +57,28 @@ class PlacedModel(Protocol):
     def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
 
 
+class Groups(Protocol):
+    def replicas(self, plan: ParallelPlan) -> Axis:
+        """The ranks that compute with the same weights as this one, with a group of its own."""
+        ...
+
+
 class Ranks(Protocol):
-    """What of a job is needed here."""
+    """All ranks, as who runs them has them act: control_group, for tensors on the CPU; None for the default group."""
 
-    groups: JobGroups
-    control_group: dist.ProcessGroup
+    @property
+    def groups(self) -> Groups: ...
 
-    def together(self, action: Callable[[], Any]) -> Any: ...
+    @property
+    def control_group(self) -> dist.ProcessGroup | None: ...
 
-    def alone(self, action: Callable[[], Any]) -> Any: ...
+    def together(self, action: Callable[[], Any]) -> Any:
+        """Runs what may fail on one rank alone; returns once all have run it, and raises on all if it fails on any."""
+        ...
+
+    def alone(self, action: Callable[[], Any]) -> Any:
+        """Runs what has no collectives."""
+        ...
 
     def check(self) -> None: ...
 
@@ -175,7 +186,7 @@ def of_weights(plan: ParallelPlan) -> tuple[str, int]:
 def room_of_all(ranks: Ranks, model: PlacedModel) -> Room:
     """The least that any rank has for weights, beside what its largest request takes."""
     device = model.mesh.device
-    free = Memory.now(device).free + model.resident_bytes - model.working_bytes
+    free = device_bytes(device) + model.resident_bytes - model.working_bytes
     own = (min(max(0, model.spared(free)), sys.maxsize), int(OF_HOST * available_bytes()))
     return Room(*(min(column) for column in zip(*gathered(own, ranks.control_group), strict=True)))
 
