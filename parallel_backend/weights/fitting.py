@@ -57,7 +57,9 @@ def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room, links: Li
     fitting = [found for found in fewest if found]
     if fitting:
         return min(fitting, key=lambda found: seconds_a_forward(found, sizes, links))
-    return min((replace(plan, weights=way) for way in ways), key=lambda found: max(sizes.kept(found)))
+    most = [replace(plan, weights=way) for way in ways]
+    possible = [found for found in most if in_host(found, sizes) <= room.host]
+    return min(possible or most, key=lambda found: max(sizes.kept(found)))
 
 
 def fewest_that_fit(plan: ParallelPlan, sizes: WeightSizes, room: Room) -> ParallelPlan | None:

@@ -367,6 +367,7 @@ def test_sums_are_in_fp32_and_the_weights_of_the_file_come_back_to_the_bit(tmp_p
     stored = family.build().state_dict()[name]
     up, down = torch.randn(len(stored), 2, dtype=torch.bfloat16), torch.randn(2, stored.shape[1], dtype=torch.bfloat16)
     added = [Addition(name, 0, 0, len(stored), scale, "up", "down") for scale in (0.5, 1e-3)]
+
     def put(name: str, value: torch.Tensor) -> None:
         model.get_parameter(name).data.copy_(value)
 
