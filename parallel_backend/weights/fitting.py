@@ -57,7 +57,8 @@ def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room, links: Li
     fitting = [found for found in fewest if found]
     if fitting:
         return min(fitting, key=lambda found: seconds_a_forward(found, sizes, links))
-    return min((whole, *(replace(plan, weights=way) for way in ways)), key=lambda found: max(sizes.kept(found)))
+    most = [whole, *(replace(plan, weights=way) for way in ways)]
+    return min((each for each in most if in_host(each, sizes) <= room.host), key=lambda each: max(sizes.kept(each)))
 
 
 def fewest_that_fit(plan: ParallelPlan, sizes: WeightSizes, room: Room) -> ParallelPlan | None:

@@ -11,7 +11,6 @@ import torch
 
 from ..device import pin, synchronise
 from ..errors import RequestError
-from .loading import local_part
 from .shared_memory import SharedMemory
 
 GIGABYTE = 1 << 30
@@ -137,13 +136,14 @@ def storages_of(
 
 
 def plain_parts(held: torch.Tensor) -> list[torch.Tensor]:
-    """What this rank holds of a parameter; of a quantised one, its packed weights and their scales."""
-    held = local_part(held)
-    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
+    """What this rank holds of a parameter; of a quantised one, its packed weights and their scales. They are the
+    tensors themselves, which may be given other memory: a DTensor's `to_local` gives a view."""
+    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others, its DTensor
     if flatten is None:
         return [held]
     names, _ = flatten()
-    return [part for name in names for part in plain_parts(getattr(held, name))]
+    inner = (getattr(held, name) for name in names)  # of a DTensor since torch 2.13 its mesh, too
+    return [part for each in inner if isinstance(each, torch.Tensor) for part in plain_parts(each)]
 
 
 def aligned(size: int) -> int:

@@ -1,0 +1,129 @@
+"""What an automatic plan makes of the weights: whole where they fit, else the fewest blocks over the faster link."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from parallel_backend.errors import PlanError
+from parallel_backend.plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from parallel_backend.weights.fitting import (
+    ASSUMED,
+    Links,
+    Room,
+    fewest_that_fit,
+    fitted_weights,
+    in_host,
+    seconds_a_forward,
+)
+from parallel_backend.weights.sizes import BUFFERS, WeightSizes, fetched_places
+
+GB = 10**9
+PLENTY = 1000 * GB
+# As Flux.1 dev is in bf16: 19 blocks of two streams, 38 of one.
+FLUX = WeightSizes(rest=GB // 2, blocks=(680_000_000,) * 19 + (283_000_000,) * 38)
+EVEN = WeightSizes(rest=GB, blocks=(GB // 4,) * 40, split=(GB // 5,) * 40)
+PEERS_FASTER, HOST_FASTER = Links(peers=50 * GB, host=10 * GB), Links(peers=1 * GB, host=25 * GB)
+TWO = ParallelPlan(ulysses=2)
+
+
+def kept(plan: ParallelPlan, sizes: WeightSizes) -> int:
+    return max(sizes.kept(plan))
+
+
+def test_weights_that_fit_stay_whole() -> None:
+    exactly = Room(FLUX.total, 0)
+    assert fitted_weights(TWO, FLUX, exactly) == replace(TWO, weights=WHOLE)
+    assert fitted_weights(TWO, FLUX, Room(FLUX.total - 1, PLENTY)).weights != WHOLE
+
+
+@pytest.mark.parametrize("links", [PEERS_FASTER, HOST_FASTER], ids=["peers", "host"])
+@pytest.mark.parametrize("sizes", [FLUX, EVEN], ids=["flux", "even"])
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
+def test_what_does_not_fit_goes_in_the_fewest_blocks(sizes: WeightSizes, share: float, links: Links) -> None:
+    room = Room(int(share * sizes.total), PLENTY)
+    found = fitted_weights(TWO, sizes, room, links)
+    assert found.weights in (SHARED, HOST)
+    assert kept(found, sizes) <= room.device
+    fewer = [replace(found, weight_blocks=count) for count in range(1, found.weight_blocks)]
+    assert all(kept(each, sizes) > room.device for each in fewer)
+
+
+@pytest.mark.parametrize(("links", "faster"), [(PEERS_FASTER, SHARED), (HOST_FASTER, HOST)])
+def test_the_link_that_brings_them_sooner_wins(links: Links, faster: str) -> None:
+    """Of two ranks, more blocks have to be shared than put in the host's memory for the same room, since each keeps
+    half of them; but half of a block need not come, either."""
+    room = Room(int(0.8 * EVEN.total), PLENTY)
+    found = fitted_weights(TWO, EVEN, room, links)
+    assert found.weights == faster
+    other = fewest_that_fit(replace(TWO, weights=HOST if faster == SHARED else SHARED), EVEN, room)
+    assert other
+    assert seconds_a_forward(found, EVEN, links) < seconds_a_forward(other, EVEN, links)
+
+
+def test_a_rank_without_others_like_it_has_the_host_alone() -> None:
+    room = Room(EVEN.total // 2, PLENTY)
+    for plan in (ParallelPlan(), ParallelPlan(tp=2), ParallelPlan(pipefusion=2)):
+        small = replace(room, device=kept(plan, EVEN) * 2 // 3)
+        assert fitted_weights(plan, EVEN, small, PEERS_FASTER).weights == HOST
+    with pytest.raises(PlanError, match="each has others"):
+        ParallelPlan(tp=2, weights=SHARED).check_weights()
+
+
+def test_a_host_without_room_leaves_the_peers_even_where_they_are_slower() -> None:
+    device = int(0.8 * EVEN.total)
+    by_host = fitted_weights(TWO, EVEN, Room(device, PLENTY), HOST_FASTER)
+    assert by_host.weights == HOST
+    too_small = Room(device, in_host(by_host, EVEN) - 1)
+    assert fitted_weights(TWO, EVEN, too_small, HOST_FASTER).weights == SHARED
+    assert fitted_weights(TWO, EVEN, replace(too_small, host=too_small.host + 1), HOST_FASTER) == by_host
+
+
+def test_where_nothing_fits_as_much_goes_as_can() -> None:
+    found = fitted_weights(TWO, EVEN, Room(0, PLENTY), PEERS_FASTER)
+    assert (found.weights, found.weight_blocks) == (HOST, 0)
+    assert kept(found, EVEN) == EVEN.rest + BUFFERS * max(EVEN.blocks)
+    assert fitted_weights(TWO, EVEN, Room(0, 0)).weights == SHARED, "the host has no room at all"
+    assert fitted_weights(ParallelPlan(), EVEN, Room(0, 0)).weights == HOST, "as nothing else can be said"
+    assert fitted_weights(TWO, WeightSizes(rest=GB), Room(0, 0)).weights == WHOLE, "a class whose blocks nobody knows"
+
+
+@pytest.mark.parametrize("weights", [WHOLE, SHARED, HOST])
+def test_what_was_asked_for_is_what_there_is(weights: str) -> None:
+    asked = replace(TWO, weights=weights, weight_blocks=3)
+    assert fitted_weights(asked, FLUX, Room(0, 0)) == asked
+    assert fitted_weights(asked, FLUX, Room(PLENTY, PLENTY)) == asked
+
+
+@pytest.mark.parametrize("plan", [ParallelPlan(pipefusion=2, ulysses=2), ParallelPlan(tp=2, ulysses=2)], ids=str)
+def test_stages_and_tensor_parallel_places_fit_what_is_theirs(plan: ParallelPlan) -> None:
+    stages = EVEN.by_stage(plan)
+    assert fitted_weights(plan, EVEN, Room(EVEN.rest + max(map(sum, stages)), 0)).weights == WHOLE
+    room = Room(EVEN.rest + max(map(sum, stages)) * 3 // 4, PLENTY)
+    found = fitted_weights(plan, EVEN, room, HOST_FASTER)
+    assert found.weights == HOST
+    assert kept(found, EVEN) <= room.device < kept(replace(found, weight_blocks=found.weight_blocks - 1), EVEN)
+    # The host has one copy of what all stages and places have in it.
+    once = sum(sum(stage[place] for place in fetched_places(stage, found)) for stage in stages)
+    assert in_host(found, EVEN) == plan.tp * once
+
+
+def test_fetched_blocks_are_spread_evenly() -> None:
+    for count, blocks in itertools.product(range(1, 58), (57, 58, 60)):
+        places = fetched_places([GB] * blocks, replace(TWO, weights=SHARED, weight_blocks=count))
+        assert len(set(places)) == count
+        gaps = [after - before for before, after in itertools.pairwise([*places, blocks])]
+        assert max(gaps) - min(gaps) <= 1
+    assert fetched_places([GB] * 4, replace(TWO, weights=HOST, weight_blocks=9)) == [0, 1, 2, 3]
+    assert fetched_places([GB] * 4, replace(TWO, weights=AUTO)) == []
+
+
+def test_a_forward_fetches_what_a_rank_does_not_keep() -> None:
+    four = ParallelPlan(ulysses=4)
+    assert EVEN.fetched(replace(four, weights=SHARED)) == sum(EVEN.blocks) * 3 // 4
+    assert EVEN.fetched(replace(four, weights=HOST, weight_blocks=10)) == sum(EVEN.blocks) // 4
+    assert EVEN.fetched(four) == EVEN.fetched(replace(four, weights=WHOLE)) == 0
+    plan = replace(four, weights=HOST, weight_blocks=10)
+    assert seconds_a_forward(plan, EVEN, ASSUMED) == pytest.approx(10 * GB / 4 / ASSUMED.host)

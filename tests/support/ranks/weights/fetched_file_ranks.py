@@ -1,0 +1,165 @@
+"""`torchrun -m tests.support.ranks.weights.fetched_file_ranks FOLDER CASES OUT`:
+loads tiny Flux files of ComfyUI's formats with weights that are fetched, adapts them and changes plans, and saves where
+they are equal to whole ones.
+
+FOLDER gets the files. CASES: of a form, a plan, another for the same weights, and the kind of weights that come first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.plan import WHOLE, ParallelPlan
+from parallel_backend.weights.parking import plain_parts
+from tests.support.cases.files.formats import FORMATS
+from tests.support.files import quantise, write_stock_models
+from tests.support.files.write_gguf import write_gguf
+from tests.support.ranks import host_ranks
+from tests.support.ranks.leaving import leave
+from tests.support.ranks.weights.fetching import Meshes, poison_buffers, same, ways_from
+from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
+from worker.comfyui.patches import packed
+from worker.comfyui.source import HostSource
+from worker.rank.host_model import HostModel
+
+NAME, RANK = "longcat-image", 2
+# What the weights are in on the device, and what they are computed in, where the file does not say it.
+DTYPES = {"plain fp8": ("float8_e4m3fn", "float32")}
+OTHER_DTYPE = "bf16"  # a file in it is cast to fp32 as it is read
+STRENGTHS = (1.0, -0.5)
+Outputs = list[torch.Tensor | None]
+
+
+def write(folder: Path, forms: set[str]) -> None:
+    """The files that are not there yet."""
+    comfyui = os.environ["COMFYUI_PATH"]
+    plain = folder / f"{NAME}.safetensors"
+    if not plain.exists():
+        write_stock_models.main(comfyui, str(folder), NAME)
+    weights = load_file(plain)
+    for form in forms:
+        file = file_of(folder, form)
+        if form in FORMATS and not file.exists():
+            save_file(quantise.quantised(weights, form), file)
+        if form == "gguf" and not file.exists():
+            write_gguf(weights, file, [*reversed(BLOCKS)])
+        if form == OTHER_DTYPE and not file.exists():
+            save_file({name: weight.bfloat16() for name, weight in weights.items()}, file)
+
+
+def file_of(folder: Path, form: str) -> Path:
+    if form == "gguf":
+        return folder / f"{NAME}.gguf"
+    return folder / (f"{NAME}-{form}.safetensors" if form in (*FORMATS, OTHER_DTYPE) else f"{NAME}.safetensors")
+
+
+def call(model: HostModel) -> Outputs:
+    generator = torch.Generator().manual_seed(0)
+    latents, text = (torch.randn(2, *shape, generator=generator) for shape in ((16, 8, 8), (7, 3584)))
+    kwargs = {"y": None, "guidance": None, "transformer_options": {}}
+    outputs = model.call([Call((latents, torch.tensor([0.5, 0.25]), text), kwargs)])
+    return [outputs[0] if outputs else None]  # pyright: ignore[reportReturnType]
+
+
+def adapt(model: HostModel, strength: float) -> None:
+    """A LoRA for each matrix of the blocks, and a difference outside of them; without strength, none."""
+    from comfy.weight_adapter import LoRAAdapter
+
+    generator, patches = torch.Generator().manual_seed(1), {}
+    for name, weight in model.module.model.named_parameters():
+        if weight.ndim == 2 and "_blocks." in name and name.endswith(".weight"):
+            up, down = (
+                torch.randn(*shape, generator=generator) for shape in ((len(weight), RANK), (RANK, weight.shape[1]))
+            )
+            value = LoRAAdapter(set(), (0.05 * up, down, None, None, None, None))
+            patches[f"diffusion_model.{name}"] = [(strength, value, 1.0, None, None)]
+    shape = model.module.model.get_parameter("img_in.weight").shape
+    difference = 0.1 * torch.randn(shape, generator=generator)
+    patches["diffusion_model.img_in.weight"] = [(strength, (difference,), 1.0, None, None)]
+    model.patch(*packed(patches if strength else {}))
+
+
+def kinds(model: HostModel) -> list[tuple[str, str, str]]:
+    """Of each weight, its class and what it is made of: what it would lose if it were dequantised."""
+    return [
+        (name, type(held.data).__name__, str([(part.dtype, tuple(part.shape)) for part in plain_parts(held)]))
+        for name, held in model.module.model.named_parameters()
+    ]
+
+
+def equal_to_whole(meshes: Meshes, source: HostSource, plans: list[ParallelPlan], first: str) -> dict[str, bool]:
+    mesh, other = (meshes.of(plan) for plan in plans)
+    whole = HostModel.load(source, mesh)
+    classes, plain, adapted = kinds(whole), call(whole), []
+    for strength in STRENGTHS:
+        adapt(whole, strength)
+        adapted.append(call(whole))
+    whole.replan(other)
+    elsewhere = call(whole)
+
+    model = HostModel.build(source, mesh)
+    found = {}
+
+    def bring(kind: str, places: Any) -> None:
+        model.bring(places, meshes.store(kind, model.mesh, model.fetched))
+        dist.barrier()
+
+    def check(what: str, right: Outputs) -> None:
+        dist.barrier()
+        found[what] = same(call(model), right)
+        found[f"{what}: of the same classes"] = kinds(model) == classes
+
+    ways = ways_from(first, plans[0])
+    blocks = len(model.fetched.blocks)
+    for number, way in enumerate(ways):
+        after = ways[(number + 1) % len(ways)]
+        bring(way.kind, way.places(blocks))
+        check(f"{number} {way}", plain)
+        adapt(model, STRENGTHS[0])
+        check(f"{number} {way}, adapted", adapted[0])
+        adapt(model, STRENGTHS[1])
+        check(f"{number} {way}, of another strength", adapted[1])
+        bring(after.kind, after.places(blocks))
+        check(f"{number} {way}, then {after}, adapted", adapted[1])
+        model.replan(other)
+        check(f"{number} {way}, then {after} under another plan", elsewhere)
+        model.replan(mesh)
+        adapt(model, 0.0)
+        check(f"{number} {way}, then {after}, adapted no more", plain)
+    if not dist.get_rank():
+        found["the adapter changes something"] = not any(
+            same(plain, each) or same(elsewhere, plain) for each in adapted
+        )
+    return found
+
+
+def main(folder: str, cases: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    poison_buffers()
+    wanted, meshes, found = json.loads(Path(cases).read_text()), Meshes(), []
+    if not dist.get_rank():
+        write(Path(folder), {form for form, *_ in wanted})
+    dist.barrier()
+    for form, degrees, others, first in wanted:
+        file = str(file_of(Path(folder), form))
+        dtypes = DTYPES.get(form, ("float32", "float32"))
+        source = HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), file, "Flux", *dtypes)
+        plans = [ParallelPlan.from_json(each) for each in (degrees, others)]
+        found.append([form, degrees, others, first, equal_to_whole(meshes, source, plans, first)])
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    assert host_ranks and WHOLE  # imports ComfyUI, once for all ranks
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""Weights that are fetched, as a worker group's ranks have them, for programs without one; and buffers that are
+poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
+from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
+from parallel_backend.weights.fetching import FetchedBlocks
+from parallel_backend.weights.one_copy import one_copy
+from parallel_backend.weights.stores import HostStore, PeerStore, Store
+
+CPU = torch.device("cpu")
+POISON = 0xFF  # in every byte: NaN in any floating point dtype, -1 in integers
+
+
+class Way(NamedTuple):
+    """kind: weights= of a plan. step: one block in so many is fetched, from the block `first` on."""
+
+    kind: str
+    first: int = 0
+    step: int = 1
+
+    def places(self, blocks: int) -> Sequence[int]:
+        return range(self.first, blocks, self.step) if self.kind != WHOLE else ()
+
+
+# One after the other on one model, which is read from its files by the first.
+BY_FIRST = {
+    SHARED: [Way(SHARED), Way(SHARED, 1, 2), Way(HOST, 0, 2), Way(WHOLE)],
+    HOST: [Way(HOST), Way(HOST, 1, 2), Way(SHARED, 0, 2), Way(WHOLE)],
+}
+
+
+def ways_from(kind: str, plan: ParallelPlan) -> list[Way]:
+    """Those that the plan allows."""
+    return [way for way in BY_FIRST[kind] if way.kind != SHARED or plan.replicas > 1]
+
+
+def poison_buffers() -> None:
+    """From here on, what has run leaves no weights in its buffer, where a block that is read out of turn would find
+    them."""
+    leave = FetchedBlocks._leave
+
+    def poisoned(fetched: FetchedBlocks, index: int, *given: Any) -> None:
+        list(fetched.turns.values())[index].fill_(POISON)
+        leave(fetched, index, *given)
+
+    FetchedBlocks._leave = poisoned
+
+
+class Meshes:
+    """By plan, its mesh, and the ranks that share weights under it."""
+
+    def __init__(self) -> None:
+        self.made: dict[ParallelPlan, tuple[Mesh, Axis]] = {}
+
+    def of(self, plan: ParallelPlan) -> Mesh:
+        if plan not in self.made:
+            self.made[plan] = build_mesh(plan, CPU), replica_axis(plan, CPU)
+        return self.made[plan][0]
+
+    def store(self, kind: str, mesh: Mesh, fetched: FetchedBlocks) -> Store | None:
+        """That of before, if it is of the same kind."""
+        if kind == WHOLE:
+            return None
+        if fetched.store and fetched.store.kind == kind:
+            return fetched.store
+        if kind == SHARED:
+            return PeerStore(self.made[mesh.plan][1], CPU)
+        sizes = fetched.sizes
+        copy = one_copy((mesh.weight_places, sizes), HostStore.total(sizes), None)
+        return HostStore(sizes, CPU, copy.shared, copy.place, copy.ranks)
+
+
+def equal_by_way(
+    fetched: FetchedBlocks,
+    ways: Sequence[Way],
+    store_of: Callable[[str], Store | None],
+    bring: Callable[[Sequence[int], Store | None], None],
+    run: Callable[[], list[torch.Tensor | None]],
+    right: list[torch.Tensor | None],
+) -> dict[str, bool]:
+    """By way, whether this rank gets the bits of `right` in it. run: several forwards, one after the other."""
+    found = {}
+    for number, way in enumerate(ways):
+        bring(way.places(len(fetched.blocks)), store_of(way.kind))
+        dist.barrier()  # each has written to the host's memory what the others read there
+        found[f"{number} {way}"] = same(run(), right)
+    return found
+
+
+def same(got: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor | None]) -> bool:
+    """To the bit, NaN being equal to nothing."""
+    return len(got) == len(right) and all(
+        one is other if one is None or other is None else one.equal(other)
+        for one, other in zip(got, right, strict=True)
+    )
