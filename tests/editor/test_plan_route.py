@@ -10,18 +10,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-from demo.host import REPOSITORY, ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError
 from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.editor.editor import open_editor
 from tests.support.editor.examples import open_demo
 from tests.support.host.graphs import Job, latents, ranks, status
+from tests.support.host.mounted import packages
 from tests.support.host.stock_prompts import write_cases
 
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
@@ -199,9 +199,7 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
 
 
 def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, folder in (("pack", REPOSITORY), ("pack.nodes", REPOSITORY / "nodes")):
-        package = ModuleType(name)
-        package.__path__ = [str(folder)]
+    for name, package in packages().items():
         monkeypatch.setitem(sys.modules, name, package)
     words = importlib.import_module("pack.nodes.plan_words")
     said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))

@@ -13,12 +13,11 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from demo.host import REPOSITORY
+from tests.support.host.mounted import mount
 
 CARD = torch.device("meta")
 GIGABYTE = 1 << 30
@@ -55,12 +54,7 @@ class Scene:
     """ComfyUI's memory management, a loaded model of ours, and another model of 8 GB."""
 
     def __init__(self, comfyui: str, model: str) -> None:
-        sys.path.insert(0, comfyui)
-        sys.argv = [sys.argv[0], "--cpu"]
-        importlib.import_module("comfy.options").enable_args_parsing()
-        for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-            sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
-            sys.modules[name].__path__ = [str(folder)]
+        mount(comfyui)
         self.management = importlib.import_module("comfy.model_management")
         self.helpers = importlib.import_module("comfy.sampler_helpers")
         self.patches = importlib.import_module("comfy.model_patcher")
