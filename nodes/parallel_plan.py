@@ -79,25 +79,7 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="How many steps PipeFusion runs whole before patches see each other's last step. More is "
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
-                io.Combo.Input(
-                    "weights",
-                    options=list(WEIGHTS),
-                    default=AUTO,
-                    optional=True,
-                    tooltip="Where the weights of blocks wait until they are computed with. whole: on each rank. shared: "
-                    "shared out over the ranks that compute with the same ones. host: in RAM. auto: whole where that "
-                    "fits, else as few as must go from the GPU, over the faster link. Used in manual mode.",
-                ),
-                io.Int.Input(
-                    "weight_blocks",
-                    default=0,
-                    min=0,
-                    max=MAX_BLOCKS,
-                    optional=True,
-                    advanced=True,
-                    tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take more "
-                    "memory, and less time. Used in manual mode, with weights shared or host.",
-                ),
+                *weight_inputs(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -105,6 +87,32 @@ class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
         return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(values))
+
+
+def weight_inputs() -> list[io.Input]:
+    """Where the weights of blocks wait, and of how many."""
+    return [
+        io.Combo.Input(
+            "weights",
+            options=list(WEIGHTS),
+            default=AUTO,
+            optional=True,
+            tooltip="Where the weights of blocks wait until they are computed with. whole: on each rank. "
+            "shared: shared out over the ranks that compute with the same ones. host: in RAM. auto: whole "
+            "where that fits, else those of as few blocks as must leave the GPU wait where the faster link is. "
+            "Used in manual mode.",
+        ),
+        io.Int.Input(
+            "weight_blocks",
+            default=0,
+            min=0,
+            max=MAX_BLOCKS,
+            optional=True,
+            advanced=True,
+            tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
+            "more memory, and less time. Used in manual mode, with weights shared or host.",
+        ),
+    ]
 
 
 class ResolvedPlan(NamedTuple):

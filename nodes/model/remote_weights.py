@@ -17,7 +17,7 @@ from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
-from ..workers.room import expected_weights, working_on_a_rank
+from ..workers.room import expected_weights, room_for_weights, working_on_a_rank
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
@@ -105,7 +105,8 @@ class RemoteWeights:
             return 1
         if told := self.group.status().get("weights") if self.is_held else None:
             return max(1, told["kept"])
-        return max(1, self.sizes.kept(expected_weights(self.plan, self.sizes, self.working))[0])
+        room = room_for_weights(self.plan, self.working)
+        return max(1, self.sizes.kept(expected_weights(self.plan, self.sizes, room))[0])
 
     @property
     def is_held(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import comfy.model_management
 import torch
@@ -33,12 +34,12 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
     if not (card := smallest_card(plan)):
         return None
     kept_free = max(management.minimum_inference_memory(), working + management.extra_reserved_memory())
-    return Room(int(max(0, card - kept_free)), int(management.get_free_memory(torch.device(CPU))))
+    in_ram: Any = management.get_free_memory(torch.device(CPU))
+    return Room(int(max(0, card - kept_free)), int(in_ram))
 
 
-def expected_weights(plan: ParallelPlan, sizes: WeightSizes, working: float = 0) -> ParallelPlan:
-    """The plan with its weights as the ranks will decide on them, if their cards have the room that they have here."""
-    room = room_for_weights(plan, working)
+def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room | None) -> ParallelPlan:
+    """The plan with its weights as the ranks will decide on them, if this is the room that they find."""
     if room is None:
         return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan
     return fitted_weights(plan, sizes, room)

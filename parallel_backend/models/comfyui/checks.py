@@ -110,8 +110,8 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | N
     lists = [blocks.path for blocks in spec.blocks] if spec else []
     if not lists or any(lacking(model, lists, "")):
         raise PlanError(
-            f"weights={plan.weights} has the weights wait block by block, and which blocks {type(model).__name__} has is "
-            "not known here.",
+            f"weights={plan.weights} has the weights wait block by block, and which blocks {type(model).__name__} has "
+            "is not known here.",
             "Use weights=auto: what does not fit on a device then, ComfyUI's own partial loading keeps in RAM.",
             "weights",
         )
