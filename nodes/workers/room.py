@@ -3,6 +3,7 @@ ComfyUI's process can tell before they do."""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import Room, fitted_weights
+from ...parallel_backend.weights.fitting import GB, Room, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
 from .group import device_type, like_cards, settings
 
@@ -29,15 +30,17 @@ def smallest_card(plan: ParallelPlan) -> int:
 
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
     """What is left of the smallest card by what ComfyUI keeps free on its own, and by a forward that takes `working`
-    bytes; if ComfyUI's other models leave, as they do when it makes room. None on the CPU."""
+    bytes; if ComfyUI's other models leave, as they do when it makes room. None on the CPU. Whole GB of RAM: it changes
+    all the time, and what follows is asked for often."""
     management = comfy.model_management
     if not (card := smallest_card(plan)):
         return None
     kept_free = max(management.minimum_inference_memory(), working + management.extra_reserved_memory())
     in_ram: Any = management.get_free_memory(torch.device(CPU))
-    return Room(int(max(0, card - kept_free)), int(in_ram))
+    return Room(int(max(0, card - kept_free)), int(in_ram // GB * GB))
 
 
+@functools.lru_cache(maxsize=64)
 def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room | None) -> ParallelPlan:
     """The plan with its weights as the ranks will decide on them, if this is the room that they find."""
     if room is None:

@@ -326,5 +326,9 @@ def test_a_text_encoder_and_a_model_that_do_not_fit_together_take_turns_on_the_c
     assert found == {"held": [encoded, prepared, sampled] * 2, "asked": [False], "whole": weights}
 
 
+def test_room_is_made_for_what_the_ranks_tell_that_they_keep(accounts: dict) -> None:
+    assert accounts["parked, by what the ranks tell"] == 7
+
+
 def test_the_ranks_make_room_when_the_loader_has_gone_from_the_graph(accounts: dict) -> None:
     assert accounts["the node is gone"] == {"asked": [False], "other": 8}

@@ -27,6 +27,10 @@ from tests.support.host.stock_prompts import write_cases
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 KSAMPLER = {"type": "KSampler", "cfg": 2.0}
 PARALLEL = {"type": "ParallelDiT_Sampler", "cfg": 2.0}
+PICTURES = [
+    {"type": "KSampler", "picture": picture}
+    for picture in ({"width": 64}, {"width": 64, "height": 0}, {"width": 64, "height": 64, "depth": 1}, [64, 64])
+]
 SINGLE = {"PARALLELDIT_RANKS": "1", "PARALLELDIT_CPU_RANKS": "1"}
 
 
@@ -148,6 +152,8 @@ def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Pa
         {"values": {"mode": "auto"}, "loaders": [{"model_name": 3}]},
         {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [{"type": None}]}]},
         {"values": {"mode": "auto"}, "loaders": [{"model_name": "a"}] * 100},
+        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "group": "1"}]},
+        *({"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [bad]}]} for bad in PICTURES),
     ],
     ids=lambda value: repr(value)[:60],
 )
