@@ -103,8 +103,9 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
         (Job("tiny-dit"), {"tp": 2}, ["tp"]),
         (Job("tiny-dit"), {"pipefusion": 2}, ["pipefusion"]),
         (Job("tiny-dit", scheduler="model's own"), {"pipefusion": 8}, ["pipefusion"]),
+        (Job("tiny-dit"), {"weights": "shared"}, ["weights"]),
     ],
-    ids=["heads", "tensor parallel", "a stock sampler", "more stages than blocks"],
+    ids=["heads", "tensor parallel", "a stock sampler", "more stages than blocks", "nobody to share weights with"],
 )
 def test_an_error_is_told_in_the_words_that_the_run_ends_with(
     job: Job, plan: dict, widgets: list[str], host: ComfyHost
