@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 
+import comfy.model_base
 import comfy.model_management
 import torch
 from comfy_api.latest import io
@@ -96,8 +97,7 @@ def folder_model(
     plan, remarks = resolve_plan(plan, description.config, spec)
     note = in_words(remarks)
     model = family.build(description)
-    supported = model.model_config.supported_inference_dtypes
-    torch_dtype = DTYPES[dtype] if dtype != AUTO else host_dtype(description.dtype, supported)
+    torch_dtype = DTYPES[dtype] if dtype != AUTO else folder_dtype(description, model)
     dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
     source = description.source(dtype)
     logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
@@ -133,8 +133,9 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     return remote_patcher(file.model, remote)
 
 
-def host_dtype(stored: torch.dtype, supported: list[torch.dtype]) -> torch.dtype:
+def folder_dtype(description: ModelDescription, model: comfy.model_base.BaseModel) -> torch.dtype:
     """The dtype that ComfyUI's own loader would compute in on its device, of those that the model supports."""
+    stored, supported = description.dtype, model.model_config.supported_inference_dtypes
     chosen = comfy.model_management.unet_dtype(supported_dtypes=supported, weight_dtype=stored)
     if chosen in FLOAT8:
         device = comfy.model_management.get_torch_device()

@@ -16,7 +16,7 @@ from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, ParallelPlan
+from ..parallel_backend.plan import ATTENTION, WEIGHTS, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
@@ -25,6 +25,7 @@ from .workers.group import device_count, device_type, like_cards, most_ranks, se
 AUTO = "auto"
 MANUAL = "manual"
 MAX_DEGREE = 64
+MAX_BLOCKS = 1000
 ON_THE_CPU = (AUTO, "native")  # the kernels of attention that need no GPU
 
 PlanType = io.Custom("PARALLEL_PLAN")
@@ -78,6 +79,7 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="How many steps PipeFusion runs whole before patches see each other's last step. More is "
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
+                *weight_inputs(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -85,6 +87,32 @@ class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
         return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(values))
+
+
+def weight_inputs() -> list[io.Input]:
+    """Where the weights of blocks wait, and of how many."""
+    return [
+        io.Combo.Input(
+            "weights",
+            options=list(WEIGHTS),
+            default=AUTO,
+            optional=True,
+            tooltip="Where the weights of blocks wait until they are computed with. whole: on each rank. "
+            "shared: shared out over the ranks that compute with the same ones. host: in RAM. auto: whole "
+            "where that fits, else those of as few blocks as must leave the GPU wait where the faster link is. "
+            "Used in manual mode.",
+        ),
+        io.Int.Input(
+            "weight_blocks",
+            default=0,
+            min=0,
+            max=MAX_BLOCKS,
+            optional=True,
+            advanced=True,
+            tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
+            "more memory, and less time. Used in manual mode, with weights shared or host.",
+        ),
+    ]
 
 
 class ResolvedPlan(NamedTuple):

@@ -48,6 +48,16 @@ def remark(key: str, **values: int | str) -> Remark:
     return Remark(key, values)
 
 
+def gibibytes(count: float) -> str:
+    """Bytes as the editor's panel has them: "412 MiB", "1.2 GiB"."""
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
+
+
+def seconds(count: float) -> str:
+    """ "3 ms", "0.42 s", "12.3 s"."""
+    return f"{count * 1000:.0f} ms" if count < 0.1 else f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
+
+
 def in_words(remarks: Iterable[Remark]) -> str:
     """The sentences as one text."""
     return " ".join(each.text for each in remarks)

@@ -4,14 +4,12 @@ memory."""
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import comfy.model_management
 import torch
 
-from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.client import WorkerGroup
@@ -19,6 +17,7 @@ from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
+from ..workers.room import expected_weights, room_for_weights, working_on_a_rank
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
@@ -51,8 +50,7 @@ class RemoteWeights:
     """source: of the model, as JSON. sizes: of its weights. note: for the group's status, where the plan is not the one
     that was asked for.
 
-    weight_bytes: what rank 0, of the first stage, will keep of them on its accelerator. 1 where it has none: 0 would
-    have ComfyUI count the weights.
+    working: bytes that the last sampling that room was made for takes on a rank beside the weights.
     """
 
     def __init__(
@@ -61,7 +59,8 @@ class RemoteWeights:
         self.group = group
         self.source = source
         self.plan = plan
-        self.weight_bytes = 1 if group.device == "cpu" else max(1, sizes.kept(plan)[0])
+        self.sizes = sizes
+        self.working = 0.0
         self.note = note
         self.recording: Recording | None = None
         self.makes_room = False
@@ -98,6 +97,18 @@ class RemoteWeights:
         raise NotImplementedError
 
     @property
+    def weight_bytes(self) -> int:
+        """What rank 0, of the first stage, keeps of the weights on its accelerator, parked ones included: as the ranks
+        tell; or, before they do, as they will decide by what is to be expected of a card that has made room. 1 where
+        it has no accelerator: 0 would have ComfyUI count the weights."""
+        if self.group.device == "cpu":
+            return 1
+        if told := self.group.status().get("weights") if self.is_held else None:
+            return max(1, told["kept"])
+        room = room_for_weights(self.plan, self.working)
+        return max(1, self.sizes.kept(expected_weights(self.plan, self.sizes, room))[0])
+
+    @property
     def is_held(self) -> bool:
         """Whether the worker group holds this model under this plan; parked counts."""
         return self.group.loaded == (self.source, self.plan.to_json())
@@ -115,7 +126,7 @@ class RemoteWeights:
     @contextlib.contextmanager
     def making_room(self) -> Iterator[None]:
         """While entered, ComfyUI asks for how much to make room before a sampling; else, if rows fit into a batch."""
-        self.makes_room = True
+        self.makes_room, self.working = True, 0.0
         try:
             yield
         finally:
@@ -129,9 +140,10 @@ class RemoteWeights:
         """
         if not self.makes_room or self.group.device == "cpu":
             return 0
-        own_rows = math.ceil(rows / self.plan.ways(BATCH_AXES))
+        working = working_on_a_rank(estimate, rows, self.plan)
+        self.working = max(self.working, working)
         ready = max(0, self.held_bytes() - self.weight_bytes)
-        return max(0, estimate * own_rows / rows / self.plan.token_ways - ready)
+        return max(0, working - ready)
 
     def trim(self) -> int:
         """Has the worker group give back what of its accelerators it only keeps ready, if it is for this model. Returns

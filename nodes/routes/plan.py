@@ -16,11 +16,13 @@ from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.models.comfyui import host_spec
 from ...parallel_backend.models.comfyui.auto import Work
-from ...parallel_backend.models.comfyui.checks import sizes_of
+from ...parallel_backend.models.comfyui.checks import patch_of, sizes_of
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import sizes_of_source
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
+from ..load_model import folder_dtype
 from ..model.families import family_for
 from ..model.host_file import HostFile, describe_host_file
 from ..model.model_files import describe_folder, list_models, why_not_listed
@@ -35,19 +37,23 @@ from ..parallel_plan import (
     resolve_plan,
 )
 from ..plan_words import Remark, devices_of_auto, remark, why_auto
-from ..workers.group import device_count, device_type
+from ..workers.group import GROUPS, device_count, device_type
+from .memory import Foresight, ModelMemory, Picture
 
 MAX_BYTES = 1 << 16
 MAX_ITEMS = 64
+MAX_SIZE = 1 << 20  # of a picture, in pixels or frames
 MAX_RANKS = 256  # more are counted, and not told one by one
 PARALLEL_SAMPLER = "ParallelDiT_Sampler"
+LATENT_DIMS = 3  # at most, beside batch and channels: frames, height and width
 
 
 class Sampler(NamedTuple):
-    """A node that samples with the model. cfg: None where the editor cannot tell."""
+    """A node that samples with the model. cfg, picture: None where the editor cannot tell."""
 
     type: str
     cfg: float | None
+    picture: Picture | None = None
 
     @property
     def is_stock(self) -> bool:
@@ -55,10 +61,12 @@ class Sampler(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """A loader that the plan goes to, and what samples with its model."""
+    """A loader that the plan goes to, and what samples with its model. dtype: a key of DTYPES, else its own choice."""
 
     model_name: str
     samplers: list[Sampler]
+    dtype: str = AUTO
+    group: int = 1
 
 
 class Question(NamedTuple):
@@ -71,14 +79,13 @@ class Question(NamedTuple):
 class Bounds(NamedTuple):
     """What bounds a plan for a model. resolve: the plan that was asked for, or None for auto, to what runs.
 
-    guided: whether an automatic plan splits guidance. heads, blocks: how many heads, and the bytes of each block; None
-    where that is not known. by_call: where an automatic plan follows from what a sampling brings, how; `resolve` makes
-    none then.
+    guided: whether an automatic plan splits guidance. heads: how many; None where that is not known. by_call: where an
+    automatic plan follows from what a sampling brings, how; `resolve` makes none then.
     """
 
     resolve: Callable[..., ResolvedPlan]
     heads: int | None
-    blocks: tuple[int, ...] | None
+    memory: ModelMemory
     guided: bool = False
     by_call: Callable[[Work], ResolvedPlan] | None = None
 
@@ -106,8 +113,9 @@ async def plan_route(request: web.Request) -> web.Response:
 
 
 def read_question(asked: dict[str, Any]) -> Question:
-    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "samplers": [{"type": "KSampler",
-    "cfg": 4.0}]}]}. Raises ValueError for anything else.
+    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "dtype": "bf16", "group": 1,
+    "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}. Raises ValueError for
+    anything else.
     """
     values = part(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
@@ -121,11 +129,25 @@ def read_question(asked: dict[str, Any]) -> Question:
             Sampler(
                 part(sampler, "type", str),
                 part(sampler, "cfg", (int, float), None),
+                picture_of(part(sampler, "picture", dict, None)),
             )
             for sampler in entries(loader, "samplers")
         ]
-        loaders.append(Loader(part(loader, "model_name", str), samplers))
+        dtype, group = part(loader, "dtype", str, AUTO), part(loader, "group", int, 1)
+        loaders.append(Loader(part(loader, "model_name", str), samplers, dtype, min(max(group, 1), GROUPS)))
     return Question(degrees if values["mode"] == MANUAL else None, loaders)
+
+
+def picture_of(asked: dict[str, Any] | None) -> Picture | None:
+    """What an empty latent is of. Raises ValueError."""
+    if asked is None:
+        return None
+    sizes = {name: part(asked, name, int) for name in asked}
+    if not {"width", "height"} <= sizes.keys() <= set(Picture._fields) or not all(
+        0 < size <= MAX_SIZE for size in sizes.values()
+    ):
+        raise ValueError(f"picture has other sizes than {', '.join(Picture._fields)}, each from 1 to {MAX_SIZE}")
+    return Picture(**sizes)
 
 
 def entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
@@ -150,7 +172,8 @@ def answer(question: Question) -> dict[str, Any]:
     """What would run, or the error that the backend would raise and the widgets that it is about.
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
-    note: why it is not the plan that was asked for. unknown: why a loader's model is not known. Raises SettingsError.
+    memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. note: why it
+    is not the plan that was asked for. unknown: why a loader's model is not known. Raises SettingsError.
     """
     samplers = [sampler for loader in question.loaders for sampler in loader.samplers]
     models, unknown = find_models(question.loaders)
@@ -161,7 +184,7 @@ def answer(question: Question) -> dict[str, Any]:
         if resolved and any(sampler.is_stock for sampler in samplers):
             resolved.plan.check_step_mode()
     except PlanError as error:
-        nothing = {"plan": "", "world": 0, "ranks": [], "remarks": [], "note": []}
+        nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "remarks": [], "note": []}
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
         return {
@@ -169,21 +192,33 @@ def answer(question: Question) -> dict[str, Any]:
             "plan": "",
             "world": device_count(),
             "ranks": [],
+            "memory": None,
             "remarks": remarks_json(remarks),
             "note": [],
         }
     plan, note = resolved
     if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
         remarks = [*remarks, remark("no_guidance")]
+    foresight = foresee(plan, models[0], question.loaders) if models else None
+    remarks = [*remarks, *(foresight.remarks() if foresight else ())]
     return {
         **common,
         "plan": str(plan),
         "world": plan.world_size,
         "patches": plan.patch_count,
         "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
+        "memory": foresight and foresight.to_json(),
         "remarks": remarks_json(remarks),
         "note": remarks_json(note),
     }
+
+
+def foresee(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> Foresight:
+    """What the plan's ranks keep, need and fetch for a model, and what samples with it."""
+    samplers = [sampler for loader in loaders for sampler in loader.samplers]
+    pictures = [one.picture for one in samplers if one.picture]
+    is_guided = not samplers or any(one.cfg != 1 for one in samplers)
+    return Foresight.of(plan, model.memory, pictures, is_guided, loaders[0].group)
 
 
 def resolve(
@@ -193,6 +228,7 @@ def resolve(
     None for an automatic plan that depends on what is not known. Raises PlanError.
     """
     if plan is not None:
+        plan.check_weights()
         return ([m.resolve(plan) for m in models][0], []) if models else (fit_to_machine(plan), [remark("unchecked")])
     if models and models[0].by_call:
         return expected(models[0].by_call, samplers)
@@ -227,7 +263,7 @@ def ranks_of(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> li
     """What each rank holds, in JSON; nothing for more ranks than anyone looks at."""
     if plan.world_size > MAX_RANKS:
         return []
-    parts = rank_parts(plan, model.heads if model else None, model.blocks if model else None)
+    parts = rank_parts(plan, model.heads if model else None, (model.memory.sizes.blocks or None) if model else None)
     branches = ("cond", "uncond") if has_branches and (plan.dp, plan.cfg) == (1, 2) else None
     return [rank_json(part) | {"branch": branches and branches[part.places["cfg"]]} for part in parts]
 
@@ -254,11 +290,11 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
     """The models of the loaders, each once, and why others are not known."""
     listed = list_models() if loaders else {}
     known, unknown = [], []
-    for name in dict.fromkeys(loader.model_name for loader in loaders):
+    for name, dtype in dict.fromkeys((loader.model_name, loader.dtype) for loader in loaders):
         try:
             if name not in listed:
                 raise RequestError(*why_not_listed(name))
-            known.append(bounds_of(listed[name], stamp(listed[name])))
+            known.append(bounds_of(listed[name], stamp(listed[name]), dtype))
         except (RequestError, OSError) as error:
             unknown.append(str(error))
     return known, unknown
@@ -272,17 +308,22 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def bounds_of(path: Path, _stamp: tuple) -> Bounds:
-    """Of the model there. _stamp: of the files, whose headers are read again when it changes. Raises RequestError."""
+def bounds_of(path: Path, _stamp: tuple, dtype: str = AUTO) -> Bounds:
+    """Of the model there, as a loader of that dtype takes it. _stamp: of the files, whose headers are read again when
+    it changes. Raises RequestError."""
     if path.is_file():
-        return bounds_of_host_file(describe_host_file(path))
+        return bounds_of_host_file(describe_host_file(path, DTYPES.get(dtype)))
     description = describe_folder(path)
-    if family_for(description.model_class) is None:
+    if (family := family_for(description.model_class)) is None:
         raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
-    spec, config = spec_for(description.model_class), description.config
-    blocks = sizes_of_source(description.source("fp32")).blocks  # in any dtype their shares are the same
+    spec, config, model = spec_for(description.model_class), description.config, family.build(description)
+    chosen = DTYPES.get(dtype) or folder_dtype(description, model)
+    model.model_config.set_inference_dtype(chosen, None)
+    parameters = sum(shape.numel() for shape in description.shapes.values())
+    sizes = sizes_of_source(description.source(next(name for name, one in DTYPES.items() if one == chosen)))
+    memory = ModelMemory(sizes, parameters, model, spec.geometry(config)[1])
     resolve = functools.partial(resolve_plan, config=config, spec=spec)
-    return Bounds(resolve, spec.sizes(config).heads, blocks, spec.guided(config))
+    return Bounds(resolve, spec.sizes(config).heads, memory, spec.guided(config))
 
 
 def bounds_of_host_file(file: HostFile) -> Bounds:
@@ -291,4 +332,6 @@ def bounds_of_host_file(file: HostFile) -> Bounds:
     spec = host_spec(type(module))
     heads = sizes_of(module, spec).heads if spec and spec.blocks else None
     resolve_own, auto = (functools.partial(each, module=module) for each in (resolve_host_plan, auto_host_plan))
-    return Bounds(resolve_own, heads, file.sizes.blocks or None, by_call=auto)
+    patch = patch_of(module, spec, LATENT_DIMS) if spec and spec.blocks else ()
+    memory = ModelMemory(file.sizes, sum(one.numel() for one in module.parameters()), file.model, patch)
+    return Bounds(resolve_own, heads, memory, by_call=auto)

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import comfy.model_management
 import folder_paths
@@ -46,6 +47,12 @@ def made_groups() -> dict[int, WorkerGroup]:
     """The groups that something has asked for, by number, and the first in any case. Raises SettingsError."""
     worker_group()
     return dict(sorted(_made.items()))
+
+
+def told_weights(number: int) -> dict[str, Any]:
+    """What a group's ranks have told of where their model's weights wait; nothing if they have none, or none run."""
+    group = _made.get(number)
+    return (group.status().get("weights") or {}) if group else {}
 
 
 @functools.cache

@@ -301,6 +301,7 @@ ACCOUNTS = {
     "another model has room in what the ranks only keep ready": ([], 10, 4),
     "sampled by clones": ([], 10, 0),
     "freed of clones": ([False], 0, 0),
+    "the model's weights wait in RAM": ([], 3, 8),
     "the group holds another": ([], 0, 8),
     "the group's other model is sampled": ([], 0, 0),
     "freed, to unload": ([True], 0, 0),
@@ -312,6 +313,21 @@ ACCOUNTS = {
 def test_comfyui_makes_room_for_the_ranks_and_has_them_make_room_for_others(done: str, accounts: dict) -> None:
     asked, ours, other = ACCOUNTS[done]
     assert accounts[done] == {"asked": asked, "ours": ours, "other": other}
+
+
+@pytest.mark.parametrize(("model", "weights", "kept"), [("fits", 10, 10), ("does not", 25, 14)])
+def test_a_text_encoder_and_a_model_that_do_not_fit_together_take_turns_on_the_card(
+    model: str, weights: int, kept: int, accounts: dict
+) -> None:
+    """Of 16 GB, of which the encoder takes 12: it is gone before the ranks take theirs, and their weights are before it
+    comes back. Of a model larger than the card, room is made for what the ranks will keep."""
+    found = accounts["prompts"][model]
+    encoded, prepared, sampled = [12, 0, 4], [0, 0, 16], [0, kept, 16 - kept]
+    assert found == {"held": [encoded, prepared, sampled] * 2, "asked": [False], "whole": weights}
+
+
+def test_room_is_made_for_what_the_ranks_tell_that_they_keep(accounts: dict) -> None:
+    assert accounts["parked, by what the ranks tell"] == 7
 
 
 def test_the_ranks_make_room_when_the_loader_has_gone_from_the_graph(accounts: dict) -> None:

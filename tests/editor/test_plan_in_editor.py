@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ TURN_RING = """() => {
     }
 }"""
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+MEMORY = re.compile(r"Each rank: \d+ MiB of weights")
 HEADS = "ulysses=3 does not divide the model's 8 heads. Use 2 or 4, or ring=3."
 
 
@@ -76,6 +78,33 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     shared_editor.set_widgets("ParallelDiT_Plan", ulysses=4)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ulysses=4")
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
+
+
+def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.prompt(template("demo"))
+    shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
+    expect(page.locator(".paralleldit-plan-memory")).to_have_text(MEMORY)
+    shared_editor.set_widgets("ParallelDiT_Plan", weights="shared", weight_blocks=3)
+    content = page.locator(".paralleldit-plan-content")
+    expect(content).to_contain_text("Shared weights: of 3 of a rank's")
+    shared_editor.set_widgets("ParallelDiT_Plan", ulysses=1)
+    expect(content.get_by_role("alert")).to_contain_text(
+        "weights=shared needs ranks that compute with the same weights"
+    )
+    assert page.evaluate(OUTLINED) == ["weights"]
+
+
+def test_a_workflow_from_before_there_were_weights_opens_as_it_was(shared_editor: Editor) -> None:
+    workflow = template("demo")
+    (plan,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_Plan"]
+    now = shared_editor.prompt(workflow)
+    plan["widgets_values"] = ["manual", 1, 1, 1, 2, 1, "native", 1, 0, 3]
+    asked = shared_editor.prompt(workflow)["1"]["inputs"]
+    assert asked == {**now["1"]["inputs"], "mode": "manual", "ulysses": 2, "attention": "native", "sync_steps": 3}
+    assert (asked["weights"], asked["weight_blocks"]) == ("auto", 0)
+    expect(shared_editor.page.locator(".paralleldit-plan-title")).to_have_text("2 ranks · ulysses=2 × native attention")
+    assert shared_editor.problems == []
 
 
 @pytest.mark.parametrize("name", ["demo", "pipefusion"])

@@ -10,23 +10,27 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from playwright.sync_api import Browser, expect
 
-from demo.host import REPOSITORY, ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError
 from tests.conftest import EXTRA_ARGS, own_base_in
 from tests.support.editor.editor import open_editor
 from tests.support.editor.examples import open_demo
 from tests.support.host.graphs import Job, latents, ranks, status
+from tests.support.host.mounted import packages
 from tests.support.host.stock_prompts import write_cases
 
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 KSAMPLER = {"type": "KSampler", "cfg": 2.0}
 PARALLEL = {"type": "ParallelDiT_Sampler", "cfg": 2.0}
+PICTURES = [
+    {"type": "KSampler", "picture": picture}
+    for picture in ({"width": 64}, {"width": 64, "height": 0}, {"width": 64, "height": 64, "depth": 1}, [64, 64])
+]
 SINGLE = {"PARALLELDIT_RANKS": "1", "PARALLELDIT_CPU_RANKS": "1"}
 
 
@@ -99,8 +103,9 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
         (Job("tiny-dit"), {"tp": 2}, ["tp"]),
         (Job("tiny-dit"), {"pipefusion": 2}, ["pipefusion"]),
         (Job("tiny-dit", scheduler="model's own"), {"pipefusion": 8}, ["pipefusion"]),
+        (Job("tiny-dit"), {"weights": "shared"}, ["weights"]),
     ],
-    ids=["heads", "tensor parallel", "a stock sampler", "more stages than blocks"],
+    ids=["heads", "tensor parallel", "a stock sampler", "more stages than blocks", "nobody to share weights with"],
 )
 def test_an_error_is_told_in_the_words_that_the_run_ends_with(
     job: Job, plan: dict, widgets: list[str], host: ComfyHost
@@ -148,6 +153,8 @@ def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Pa
         {"values": {"mode": "auto"}, "loaders": [{"model_name": 3}]},
         {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [{"type": None}]}]},
         {"values": {"mode": "auto"}, "loaders": [{"model_name": "a"}] * 100},
+        {"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "group": "1"}]},
+        *({"values": {"mode": "auto"}, "loaders": [{"model_name": "a", "samplers": [bad]}]} for bad in PICTURES),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -199,9 +206,7 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
 
 
 def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, folder in (("pack", REPOSITORY), ("pack.nodes", REPOSITORY / "nodes")):
-        package = ModuleType(name)
-        package.__path__ = [str(folder)]
+    for name, package in packages().items():
         monkeypatch.setitem(sys.modules, name, package)
     words = importlib.import_module("pack.nodes.plan_words")
     said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))

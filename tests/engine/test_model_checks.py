@@ -67,6 +67,18 @@ UNET = "comfy.ldm.modules.diffusionmodules.openaimodel.UNetModel"
         (of_comfyui("comfy.ldm.flux.model.Flux"), {"ulysses": 2}, "not the one that is known here: it has no params"),
         (of_comfyui("comfy.ldm.new.model.New"), {"ulysses": 2}, "not there for New yet"),
         (of_comfyui("comfy.ldm.new.model.New"), {"attention": "flash"}, "New attends as ComfyUI does"),
+        (of_comfyui("comfy.ldm.new.model.New"), {"weights": "host"}, "which blocks New has is not known here"),
+        (
+            of_comfyui(UNET, use_temporal_resblocks=False),
+            {"weights": "host"},
+            "which blocks UNetModel has is not known",
+        ),
+        (of_comfyui("comfy.ldm.flux.model.Flux"), {"weights": "host"}, "which blocks Flux has is not known here"),
+        (
+            of_comfyui(UNET, use_temporal_resblocks=False),
+            {"weights": "shared"},
+            "needs ranks that compute with the same",
+        ),
     ],
 )
 def test_a_plan_that_a_class_of_comfyui_forbids(model: torch.nn.Module, plan: dict[str, Any], said: str) -> None:
@@ -77,6 +89,15 @@ def test_a_plan_that_a_class_of_comfyui_forbids(model: torch.nn.Module, plan: di
 
 def test_an_image_unet_shares_its_batch() -> None:
     check_module(ParallelPlan(cfg=2, dp=2), of_comfyui(UNET, use_temporal_resblocks=False))
+
+
+def test_weights_that_wait_block_by_block_need_blocks_and_for_sharing_somebody_to_share_with() -> None:
+    with pytest.raises(PlanError, match="UNetModel") as raised:
+        check_module(ParallelPlan(cfg=2, weights="shared"), of_comfyui(UNET, use_temporal_resblocks=False))
+    assert raised.value.fields == ("weights",) and "own partial loading" in str(raised.value)
+    for plan in {"weights": "host"}, {"weights": "host", "weight_blocks": 3}, {"weights": "shared", "cfg": 2}:
+        check_module(ParallelPlan(**plan), FLUX)
+    check_module(ParallelPlan(cfg=2, weights="whole"), UNKNOWN)
 
 
 class Head(torch.nn.Module):

@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import { asker } from '../../web/plan/ask.js'
 import { questionOf } from '../../web/plan/graph.js'
+import { memoryWords } from '../../web/plan/memory.js'
 import { meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
 import { words } from '../../web/words.js'
 
@@ -11,7 +12,7 @@ const texts = (language) =>
 const en = texts('en')
 const say = (path, values) => words([en], path, values)
 
-/** A graph as LiteGraph has it. nodes: id to {type, widgets, outputs, mode}; links: [from, output, to, input]. */
+/** A graph as LiteGraph has it. nodes: id to {type, widgets, outputs, mode}; links: [from, output, to, input, type]. */
 function graphOf(nodes, links) {
   const graph = {
     getLink: (id) => (links[id] ? { origin_id: links[id][0], target_id: links[id][2] } : undefined),
@@ -29,7 +30,7 @@ function graphOf(nodes, links) {
         type: kind,
         links: links.flatMap((link, index) => (link[0] === id && link[1] === slot ? [index] : []))
       })),
-      inputs: links.flatMap((link, index) => (link[2] === id ? [{ name: link[3], link: index }] : []))
+      inputs: links.flatMap((link, index) => (link[2] === id ? [{ name: link[3], link: index, type: link[4] }] : []))
     }
   }
   return made
@@ -38,7 +39,7 @@ function graphOf(nodes, links) {
 const PLAN = { type: 'ParallelDiT_Plan', widgets: { mode: 'manual', cfg: 2 }, outputs: ['PARALLEL_PLAN'] }
 const LOADER = {
   type: 'ParallelDiT_LoadDiffusionModel',
-  widgets: { model_name: 'flux' },
+  widgets: { model_name: 'flux', dtype: 'bf16', group: 2 },
   outputs: ['MODEL']
 }
 const sampler = (cfg) => ({ type: 'KSampler', widgets: { sampler_name: 'euler', cfg }, outputs: ['LATENT'] })
@@ -68,7 +69,9 @@ test('the question follows the model through reroutes, bypassed nodes and LoRAs 
   assert.deepEqual(questionOf(nodes.plan), {
     question: {
       values: { mode: 'manual', cfg: 2 },
-      loaders: [{ model_name: 'flux', samplers: [{ type: 'KSampler', cfg: 3 }] }]
+      loaders: [
+        { model_name: 'flux', dtype: 'bf16', group: 2, samplers: [{ type: 'KSampler', cfg: 3, picture: null }] }
+      ]
     },
     open: []
   })
@@ -90,7 +93,35 @@ test('behind a guider, the sampler has its guidance and the name of the sampler 
       ['select', 0, 'custom', 'sampler']
     ]
   )
-  assert.deepEqual(questionOf(nodes.plan).question.loaders[0].samplers, [{ type: 'SamplerCustomAdvanced', cfg: 1 }])
+  assert.deepEqual(questionOf(nodes.plan).question.loaders[0].samplers, [
+    { type: 'SamplerCustomAdvanced', cfg: 1, picture: null }
+  ])
+})
+
+test('what is sampled is known where its latent is made by a node from nothing, and of whole sizes', () => {
+  const latent = (widgets, node = {}) => ({ type: 'Empty', widgets, outputs: ['LATENT'], ...node })
+  const picture = (made, ...more) => {
+    const links = [
+      ['plan', 0, 'loader', 'plan', 'PARALLEL_PLAN'],
+      ['loader', 0, 'sampler', 'model', 'MODEL'],
+      ['knee', 0, 'sampler', 'latent_image', 'LATENT'],
+      ['latent', 0, 'knee', '', '*'],
+      ...more
+    ]
+    const knee = { type: 'Reroute', outputs: ['*'] }
+    const width = { type: 'PrimitiveInt', widgets: { value: 640 }, outputs: ['INT'] }
+    const nodes = graphOf({ plan: PLAN, loader: LOADER, sampler: sampler(1), knee, latent: made, width }, links)
+    return questionOf(nodes.plan).question.loaders[0].samplers[0].picture
+  }
+  const video = { width: 832, height: 480, length: 81, batch_size: 1, color: 'red' }
+  assert.deepEqual(picture(latent(video)), { width: 832, height: 480, length: 81, batch_size: 1 })
+  assert.deepEqual(picture(latent(video), ['width', 0, 'latent', 'width', 'INT']).width, 640)
+  assert.deepEqual(picture(latent({ width: 64, height: 64 })), { width: 64, height: 64 })
+  for (const other of [{ width: 64 }, { width: 64, height: 0.5 }, { width: 64, height: '64' }]) {
+    assert.equal(picture(latent(other)), null)
+  }
+  assert.equal(picture(latent(video, { mode: 4 })), null)
+  assert.equal(picture(latent(video), ['width', 0, 'latent', 'samples', 'LATENT']), null)
 })
 
 test('a linked degree is read off a primitive, and named as open behind a node that computes', () => {
@@ -157,6 +188,22 @@ test('one rank holds all, and more than sixteen are counted', () => {
   const many = answerOf(2, 4, 8)
   const told = meshWords(meshGroups(many), many.world, say)
   assert.equal(told, '64 ranks: shares of the batch: 2, stages in each: 4, ranks in each of those: 8')
+})
+
+test('memory is told for all ranks at once, or stage by stage, with the peak where the latents are known', () => {
+  const GIB = 2 ** 30
+  const lines = (answer, memory) => memoryWords({ ...answer, memory }, meshGroups(answer), say)
+  assert.deepEqual(lines(answerOf(2, 1, 1), { kept: [12 * GIB], working: 1.5 * GIB, fetched: 0 }), [
+    'Each rank: 12.0 GiB of weights at rest, 13.5 GiB with a forward (estimate)'
+  ])
+  const told = lines(answerOf(1, 2, 2), { kept: [3 * GIB, 4 * GIB], working: null, fetched: 0 })
+  assert.equal(told.length, 2)
+  assert.match(told[0], /^blocks 0–3: 3\.0 GiB of weights at rest; what a forward takes is known with/)
+  assert.match(told[1], /^blocks 4–7: 4\.0 GiB/)
+  assert.deepEqual(lines(answerOf(1, 2, 2), { kept: [3 * GIB, 3 * GIB], working: 0, fetched: 0 }).length, 1)
+  const onCpu = lines({ ...answerOf(1, 1, 1), device: 'cpu' }, { kept: [3 * GIB], working: null, fetched: 0 })
+  assert.deepEqual(onCpu, ['Each rank: 3.0 GiB of weights'])
+  for (const nothing of [null, undefined]) assert.deepEqual(lines(answerOf(1, 1, 1), nothing), [])
 })
 
 test("a remark is in the editor's language where that has it, else in the server's words", () => {

@@ -8,6 +8,7 @@ import { LogView } from './logs.js'
 import { RankList } from './ranks.js'
 import { RunList } from './runs.js'
 import { actionsOf, runningOf, stateOf, stepOf } from './state.js'
+import { weightsWords } from './weights.js'
 
 const ICONS = {
   stopped: 'pi pi-circle',
@@ -156,15 +157,16 @@ class JobView {
   }
 }
 
-/** What is loaded, under which plan, from which files. */
+/** What is loaded, under which plan, where its weights wait, and from which files. */
 class ModelView {
   constructor() {
     this.element = fold(t('panel.model'), true).element
     attribute(this.element, 'data-testid', 'paralleldit-model')
     this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' })
     this.plan = element('p')
+    this.weights = element('div', { 'data-testid': 'paralleldit-weights' })
     this.files = element('ul', { class: 'paralleldit-files', 'aria-label': t('panel.files') })
-    this.element.append(this.name, this.plan, this.files)
+    this.element.append(this.name, this.plan, this.weights, this.files)
   }
 
   update(group) {
@@ -174,6 +176,14 @@ class ModelView {
     text(this.name, model)
     attribute(this.name, 'title', model)
     text(this.plan, plan ? t('panel.plan', { plan: planWords(plan, t) }) : '')
+    const words = weightsWords(group, t)
+    shown(this.weights, words.length)
+    if (this.words !== words.join('\n')) {
+      this.words = words.join('\n')
+      const [where, ...more] = words.map((line) => element('p', {}, line))
+      for (const line of more) line.className = 'paralleldit-quiet'
+      this.weights.replaceChildren(where, ...more)
+    }
     if (this.paths === files.join('\n')) return
     this.paths = files.join('\n')
     this.files.replaceChildren(...files.map((path) => element('li', { title: path }, fileName(path))))

@@ -5,17 +5,20 @@ export const LOADER = 'ParallelDiT_LoadDiffusionModel'
 const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
-const SAMPLED = ['LATENT', 'IMAGE']
+const LATENT = 'LATENT'
+const SAMPLED = [LATENT, 'IMAGE']
+const NEEDED = ['width', 'height'] // of an empty latent: pixels
+const SIZES = [...NEEDED, 'length', 'batch_size'] // and frames, and how many
 
 /** The question about a plan node, and the names of its values that other nodes compute, which only a run can tell. */
 export function questionOf(plan) {
   const { values, open } = widgetValues(plan)
   const loaders = []
   for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) {
-    const loader = node.type === LOADER ? widgetValues(node).values : {}
-    if (typeof loader.model_name !== 'string') continue
+    const { model_name, dtype, group } = node.type === LOADER ? widgetValues(node).values : {}
+    if (typeof model_name !== 'string') continue
     const samplers = samplersOf(node, new Set(), null)
-    loaders.push({ model_name: loader.model_name, samplers })
+    loaders.push({ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers })
   }
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
 }
@@ -30,10 +33,23 @@ function samplersOf(node, seen, cfg) {
     if (gives.some((type) => CARRIES_MODEL.includes(type))) {
       samplers.push(...samplersOf(target, seen, guidance))
     } else if (gives.some((type) => SAMPLED.includes(type))) {
-      samplers.push({ type: target.type, cfg: ofType('number', guidance) })
+      samplers.push({ type: target.type, cfg: ofType('number', guidance), picture: pictureOf(target) })
     }
   }
   return samplers
+}
+
+/**
+ * The sizes of what a node samples, of the node that its latent is made by from nothing; null where that is not known.
+ */
+function pictureOf(sampler) {
+  const origin = originOf(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)
+  if (!origin || origin.mode === BYPASSED || origin.inputs?.some(({ type }) => type === LATENT)) return null
+  const { values } = widgetValues(origin)
+  const sizes = SIZES.filter((name) => values[name] !== undefined)
+  const areWhole = sizes.every((name) => Number.isInteger(values[name]) && values[name] > 0)
+  if (!areWhole || !NEEDED.every((name) => sizes.includes(name))) return null
+  return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
 
 /** The nodes behind a node's outputs of these types, those not in `seen`; reroutes and bypassed nodes hand through. */

@@ -2,6 +2,7 @@
 
 import { element } from '../elements.js'
 import { brief, t } from '../text.js'
+import { memoryWords } from './memory.js'
 import { COMPACT_ABOVE, captionOf, cellWords, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
 
 const MAX_PATCHES_DRAWN = 16
@@ -24,6 +25,7 @@ function* plan(answer) {
     yield line('paralleldit-plan-title', answer.world === 1 ? count : `${count} · ${answer.plan}`)
   }
   if (answer.ranks.length) yield* mesh(answer)
+  for (const words of memoryWords(answer, meshGroups(answer), t)) yield line('paralleldit-plan-memory', words)
   for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t))
   for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t))
   for (const words of answer.unknown) yield line('paralleldit-plan-remark', brief(words))

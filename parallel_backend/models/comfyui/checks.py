@@ -14,7 +14,7 @@ import torch
 
 from ...axes import BATCH_AXES, TOKEN_AXES
 from ...errors import PlanError
-from ...plan import ParallelPlan
+from ...plan import HOST, SHARED, ParallelPlan
 from .spec import ALWAYS_WHOLE, BlockList, HostSpec, host_spec
 
 OWN_ATTENTION = ("auto", "native")  # of a plan, where attention is left to ComfyUI
@@ -66,6 +66,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             "Use cfg=1 and dp=1, and ulysses or ring.",
             *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
         )
+    check_fetched(plan, model, spec)
     if plan.pipefusion * plan.patch_count > 1:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
@@ -98,6 +99,22 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
         )
     blocks = sum(len(modules_at(model, row.path)) for row in spec.blocks)
     plan.check_model(heads=sizes_of(model, spec).heads, blocks=blocks, pipefusion=spec.patches is not None)
+
+
+def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | None) -> None:
+    """Raises PlanError if weights are to be fetched block by block, and there is nobody to share them with, or which
+    blocks the class has is not known."""
+    plan.check_weights()
+    if plan.weights not in (SHARED, HOST):
+        return
+    lists = [blocks.path for blocks in spec.blocks] if spec else []
+    if not lists or any(lacking(model, lists, "")):
+        raise PlanError(
+            f"weights={plan.weights} has the weights wait block by block, and which blocks {type(model).__name__} has "
+            "is not known here.",
+            "Use weights=auto: what does not fit on a device then, ComfyUI's own partial loading keeps in RAM.",
+            "weights",
+        )
 
 
 def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | None) -> None:

@@ -15,18 +15,18 @@ import time
 import traceback
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from demo.host import REPOSITORY
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
 from tests.support.census.habits import HABITS
 from tests.support.census.rows import ROWS, Given, Row
 from tests.support.host.graphs import relative_error
+from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
 
 STEPS = 3
@@ -38,16 +38,11 @@ class Census:
     """ComfyUI in this process, its nodes, one worker group, and the models of both loaders."""
 
     def __init__(self, comfyui: str, base: str) -> None:
-        sys.path.insert(0, comfyui)
-        sys.argv = [sys.argv[0], "--cpu", "--base-directory", base]
-        importlib.import_module("comfy.options").enable_args_parsing()
+        mount(comfyui, "--base-directory", base)
         for name in [name for name in sys.modules if name == "nodes" or name.startswith("nodes.")]:
             del sys.modules[name]
         self.nodes = importlib.import_module("nodes")
         asyncio.run(self.nodes.init_builtin_extra_nodes())
-        for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-            sys.modules[name] = ModuleType(name)  # the pack, without what needs a server
-            sys.modules[name].__path__ = [str(folder)]
         self.base = Path(base)
         self.pack = {
             name: importlib.import_module(f"pack.nodes.model.{name}")

@@ -10,19 +10,12 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
-from demo.host import REPOSITORY
+from tests.support.host.mounted import mount
 
 
 def main(comfyui: str, *files: str) -> None:
-    sys.path.insert(0, comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    options = importlib.import_module("comfy.options")
-    options.enable_args_parsing()
-    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-        sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
-        sys.modules[name].__path__ = [str(folder)]
+    mount(comfyui)
     host_file = importlib.import_module("pack.nodes.model.host_file")
     specs = importlib.import_module("pack.parallel_backend.models.comfyui")
     found = {}

@@ -9,18 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from types import ModuleType
 
-from demo.host import REPOSITORY
+from tests.support.host.mounted import mount
 
 
 def main(comfyui: str, base: str, names: str) -> None:
-    sys.path.insert(0, comfyui)
-    sys.argv = [sys.argv[0], "--cpu", "--base-directory", base]
-    importlib.import_module("comfy.options").enable_args_parsing()
-    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-        sys.modules[name] = ModuleType(name)  # the pack, without what needs a server
-        sys.modules[name].__path__ = [str(folder)]
+    mount(comfyui, "--base-directory", base)
     loader = importlib.import_module("pack.nodes.load_model").LoadDiffusionModelParallel
     vae = importlib.import_module("pack.nodes.parallel_vae")
     files = importlib.import_module("pack.nodes.model.model_files")

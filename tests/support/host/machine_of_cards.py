@@ -11,12 +11,12 @@ import importlib
 import json
 import os
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from demo.host import REPOSITORY
+from tests.support.host.mounted import mount
 
 GB = 1 << 30
 BIG = SimpleNamespace(name="RTX 3090", total_memory=24 * GB, major=8, minor=6)
@@ -35,15 +35,6 @@ MACHINES: dict[str, tuple[str, list[SimpleNamespace], dict[str, str]]] = {
     "Apple's": ("mps", [], {}),
     "Apple's, set to the CPU": ("mps", [], {"device": "cpu"}),
 }
-
-
-def import_nodes(comfyui: str) -> None:
-    sys.path.insert(0, comfyui)
-    sys.argv = [sys.argv[0], "--cpu"]
-    importlib.import_module("comfy.options").enable_args_parsing()
-    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-        sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
-        sys.modules[name].__path__ = [str(folder)]
 
 
 def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -> dict[str, Any]:
@@ -79,7 +70,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
 
 
 def main(comfyui: str) -> None:
-    import_nodes(comfyui)
+    mount(comfyui)
     print(json.dumps({name: planned(*machine) for name, machine in MACHINES.items()}))
 
 

@@ -2,7 +2,8 @@
 ComfyUI's own accounting, with our MODEL and others on a 16 GB card.
 
 The card, and the worker group on it, are pretended; what frees them and when is ComfyUI's. Prints JSON: by what was
-done, how the group was asked to park (with unload or without), and the GB that each model is then said to hold.
+done, how the group was asked to park (with unload or without), and the GB that each model is then said to hold; and of
+prompts whose text encoder and model do not fit together, what both hold from step to step, and the least that was free.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from demo.host import REPOSITORY
+from tests.support.host.mounted import mount
 
 CARD = torch.device("meta")
 GIGABYTE = 1 << 30
-OURS, TOTAL = 10 * GIGABYTE, 16 * GIGABYTE
+OURS, ENCODER, TOTAL = 10 * GIGABYTE, 12 * GIGABYTE, 16 * GIGABYTE
 
 
 class PretendedGroup:
@@ -34,14 +34,17 @@ class PretendedGroup:
         self.settings = settings
         self.loaded: tuple | None = None
         self.resident: object | None = None
-        self.kept = 0
+        self.kept, self.weights, self.told = 0, OURS, 0
         self.asked: list[bool] = []
 
     def device_bytes(self) -> int:
         return self.kept
 
+    def status(self) -> dict[str, Any]:
+        return {"weights": {"kept": self.told}} if self.told else {}
+
     def trim(self) -> int:
-        freed, self.kept = self.kept - OURS, OURS
+        freed, self.kept = self.kept - self.weights, self.weights
         return freed
 
     def park(self, unload: bool = False) -> None:
@@ -55,12 +58,7 @@ class Scene:
     """ComfyUI's memory management, a loaded model of ours, and another model of 8 GB."""
 
     def __init__(self, comfyui: str, model: str) -> None:
-        sys.path.insert(0, comfyui)
-        sys.argv = [sys.argv[0], "--cpu"]
-        importlib.import_module("comfy.options").enable_args_parsing()
-        for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-            sys.modules[name] = ModuleType(name)  # the pack, without the nodes, which need a server
-            sys.modules[name].__path__ = [str(folder)]
+        mount(comfyui)
         self.management = importlib.import_module("comfy.model_management")
         self.helpers = importlib.import_module("comfy.sampler_helpers")
         self.patches = importlib.import_module("comfy.model_patcher")
@@ -68,6 +66,8 @@ class Scene:
         self.management.get_free_memory = self.free
         self.loader = importlib.import_module("pack.nodes.load_model")
         self.loader.list_models = lambda: {"tiny": Path(model)}
+        self.sizes = importlib.import_module("pack.parallel_backend.weights.sizes")
+        importlib.import_module("pack.nodes.workers.room").smallest_card = lambda _plan: TOTAL
         self.settings = importlib.import_module("pack.worker.settings").Settings()
         self.begin()
 
@@ -84,7 +84,7 @@ class Scene:
 
     def load(self, dtype: str) -> Any:
         patcher = self.loader.LoadDiffusionModelParallel.execute("tiny", dtype).result[0]
-        patcher.model.diffusion_model.weight_bytes = OURS
+        patcher.model.diffusion_model.sizes = self.sizes.WeightSizes(OURS)
         patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
         return patcher
 
@@ -93,7 +93,7 @@ class Scene:
         patcher.pre_run()
         remote = patcher.model.diffusion_model
         self.group.loaded = (remote.source, remote.plan.to_json())
-        self.group.kept = OURS
+        self.group.kept = self.group.weights = remote.weight_bytes
         patcher.cleanup()
 
     def prepare(self, patcher: Any, gigabytes: float) -> None:
@@ -106,6 +106,30 @@ class Scene:
         self.helpers.prepare_sampling(patcher, shape, {}, options)
         fits = patcher.model.memory_required([2, *shape[1:]]) == 0
         assert fits, "cond and uncond go in one batch, which the ranks share out"
+
+    def prompts(self, sizes: Any) -> dict[str, Any]:
+        """Two prompts after one another: the text is encoded, by a model of 12 GB, and the latents are sampled with
+        ours, of these sizes, which need 1 GB beside."""
+        self.begin()
+        self.management.unload_all_models()
+        self.group.asked.clear()
+        self.ours.model.diffusion_model.sizes, self.other.size = sizes, ENCODER
+        clip = importlib.import_module("comfy.sd").CLIP(no_init=True)
+        clip.patcher, clip.cond_stage_model = self.other, self.other.model
+        held: list[list[float]] = []
+        for _ in range(2):
+            clip.load_model()
+            held.append(self.held())
+            self.prepare(self.ours, 1)
+            held.append(self.held())
+            self.sample(self.ours)
+            held.append(self.held())
+        return {"held": held, "asked": list(self.group.asked), "whole": sizes.total / GIGABYTE}
+
+    def held(self) -> list[float]:
+        """GB of the card: of the encoder, of the ranks, and free."""
+        found = (self.other.loaded_size(), self.group.kept, self.free())
+        return [round(each / GIGABYTE, 1) for each in found]
 
     def free(self, _device: Any = None, torch_free_too: bool = False) -> Any:
         free = TOTAL - self.group.kept - (self.other.loaded_size() if self.other else 0)
@@ -172,6 +196,22 @@ def main(comfyui: str, model: str) -> None:
     gc.collect()
     management.load_models_gpu([scene.other])
     found["the node is gone"] = scene.outcome()
+
+    whole = scene.sizes.WeightSizes(GIGABYTE, (GIGABYTE,) * 9)
+    scene.begin()
+    remote = scene.ours.model.diffusion_model
+    remote.plan, remote.sizes = replace(remote.plan, weights="host"), whole
+    scene.sample(scene.ours)
+    management.load_models_gpu([scene.other])
+    scene.prepare(scene.ours, 1)
+    found["the model's weights wait in RAM"] = scene.outcome()
+    larger = replace(whole, blocks=(GIGABYTE,) * 24)
+    found["prompts"] = {"fits": scene.prompts(whole), "does not": scene.prompts(larger)}
+
+    scene.begin()
+    scene.ours.model.diffusion_model.sizes = larger
+    scene.group.kept, scene.group.told = 0, 7 * GIGABYTE
+    found["parked, by what the ranks tell"] = scene.ours.model_size() / GIGABYTE
 
     for choice in ("unload", "keep"):
         scene.begin(on_free=choice)

@@ -16,24 +16,22 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from demo.host import REPOSITORY
+from tests.support.host.mounted import mount
 from tests.support.templates.model_files import MODEL_FILES, ModelFile, model_file, other_use
 from tests.support.templates.model_nodes import DEVICES, PATCHES, executed
 from tests.support.templates.workflows import workflows
 
 
 def main(comfyui: str, folder: str, *names: str) -> None:
-    sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
-    sys.argv = [sys.argv[0], "--cpu", "--base-directory", folder]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    mount(comfyui, "--base-directory", folder)
     logging.disable(logging.CRITICAL)
-    pack = pack_without_server()
+    pack = modules_of_the_pack()
     host_nodes = importlib.import_module("nodes")
     asyncio.run(host_nodes.init_builtin_extra_nodes())
     used: dict[str, set[str]] = {name: set() for name in names}
@@ -51,11 +49,7 @@ def main(comfyui: str, folder: str, *names: str) -> None:
     print(json.dumps(described))
 
 
-def pack_without_server() -> SimpleNamespace:
-    """The pack's modules, without what needs a server."""
-    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = [str(folder)]
+def modules_of_the_pack() -> SimpleNamespace:
     places = {
         "file": "pack.nodes.model.host_file",
         "module": "pack.nodes.model.remote_module",

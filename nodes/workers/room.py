@@ -1,0 +1,53 @@
+"""What room there is for weights on the cards that the ranks compute on, and what the ranks will make of it, as far as
+ComfyUI's process can tell before they do."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import comfy.model_management
+import torch
+
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.device import CPU
+from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
+from ...parallel_backend.weights.fitting import GB, Room, fitted_weights
+from ...parallel_backend.weights.sizes import WeightSizes
+from .group import device_type, like_cards, settings
+
+
+def smallest_card(plan: ParallelPlan) -> int:
+    """Bytes of the smallest of this machine's cards that a plan's ranks compute on; 0 on the CPU."""
+    if device_type() == CPU:
+        return 0
+    alike, others = like_cards()
+    here = math.ceil(plan.world_size / max(1, len(settings().machines)))
+    return min((card.total for card in [*alike, *others][:here]), default=0)
+
+
+def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
+    """What is left of the smallest card by what ComfyUI keeps free on its own, and by a forward that takes `working`
+    bytes; if ComfyUI's other models leave, as they do when it makes room. None on the CPU. Whole GB of RAM: it changes
+    all the time, and what follows is asked for often."""
+    management = comfy.model_management
+    if not (card := smallest_card(plan)):
+        return None
+    kept_free = max(management.minimum_inference_memory(), working + management.extra_reserved_memory())
+    in_ram: Any = management.get_free_memory(torch.device(CPU))
+    return Room(int(max(0, card - kept_free)), int(in_ram // GB * GB))
+
+
+@functools.lru_cache(maxsize=64)
+def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room | None) -> ParallelPlan:
+    """The plan with its weights as the ranks will decide on them, if this is the room that they find."""
+    if room is None:
+        return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan
+    return fitted_weights(plan, sizes, room)
+
+
+def working_on_a_rank(estimate: float, rows: int, plan: ParallelPlan) -> float:
+    """What a rank needs for its part of a call of so many rows. estimate: bytes for the whole call."""
+    return estimate * math.ceil(rows / plan.ways(BATCH_AXES)) / rows / plan.token_ways

@@ -1,0 +1,191 @@
+"""A plan says before it is queued what its ranks keep of the weights, need with a forward and fetch, and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from playwright.sync_api import expect
+
+from demo.host import REPOSITORY
+from tests.support.editor.editor import Editor
+from tests.support.editor.examples import open_demo
+
+GIB = 1 << 30
+LATENT = {"width": 1024, "height": 1024}
+MEASURED = {"kind": "host", "link": 2e10, "is_measured": True}
+FLUX = 22.2  # GiB in bf16: 11.9 billion weights
+# In 57 blocks; two blocks of two streams, which are the largest, are the buffers that others come to.
+LARGEST = 0.633
+
+
+class Case(NamedTuple):
+    """cards: their GB; none: the CPU. told: by the group, of its weights. plan: values of the node, {} being auto."""
+
+    cards: tuple[int, ...]
+    plan: dict[str, Any]
+    model: str = "flux"
+    picture: dict[str, int] | None = LATENT
+    cfg: float = 1.0
+    sampler: str = "KSampler"
+    told: dict[str, Any] = {}
+
+    def question(self) -> list[Any]:
+        values = {"mode": "manual", **self.plan} if self.plan else {"mode": "auto"}
+        sampler = {"type": self.sampler, "cfg": self.cfg, "picture": self.picture}
+        loader = {"model_name": self.model, "dtype": "auto", "group": 1, "samplers": [sampler]}
+        return [self.cards, self.told, {"values": values, "loaders": [loader]}]
+
+
+CASES = {
+    "fits": Case((80, 80), {"ulysses": 2}),
+    "does not fit": Case((20, 20), {"ulysses": 2}),
+    "the smaller card counts": Case((80, 20), {"ulysses": 2}),
+    "a larger picture": Case((20, 20), {"ulysses": 2}, picture={**LATENT, "width": 2048, "batch_size": 4}),
+    "no picture": Case((20, 20), {"ulysses": 2}, picture=None),
+    "auto": Case((20, 20), {}, told=MEASURED),
+    "whole does not fit": Case((20, 20), {"ulysses": 2, "weights": "whole"}),
+    "all shared": Case((12, 12), {"ulysses": 2, "weights": "shared"}, cfg=3.0),
+    "some shared": Case((80, 80), {"ulysses": 2, "weights": "shared", "weight_blocks": 19}, told=MEASURED),
+    "guidance split": Case((80, 80), {"cfg": 2, "weights": "shared"}, cfg=3.0),
+    "stages": Case((24, 24), {"pipefusion": 2, "weights": "host", "weight_blocks": 4}, sampler="ParallelDiT_Sampler"),
+    "no blocks known": Case((4, 4), {"cfg": 2}, "sdxl"),
+    "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "sdxl"),
+    "nobody to share with": Case((24, 24), {"ulysses": 1, "weights": "shared"}),
+    "on the CPU": Case((), {"ulysses": 2, "weights": "shared"}),
+    "whole on the CPU": Case((), {"ulysses": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    program = [sys.executable, "-m", "tests.support.host.plans_on_cards"]
+    command = [*program, str(comfyui), str(tmp_path_factory.mktemp("models"))]
+    asked = json.dumps([case.question() for case in CASES.values()])
+    run = subprocess.run(command, cwd=REPOSITORY, input=asked, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return dict(zip(CASES, json.loads(run.stdout.splitlines()[-1]), strict=True))
+
+
+def kept(answer: dict[str, Any]) -> list[float]:
+    """GiB at rest, by stage."""
+    return [size / GIB for size in answer["memory"]["kept"]]
+
+
+def remarks(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is said of memory, by key."""
+    return {each["key"]: each["values"] for each in answer["remarks"] if not each["key"].startswith("auto_")}
+
+
+def test_weights_that_fit_are_whole_and_nothing_more_is_said_of_them(answers: dict) -> None:
+    found = answers["fits"]
+    assert kept(found) == [pytest.approx(FLUX, abs=0.05)]
+    assert found["memory"]["fetched"] == 0 and remarks(found) == {}
+
+
+def test_the_working_memory_is_comfyuis_estimate_for_a_ranks_part_of_the_picture(answers: dict) -> None:
+    one, more = (answers[name]["memory"]["working"] for name in ("fits", "a larger picture"))
+    assert 0.3 * GIB < one < GIB and more == pytest.approx(8 * one)
+    assert answers["no picture"]["memory"]["working"] is None
+
+
+@pytest.mark.parametrize("name", ["does not fit", "the smaller card counts", "a larger picture", "no picture", "auto"])
+def test_auto_has_as_few_blocks_fetched_as_must_be_and_says_why(name: str, answers: dict) -> None:
+    """What stays is no more than there is room for, and with a block less it would be."""
+    memory, said = answers[name]["memory"], remarks(answers[name])
+    beside = max(0.8 * GIB, memory["working"] or 0) + 0.4 * GIB  # what ComfyUI keeps free, reserved memory included
+    room = 20 - beside / GIB
+    assert room - LARGEST < kept(answers[name])[0] <= room
+    assert float(said["whole_does_not_fit"]["room"].split()[0]) == pytest.approx(room, abs=0.06)
+    assert said["whole_does_not_fit"]["plan"] == "ulysses=2" and said["whole_does_not_fit"]["whole"] == "22.2 GiB"
+    assert 0 < said["weights_host"]["going"] < said["weights_host"]["blocks"] == 57
+    assert said["weights_host"]["size"] == f"{memory['fetched'] / GIB:.1f} GiB"
+    assert "one_forward" in said
+
+
+def test_the_link_is_said_to_be_assumed_until_ranks_have_measured_it(answers: dict) -> None:
+    fetched = answers["does not fit"]["memory"]["fetched"]
+    assert remarks(answers["does not fit"])["link_assumed"] == {
+        "rate": "25.0 GB/s",
+        "seconds": f"{fetched / 25e9:.2f} s",
+    }
+    assert remarks(answers["auto"])["link_measured"] == {"rate": "20.0 GB/s", "seconds": f"{fetched / 20e9:.2f} s"}
+    assert "link_assumed" in remarks(answers["some shared"]), "another link was measured"
+
+
+def test_a_link_that_takes_longer_than_computing_is_called_the_bottleneck(answers: dict) -> None:
+    assert "link_slower" in remarks(answers["all shared"])
+    assert "link_slower" not in remarks(answers["a larger picture"])
+
+
+def test_what_is_shared_is_counted_by_blocks_and_buffers(answers: dict) -> None:
+    """Of each of N blocks of two streams half is kept, half fetched, and two whole ones are in the buffers."""
+    found, whole = answers["some shared"], kept(answers["fits"])[0]
+    assert kept(found)[0] == pytest.approx(whole - found["memory"]["fetched"] / GIB + 2 * LARGEST, abs=0.002)
+    assert remarks(found)["weights_shared"]["going"] == 19
+
+
+def test_how_often_a_step_fetches_them_is_said_as_far_as_it_is_known(answers: dict) -> None:
+    assert "forwards" in remarks(answers["all shared"]), "cond and uncond go together, or they do not"
+    assert "one_forward" in remarks(answers["guidance split"])
+    assert remarks(answers["stages"])["forward_a_patch"] == {"patches": 2}
+
+
+def test_stages_are_told_apart(answers: dict) -> None:
+    first, second = kept(answers["stages"])
+    assert 0 < first < second < FLUX
+
+
+def test_what_does_not_fit_is_told_with_what_is_there(answers: dict) -> None:
+    assert remarks(answers["whole does not fit"])["whole_too_large"]["kept"] == "22.2 GiB"
+    assert "fetched_too_large" in remarks(answers["all shared"])
+    assert "partly_in_ram" in remarks(answers["no blocks known"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no blocks to share", "which blocks UNetModel has is not known here.\n\nUse weights=auto:"),
+        ("nobody to share with", "weights=shared needs ranks that compute with the same weights"),
+    ],
+)
+def test_weights_that_cannot_be_shared_are_an_error_at_their_widget(name: str, said: str, answers: dict) -> None:
+    assert said in answers[name]["error"]
+    assert (answers[name]["widgets"], answers[name]["memory"]) == (["weights"], None)
+
+
+def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
+    """Of GPUs, that are none here: the answer, and the group's status, are given to the page."""
+    page, weights = editor.page, {"kind": "shared", "blocks": 17, "of": 57, "kept": 19 * GIB, "whole": 22 * GIB}
+    weights |= {"fetched": 3 * GIB, "seconds": 0.27, "link": 12e9, "is_measured": False}
+    known = {"state": "ready", "deaths": 0, "last_death": None, "device": "cuda", "pids": [11, 12], "model": "Flux"}
+    group = {"group": 1, "status": {**known, "weights": weights}, "runs": []}
+    page.route("**/paralleldit/plan", lambda route: route.fulfill(json=answers["auto"]))
+    page.route(
+        "**/paralleldit/groups", lambda route: route.fulfill(json={"groups": [group], "device": "cuda", "devices": 2})
+    )
+    editor.reload()
+    open_demo(editor)
+    content = page.locator(".paralleldit-plan-content")
+    for said in (
+        "Each rank: 18.",
+        "Weights in RAM: 12 of",
+        "ulysses=2 alone does not fit",
+        "At the measured 20.0 GB/s",
+    ):
+        expect(content).to_contain_text(said)
+    row = editor.open_panel().get_by_test_id("paralleldit-weights")
+    expect(row).to_contain_text("Shared weights: 17 of 57 blocks")
+    expect(row).to_contain_text("3.0 GiB a forward, 0.27 s at 12.0 GB/s (assumed)")
+    editor.screenshot("weights")
+    assert editor.problems == []
+
+
+def test_on_the_cpu_there_is_no_link_to_speak_of(answers: dict) -> None:
+    assert set(remarks(answers["on the CPU"])) == {"weights_shared", "one_forward"}
+    whole = answers["whole on the CPU"]
+    assert whole["memory"]["fetched"] == 0 and whole["memory"]["working"] is None and remarks(whole) == {}

@@ -1,0 +1,27 @@
+"""The pack's modules as ComfyUI has them, in a process without a server: for programs and tests that ask the nodes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+from demo.host import REPOSITORY
+
+
+def packages() -> dict[str, ModuleType]:
+    """By name, what is to stand in `sys.modules`: packages whose modules can be imported, and whose own code, which
+    registers the nodes with a server, does not run."""
+    found = {}
+    for name, folder in {"pack": REPOSITORY, "pack.nodes": REPOSITORY / "nodes"}.items():
+        found[name] = ModuleType(name)
+        found[name].__path__ = [str(folder)]
+    return found
+
+
+def mount(comfyui: str, *arguments: str) -> None:
+    """Puts ComfyUI's folder on the path, has it take these arguments, and mounts the pack."""
+    sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
+    sys.argv = [sys.argv[0], "--cpu", *arguments]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    sys.modules.update(packages())

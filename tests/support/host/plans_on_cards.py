@@ -1,0 +1,72 @@
+"""`python -m tests.support.host.plans_on_cards COMFYUI FOLDER`:
+what is said of plans, for models of published sizes on cards that this machine has not.
+
+Cards, and what ComfyUI finds in the files, are pretended, as in `machine_of_cards` and `templates.describe`. Reads
+questions as JSON from its input: [cards' GB, what the group has told of weights, the question]. Prints the answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from tests.support.host.mounted import mount
+from tests.support.templates.describe import contents_of
+from tests.support.templates.model_files import flux, model_file
+
+GB = 1 << 30
+MODELS = {
+    "flux": flux("flux", "Flux", depth=19, depth_single_blocks=38),
+    "sdxl": model_file("sd_xl_base_1.0.safetensors"),
+}
+
+
+def pretend(route: Any, sizes: list[int]) -> None:
+    """Cards of these sizes, in GB, on which ComfyUI computes; none: it computes on the CPU."""
+    cards = [SimpleNamespace(name=f"{size} GB", total_memory=size * GB, major=8, minor=9) for size in sizes]
+    module: Any = torch.get_device_module("cuda")
+    module.device_count = lambda: len(cards)
+    module.get_device_properties = lambda which: cards[which if isinstance(which, int) else 0]  # ComfyUI asks by device
+    management = importlib.import_module("comfy.model_management")
+    state = management.CPUState.GPU if cards else management.CPUState.CPU
+    if state != management.cpu_state:
+        route.bounds_of.cache_clear()  # by which dtype ComfyUI chooses for the device
+    management.cpu_state, management.get_torch_device = state, lambda: torch.device("cuda" if cards else "cpu")
+    management.pytorch_attention_flash_attention = lambda: bool(cards)
+    management.get_free_memory = lambda _device: 64 * GB
+
+
+def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[str, Any], asked: Any) -> dict[str, Any]:
+    pretend(route, sizes)
+    group = SimpleNamespace(status=lambda: {"weights": told} if told else {})
+    groups = sys.modules["pack.nodes.workers.group"]
+    host_file = sys.modules["pack.nodes.model.host_file"]
+    name = asked["loaders"][0]["model_name"]
+    with (
+        patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
+        patch.object(host_file, "read_header", lambda _: contents[name]),
+        patch.dict(groups._made, {1: group}),
+    ):
+        return route.answer(route.read_question(asked))
+
+
+def main(comfyui: str, folder: str) -> None:
+    mount(comfyui)
+    route = importlib.import_module("pack.nodes.routes.plan")
+    contents = {name: contents_of(kind) for name, kind in MODELS.items()}
+    paths = {name: Path(folder) / f"{name}.safetensors" for name in MODELS}
+    for path in paths.values():
+        path.touch()
+    route.list_models = lambda: paths
+    print(json.dumps([answer(route, contents, *question) for question in json.load(sys.stdin)]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

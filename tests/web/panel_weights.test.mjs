@@ -1,0 +1,47 @@
+import assert from 'node:assert/strict'
+import { readFileSync } from 'node:fs'
+import test from 'node:test'
+
+import { weightsWords } from '../../web/panel/weights.js'
+import { words } from '../../web/words.js'
+
+const GIB = 2 ** 30
+const en = JSON.parse(readFileSync(new URL('../../locales/en/main.json', import.meta.url))).paralleldit
+const t = (path, values) => words([en], path, values)
+const SHARED = {
+  kind: 'shared',
+  blocks: 17,
+  of: 57,
+  kept: 19.5 * GIB,
+  whole: 22.2 * GIB,
+  fetched: 3.6 * GIB,
+  seconds: 0.32,
+  link: 12e9,
+  is_measured: false
+}
+const told = (weights, ...steps) => weightsWords({ status: { weights }, runs: steps.length ? [{ steps }] : [] }, t)
+
+test('weights that are whole on each rank are not worth a word, nor are those of a group that tells nothing', () => {
+  assert.deepEqual(told({ ...SHARED, kind: 'whole', blocks: 0, fetched: 0 }), [])
+  assert.deepEqual(told(undefined), [])
+  assert.deepEqual(told(null), [])
+})
+
+test('weights that are fetched: of how many blocks, what stays, and what a forward costs on which link', () => {
+  assert.deepEqual(told(SHARED), [
+    'Shared weights: 17 of 57 blocks',
+    '19.5 GiB of 22.2 GiB stay on a rank',
+    '3.6 GiB a forward, 0.32 s at 12.0 GB/s (assumed)'
+  ])
+  const [where, , cost] = told({ ...SHARED, kind: 'host', link: 21.3e9, seconds: 0.0181, is_measured: true })
+  assert.equal(where, 'Weights in RAM: 17 of 57 blocks')
+  assert.equal(cost, '3.6 GiB a forward, 18 ms at 21.3 GB/s (measured)')
+})
+
+test('the link is called the bottleneck where it works for most of a step, and likely so where it is assumed', () => {
+  assert.equal(told(SHARED, [1.4, 0.2], [1.5, 0.2]).length, 3)
+  const [, , , likely] = told(SHARED, [0.35, 0.2], [9, 0.2], [0.36, 0.1])
+  assert.match(likely, /^The link is likely the bottleneck: at the assumed speed .* for 89% of a step\.$/)
+  const [, , , sure] = told({ ...SHARED, is_measured: true }, [0.3, 0.1])
+  assert.match(sure, /^The link is the bottleneck: .* for 100% of a step\.$/)
+})
