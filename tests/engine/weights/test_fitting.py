@@ -86,7 +86,9 @@ def test_where_nothing_fits_as_much_goes_as_can() -> None:
     assert (found.weights, found.weight_blocks) == (HOST, 0)
     assert kept(found, EVEN) == EVEN.rest + BUFFERS * max(EVEN.blocks)
     assert fitted_weights(TWO, EVEN, Room(0, 0)).weights == SHARED, "the host has no room at all"
-    assert fitted_weights(ParallelPlan(), EVEN, Room(0, 0)).weights == HOST, "as nothing else can be said"
+    assert fitted_weights(ParallelPlan(), EVEN, Room(0, 0)).weights == WHOLE, (
+        "what is too much for the host is not tried there"
+    )
     assert fitted_weights(TWO, WeightSizes(rest=GB), Room(0, 0)).weights == WHOLE, "a class whose blocks nobody knows"
 
 
