@@ -60,6 +60,19 @@ def test_any_rank_can_run_out_of_memory_in_a_request(two: DirectGroup, rank: int
     assert_survives(two, rank, run)
 
 
+@pytest.mark.parametrize(("weights", "rank"), [("shared", 1), ("host", 0)])
+def test_any_rank_can_run_out_of_memory_while_weights_are_on_their_way(
+    two: DirectGroup, weights: str, rank: int
+) -> None:
+    """They are asked for before the model begins to run."""
+    two.load()
+    right = two.sample(*SMALL)
+    direct = replace(two, plan=replace(two.plan, weights=weights))
+    direct.load()
+    assert torch.equal(direct.sample(*SMALL), right)
+    assert_survives(direct, rank, "sample")
+
+
 @pytest.mark.slow
 def test_a_rank_can_run_out_of_memory_again_and_again(two: DirectGroup) -> None:
     two.load()
