@@ -191,9 +191,11 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[l
     return missing, dtypes
 
 
-def cast_weights(module: torch.nn.Module, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Brings these parameters to these dtypes, in memory of their own."""
+def cast_weights(
+    module: torch.nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device | None = None
+) -> None:
+    """Brings these parameters to these dtypes, in memory of their own, where they are or on a device."""
     for name, dtype in dtypes.items():
         path, _, own = name.rpartition(".")
-        cast = module.get_parameter(name).to(dtype)
+        cast = module.get_parameter(name).to(device, dtype)
         setattr(module.get_submodule(path), own, torch.nn.Parameter(cast, requires_grad=False))

@@ -52,7 +52,7 @@ class HostModel:
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
-    rewritten: set[str] = field(default_factory=set)  # fetched weights that are other than the file's
+    rewritten: set[str] = field(default_factory=set)  # weights, other than the patcher's, that are not as the file's
     adapted: bool = False  # whether the weights are
     working_bytes: int = 0  # what the device has room for beside the weights, as ComfyUI estimates it
 
@@ -98,7 +98,8 @@ class HostModel:
             if self.patcher.patches.pop(name, None):
                 self.patcher.backup.pop(name, None)
                 self.rewritten.add(name)
-        cast_weights(self.module.model, self.uncast)
+        # Where all go to the device, one after the other does: a model's worth of RAM is not taken meanwhile.
+        cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None)
         self.uncast.clear()
         self.fetched.park_with(self.parking)
         self.place(self.working_bytes)
@@ -194,28 +195,36 @@ class HostModel:
         on_use = put_on(self.patcher, patches, tensors, self.mesh.device)
         self.fetched.park_with(self.parking)
         self.parking.beside += on_use
-        self.patch_fetched()
+        self.patch_others()
         send_away(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
-    def patch_fetched(self) -> None:
-        """Gives the fetched weights what the patcher has for them, one after the other, and takes it off others."""
+    def patch_others(self) -> None:
+        """Gives the weights that ComfyUI's patcher cannot change and put back within memory what it has for them, one
+        after the other, and takes it off others: those that are fetched; and of a model that is all on the device,
+        those in another dtype than the file's, of which the patcher would keep a copy each in RAM."""
         fetched, wanted = self.fetched_names(), self.patcher.patches
-        again = self.rewritten | (wanted.keys() & fetched.keys())
+        cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
+        others = wanted.keys() & (fetched.keys() | cast)
+        again = self.rewritten | others
         in_file = self.in_file if all(name in self.in_file for name in again) else mapped(self.source)[1]
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
-            if name not in fetched:
-                restore(self.patcher, name, original)
-            elif name in wanted:
-                self.fetched.rewrite(*fetched[name], patched(self.patcher, name, original, self.mesh.device))
-            else:
-                self.fetched.rewrite(*fetched[name], original)
-        self.rewritten = wanted.keys() & fetched.keys()
-        self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in fetched}
+            value = patched(self.patcher, name, original, self.mesh.device) if name in others else original
+            self.give(name, fetched.get(name), value)
+            del value  # it is on the device
+        self.rewritten = others
+        self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
+
+    def give(self, name: str, fetched: tuple[int, str] | None, value: torch.Tensor) -> None:
+        """Has a weight be this from here on. fetched: its block and its name there, if it is."""
+        if fetched:
+            self.fetched.rewrite(*fetched, value)
+        else:
+            restore(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
 
     def is_as_stored(self, name: str) -> bool:
         """Whether a weight is computed with in the dtype that the file has."""

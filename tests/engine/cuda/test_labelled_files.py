@@ -35,6 +35,7 @@ OLD, ADA = (7, 5), (8, 9)  # cards that cannot and can multiply in fp8
 # What one weight's change takes meanwhile, as fp32 numbers of the largest: it is made anew in some passes.
 PASSES = {"mxfp8": 5}
 ALONE: dict[str, int] = {}
+CAST = "fp32 in bf16"  # a file whose weights are computed with in another dtype than it has them in
 FORMS = ["fp32", *FORMATS, "gguf"]
 IN_GATE = ("plain fp8", "fp8", "gguf")  # of what the others are one more of
 CASES = [
@@ -42,6 +43,7 @@ CASES = [
     *((form, ALONE, ADA, PART) for form in ("fp32", "plain fp8", "fp8", "int8", "gguf")),
     *((form, {"ring" if place % 2 else "ulysses": 2}, ADA, 1.0) for place, form in enumerate(FORMS)),
     ("fp8", ALONE, OLD, 1.0),
+    (CAST, ALONE, ADA, 1.0),
 ]
 NAMES = ("form", "plan", "capability", "share")
 ELSEWHERE = "is asked in a process that computes nothing"
@@ -60,7 +62,7 @@ def cases() -> list[Any]:
 
 
 def stored_in(form: str) -> str:
-    return "float8_e4m3fn" if form == "plain fp8" else "float32"
+    return {"plain fp8": "float8_e4m3fn", CAST: "bfloat16"}.get(form, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     assert run.returncode == 0, run.stderr[-4000:]
     write_gguf(load_file(plain), packed, [*reversed(BLOCKS)])  # in whose blocks are those with a table
     made = {form: folder / f"{NAME}-{form}.safetensors" for form in FORMATS}
-    return {"fp32": plain, "gguf": packed, **made}
+    return {"fp32": plain, CAST: plain, "gguf": packed, **made}
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,14 @@ def test_a_file_runs_on_a_gpus_path_and_stays_quantised(
     assert max(plain, plain_again) <= TOLERANCE
     assert adapted <= TOLERANCE
     assert first["changed"] > 0.1, "the adapter changes nothing"
+
+
+@pytest.mark.parametrize(NAMES, [(CAST, ALONE, ADA, 1.0)])
+def test_no_model_in_another_dtype_is_made_in_ram(
+    form: str, plan: dict[str, int], capability: tuple[int, int], share: float, told: dict[str, list[dict]]
+) -> None:
+    (found,) = told[key(form, plan, capability, share)]
+    assert found["in RAM"] == 0 < found["loaded"]
 
 
 def test_quantised_layers_are_multiplied_by_the_kernels_that_the_card_has(told: dict[str, list[dict]]) -> None:

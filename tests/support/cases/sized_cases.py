@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.support.cases.stock_cases import flux_case, normal, qwen, text
+from tests.support.cases.stock_cases import VIDEO, StockCase, flux_case, normal, qwen, text, wan
 
 FULL_WIDTH = flux_case(
     hidden_size=3072, num_heads=24, depth=1, depth_single_blocks=1, context_in_dim=4096, vec_in_dim=768
@@ -18,7 +18,18 @@ TO_TIME = replace(
     texts=text(512, 4096, pooled=normal(1, 768)),
     dtype=torch.bfloat16,
 )
+# As deep as half of Flux.1's, of a sixth of its width; a third of Wan 14B's depth, of a fifth of its width.
+FLUX_TO_WEIGH = replace(flux_case(hidden_size=512, num_heads=4, depth=10, depth_single_blocks=20), dtype=torch.bfloat16)
+WAN_TO_WEIGH = StockCase(
+    "wan.model.WanModel",
+    wan(dim=1024, ffn_dim=4096, num_heads=8, num_layers=14),
+    VIDEO,
+    text(7, 4096),
+    dtype=torch.bfloat16,
+)
 SIZED_CASES = {
+    "flux-to-weigh": FLUX_TO_WEIGH,
+    "wan-to-weigh": WAN_TO_WEIGH,
     "flux-to-time": TO_TIME,
     "flux-full-width": FULL_WIDTH,
     "flux-deep": flux_case(depth=3, depth_single_blocks=6),

@@ -28,6 +28,7 @@ from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.comfyui.checks import modules_at  # noqa: E402
 from parallel_backend.placing import Placing  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
+from parallel_backend.weights.parking import plain_parts  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
@@ -52,6 +53,18 @@ class Case(NamedTuple):
     cast: str
     plan: dict[str, int]
     share: float
+
+
+class Noted(HostModel):
+    """in_ram: bytes of weights in the host's memory, beside the file's pages, when all are there to be placed."""
+
+    in_ram = 0
+
+    def place(self, working_bytes: int = 0, whole: bool = False) -> None:
+        pages = {part.data_ptr() for held in self.in_file.values() for part in plain_parts(held)}
+        parts = [part for held in self.module.model.parameters() for part in plain_parts(held)]
+        self.in_ram = sum(part.nbytes for part in parts if part.device == CPU and part.data_ptr() not in pages)
+        super().place(working_bytes, whole)
 
 
 def call(model: HostModel) -> torch.Tensor | None:
@@ -95,9 +108,9 @@ def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, An
     gc.collect()
 
     before = memory.in_use
-    model = HostModel.build(source, build_mesh(plan, GPU))
+    model = Noted.build(source, build_mesh(plan, GPU))
     Placing().place(AllRanks(GPU), model, plan)
-    told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before}
+    told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]
     told |= {"resident": model.resident_bytes, "operations": sorted(watch.operations)}

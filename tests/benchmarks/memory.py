@@ -1,0 +1,256 @@
+"""What each rank takes of memory, and reads of the model's file, under every kind of `weights`, beside the formula.
+
+COMFYUI_PATH=… python -m tests.benchmarks.memory [--models flux …] [--ranks 1 2 4] [--full-width] [--json]
+
+Models of published proportions, narrower, of random weights, by diffusers' classes and by ComfyUI's; files are in bf16,
+computed in as they are or in fp32. Every case is loaded and run by the ranks' own code on CPU ranks, where a rank's
+device is its memory. Of all ranks the one with most, in MB (1e6), and in brackets by how much that is more than
+`WeightSizes` says, to be at most 3 %:
+
+live: storages that hold the device's part of the weights, at rest, against `kept`; while loading, against that and the
+largest block; in a forward, with its activations, against `kept`. private: the process's memory that is no file's (what
+the file has in the computed dtype stays in its pages), with a copy in host memory that no other rank has. read: bytes
+of the file, of the rank that reads most. copy: the host memory of the machine that all ranks together have.
+In a forward, what gloo gathers into is told with the private memory, the two blocks on their way, and not held to the
+3 %: it lets go of it a little later. NCCL, on GPUs, has none of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from demo.host import REPOSITORY
+from parallel_backend.plan import HOST, SHARED, WHOLE
+from tests.support.fakes.models import SHELVES
+from tests.support.ranks.pool import RankPool
+
+PROGRAM = "weights.footprint_ranks"
+NEAR = 0.03
+SLACK, ITS_OWN = 1e6, 4e6  # bytes: of activations; and what a process takes beside, for Python's objects
+MB = 1e6
+CAST_RANKS = 2  # on which files are computed with in another dtype, too
+ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model. published: its name in `SHELVES`; narrowed: what its config has in place of the published.
+
+    latents, tokens: of a request, which has to be small: activations are not what is measured. stock: the case of
+    `sized_cases` that has the same shape of ComfyUI's class, if one has.
+    """
+
+    published: str
+    narrowed: dict[str, Any]
+    latents: tuple[int, ...]
+    tokens: int = 8
+    stock: str = ""
+    conditions: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of ComfyUI's class
+
+
+FLUX_TEXT = {"context": (8, 32), "y": (16,), "guidance": ()}
+SHAPES = {
+    "flux": Shape(
+        "flux-dev",
+        {"num_attention_heads": 4, "num_layers": 10, "num_single_layers": 20},
+        (16, 8, 8),
+        stock="flux-to-weigh",
+        conditions=FLUX_TEXT,
+    ),
+    "wan": Shape(
+        "wan-14b",
+        {"num_attention_heads": 8, "ffn_dim": 4096, "num_layers": 14},
+        (16, 1, 8, 8),
+        stock="wan-to-weigh",
+        conditions={"context": (8, 4096)},
+    ),
+    "qwen": Shape("qwen-image", {"num_attention_heads": 4, "num_layers": 20}, (16, 1, 8, 8)),
+}
+FULL = {
+    "flux, full width": Shape("flux-dev", {"num_layers": 1, "num_single_layers": 4}, (16, 8, 8)),
+    "flux, full width, fp32 file": Shape(
+        "flux-dev", {}, (16, 8, 8), stock="flux-full-width", conditions={**FLUX_TEXT, "context": (8, 4096), "y": (768,)}
+    ),
+}
+
+
+def write_diffusers(shape: Shape, path: Path) -> dict[str, Any]:
+    """The model's file in bf16, and its `ModelSource`."""
+    import diffusers
+
+    model = SHELVES["diffusers"][shape.published]
+    config = {**model.config_of(), **shape.narrowed}
+    with torch.device("meta"):
+        empty = getattr(diffusers, model.model_class)(**config)
+    random = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.empty(held.shape, dtype=torch.bfloat16).uniform_(-0.02, 0.02, generator=random)
+        for name, held in empty.state_dict().items()
+    }
+    save_file(weights, path)
+    return {"model_class": model.model_class, "config": config, "files": [str(path)], "dtype": "bf16"}
+
+
+def write_stock(shape: Shape, folder: Path) -> dict[str, Any]:
+    """The file of ComfyUI's class, and its `HostSource`."""
+    comfyui = os.environ["COMFYUI_PATH"]
+    command = [sys.executable, "-m", "tests.support.files.write_stock_models", comfyui, str(folder), shape.stock]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    file = str(folder / f"{shape.stock}.safetensors")
+    return {"comfyui": comfyui, "arguments": ARGUMENTS, "file": file, "model_class": "", "dtype": "", "cast": ""}
+
+
+def cases_of(shape: Shape, shelf: str, source: dict[str, Any], itemsize: int, ranks: int) -> Iterator[dict[str, Any]]:
+    """Every kind of weights, of all blocks and of half of them; in the file's dtype, and on two ranks in another."""
+    model = SHELVES["diffusers"][shape.published]
+    half = sum(shape.narrowed.get(name, 0) for name in model.depths) // 2
+    kinds = [(WHOLE, 0), *((kind, count) for kind in (SHARED, HOST) for count in sorted({0, half}))]
+    conditions = shape.conditions
+    if shelf == "diffusers":
+        conditions = {
+            name: (shape.tokens, *of[1:]) if name.startswith("encoder") else of for name, of in model.conditions.items()
+        }
+    for is_cast in (False, True) if ranks == CAST_RANKS else (False,):
+        dtype = (torch.bfloat16, torch.float32)[(itemsize == 4) != is_cast]
+        named = {"diffusers": {2: "bf16", 4: "fp32"}, "comfyui": {2: "bfloat16", 4: "float32"}}[shelf][dtype.itemsize]
+        for kind, count in kinds:
+            if kind == SHARED and ranks == 1:
+                continue
+            yield {
+                "shelf": shelf,
+                "plan": {"ulysses": ranks, "weights": kind, "weight_blocks": count},
+                "source": {**source, "dtype": named},
+                "files": source.get("files") or [source["file"]],
+                "itemsize": itemsize,
+                "latents": shape.latents,
+                "conditions": conditions,
+            }
+
+
+@dataclass(frozen=True)
+class Line:
+    """A case on all ranks: what was measured and what was told, in bytes, by name; of the rank with most."""
+
+    title: str
+    figures: dict[str, tuple[float, float]]
+    exact: bool
+
+    @property
+    def missed(self) -> list[str]:
+        """What is more than it may be, or less than can be."""
+        return [name for name, (found, told) in self.figures.items() if is_off(name, found, told)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"title": self.title, "figures": self.figures, "exact": self.exact, "missed": self.missed}
+
+
+def is_off(name: str, found: float, told: float) -> bool:
+    """Loading may take less than it may. What gloo takes meanwhile is its own affair, and shown alone."""
+    if name == FORWARD_PRIVATE:
+        return False
+    allowed = NEAR * told + (ITS_OWN if "private" in name else SLACK)
+    return found - told > allowed or (name not in AT_MOST and told - found > allowed)
+
+
+LIVE, PRIVATE, READ, COPY = "live", "private", "read", "copy"
+LOADING_LIVE, LOADING_PRIVATE = "loading: live", "loading: private"
+FORWARD_LIVE, FORWARD_PRIVATE = "forward: live", "forward: private"
+AT_MOST = (LOADING_LIVE, LOADING_PRIVATE)
+
+
+def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[str, int]) -> Line:
+    """outputs: what came out of each model under whole weights, which this adds to."""
+    plan, first = case["plan"], by_rank[0]
+    per_byte = first["per byte"]
+    own_copy = first["told copy"] if len(by_rank) == 1 else 0
+
+    def most(name: str) -> float:
+        return max(each[name] for each in by_rank)
+
+    told, largest, pages = most("told"), most("largest"), most("in pages")
+    figures = {
+        LIVE: (most("live"), told),
+        PRIVATE: (most("private"), told - pages + own_copy),
+        LOADING_LIVE: (most("loading live"), told + largest),
+        LOADING_PRIVATE: (most("loading private"), told - pages + own_copy + largest),
+        FORWARD_LIVE: (most("block live"), told),
+        FORWARD_PRIVATE: (most("block private"), told - pages + own_copy + most("gloo")),
+        READ: (most("read"), most("told read") * per_byte),
+        COPY: (sum(each["copy"] for each in by_rank), first["told copy"]),
+    }
+    dtype = case["source"]["dtype"]
+    blocks = f" {plan['weight_blocks']}" if plan["weight_blocks"] else ""
+    kept = outputs.setdefault(f"{case['shelf']} {dtype}", first["output"])
+    title = f"{case['shelf']:9} {len(by_rank)} {plan['weights'] + blocks:8} {'as stored' if per_byte == 1 else 'cast'}"
+    return Line(title, figures, kept == first["output"])
+
+
+def lines(shape: Shape, shelf: str, worlds: list[int], folder: Path, pool: RankPool) -> Iterator[Line]:
+    """All cases of a model by one kind of class."""
+    if shelf == "diffusers":
+        source, itemsize = write_diffusers(shape, folder / "diffusers.safetensors"), torch.bfloat16.itemsize
+    else:
+        source = write_stock(shape, folder)
+        itemsize = torch.float32.itemsize if shape.stock == "flux-full-width" else torch.bfloat16.itemsize
+    for ranks in worlds:
+        yield from measure(list(cases_of(shape, shelf, source, itemsize, ranks)), ranks, folder, pool)
+
+
+def measure(cases: list[dict[str, Any]], ranks: int, folder: Path, pool: RankPool) -> Iterator[Line]:
+    (folder / "cases.json").write_text(json.dumps(cases))
+    pool.run(ranks, PROGRAM, str(folder / "cases.json"), str(folder / "found"))
+    by_rank = [json.loads(Path(f"{folder}/found.{rank}").read_text()) for rank in range(ranks)]
+    outputs: dict[str, int] = {}
+    for case, *found in zip(cases, *by_rank, strict=True):
+        yield line_of(case, found, outputs)
+
+
+def printed(line: Line) -> str:
+    cells = []
+    for name, (found, told) in line.figures.items():
+        more = f"({100 * (found / told - 1):+.0f}%)" if told > ITS_OWN else ""
+        cells.append(f"{found / MB:8.1f} {more:8}{'!' if name in line.missed else ' '}")
+    return f"{line.title:34}{''.join(cells)} {'exact' if line.exact else 'OUTPUT DIFFERS'}"
+
+
+def main() -> int:
+    """Returns 1 where a figure is not what it is to be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", choices=SHAPES, nargs="+", default=list(SHAPES))
+    parser.add_argument("--shelf", choices=SHELVES, nargs="+", default=list(SHELVES))
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--full-width", action="store_true", help="Flux' blocks as wide as they are, on two ranks")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    shapes = FULL if options.full_width else {name: SHAPES[name] for name in options.models}
+    worlds = [2] if options.full_width else options.ranks
+    found: list[dict[str, Any]] = []
+    for name, shape in shapes.items():
+        has = {"diffusers": bool(shape.narrowed), "comfyui": bool(shape.stock)}
+        for shelf in (shelf for shelf in options.shelf if has[shelf]):
+            with tempfile.TemporaryDirectory(prefix="memory-") as folder, RankPool(Path(folder)) as pool:
+                for index, line in enumerate(lines(shape, shelf, worlds, Path(folder), pool)):
+                    if not options.json and not index:
+                        print(f"\n{name:34}{''.join(f'{each:18}' for each in line.figures)}")
+                    if not options.json:
+                        print(printed(line), flush=True)
+                    found.append({"model": name, **line.to_json()})
+    if options.json:
+        print(json.dumps(found, indent=1))
+    return int(any(each["missed"] or not each["exact"] for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""`torchrun -m tests.support.ranks.weights.footprint_ranks CASES OUT`:
+loads models under plans with every kind of weights, runs them, and saves to OUT.RANK what of memory this rank took, in
+bytes, beside what `WeightSizes` says of it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from worker.rank.memory.placing import Placing
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.groups.timeline import Timeline
+from parallel_backend.plan import HOST, SHARED, ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.fitting import in_host
+from parallel_backend.weights.loading import DTYPES, ModelSource
+from parallel_backend.weights.parking import storages_of
+from parallel_backend.weights.sizes import BUFFERS, fetched_places
+from tests.support.group.footprint import Highest, Storages, mapped_at, settled_bytes, shared_bytes
+from tests.support.ranks.leaving import leave
+from worker.comfyui.source import HostSource
+from worker.rank.host_model import HostModel
+from worker.rank.job_groups import JobGroups
+
+CPU = torch.device("cpu")
+Model = ParallelTransformer | HostModel
+
+
+class Ranks:
+    """As much of a job as `Placing` needs."""
+
+    def __init__(self, groups: JobGroups) -> None:
+        self.groups = groups
+        self.control_group = dist.group.WORLD
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        result = action()
+        dist.barrier()
+        return result
+
+    def alone(self, action: Callable[[], Any]) -> Any:
+        return action()
+
+    def check(self) -> None: ...
+
+
+def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> torch.Tensor | None:
+    """A forward, with the same random input on all ranks; what rank 0 gets."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, *latents, generator=generator)
+    given = {name: torch.randn(1, *shape, generator=generator) for name, shape in conditions.items()}
+    if isinstance(model, ParallelTransformer):
+        return model(x, torch.tensor([0.5]), given)
+    dtype = model.module.dtype
+    kwargs = {name: value.to(dtype) for name, value in given.items()}
+    call = Call((x.to(dtype), torch.tensor([0.5])), {**kwargs, "transformer_options": {}})
+    outputs = model.call([call])
+    return outputs and outputs[0]
+
+
+def built(case: dict[str, Any], ranks: Ranks, plan: ParallelPlan) -> tuple[Model, torch.dtype]:
+    """The model without its weights, and the dtype that it computes in."""
+    mesh = ranks.groups.mesh_of(plan)
+    if case["shelf"] == "diffusers":
+        source = ModelSource.from_json(case["source"])
+        return ParallelTransformer.build(source, mesh), DTYPES[source.dtype]
+    host_source = HostSource.from_json(case["source"])
+    return HostModel.build(host_source, mesh), getattr(torch, host_source.dtype)
+
+
+def measured(case: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Of one case, what was taken and read, beside what was told. copy: of host memory, this rank's part."""
+    plan, files = ParallelPlan.from_json(case["plan"]), case["files"]
+    before = settled_bytes()
+    with Storages(files) as storages:
+        with Highest() as loading:
+            model, dtype = built(case, ranks, plan)
+            storages.peak = storages.live  # a model of ComfyUI's is made with room that nothing is written to
+            Placing().place(ranks, model, plan)
+        loaded, rest, held = storages.peak, settled_bytes() - before, storages.live
+        dist.barrier()
+        run(model, case["latents"], case["conditions"])  # buffers and libraries warm up
+        storages.peak = storages.live
+        with Highest() as computing:
+            output = run(model, case["latents"], case["conditions"])
+        dist.barrier()
+        copy = shared_bytes()
+        dist.barrier()
+    own_copy = model.fetched.store.memory.nbytes if plan.weights == HOST and not copy else 0
+    module = model.model if isinstance(model, ParallelTransformer) else model.module.model
+    in_pages = sum(each.nbytes() for each in storages_of(module, CPU) if mapped_at(each.data_ptr(), storages.files))
+    return {
+        **expected(model, plan),
+        "live": held - own_copy + in_pages,
+        "in pages": in_pages,
+        "private": rest,
+        "loading live": loaded - own_copy + in_pages,
+        "loading private": loading.bytes - before,
+        "block live": storages.peak - own_copy + in_pages,
+        "block private": computing.bytes - before,
+        "copy": copy or own_copy,
+        "read": storages.read_bytes,
+        "per byte": case["itemsize"] / dtype.itemsize,
+        "output": 0 if output is None else zlib.crc32(output.float().contiguous().numpy().tobytes()),
+    }
+
+
+def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
+    """What is told of a rank before anything is loaded. gloo: what gloo's all-gathers take beside, of two blocks."""
+    sizes, stage = model.sizes, model.mesh["pipefusion"].index
+    own = sizes.by_stage(plan)[stage]
+    going = [own[place] for place in fetched_places(own, plan)]
+    fetched = sum(going)
+    ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // (plan.pipefusion * plan.tp)}.get(plan.weights, 1)
+    return {
+        "told": sizes.kept(plan)[stage],
+        "total": sizes.total,
+        "largest": max(own),
+        "gloo": sum(sorted(going)[-BUFFERS:]) if plan.weights == SHARED else 0,
+        "told copy": in_host(plan, sizes),
+        "told read": sizes.rest + sum(own) - fetched + fetched // ways,
+        "told fetched": sizes.fetched(plan),
+    }
+
+
+def main(cases_path: str, out: str) -> None:
+    """Cases: JSON objects of shelf, plan, source, files and the itemsize in them, latents, conditions; the first is run
+    before it is measured, as what libraries take of memory once is no model's."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    cases = json.loads(Path(cases_path).read_text())
+    ranks = Ranks(JobGroups(CPU, Timeline(CPU)))
+    found = [measured(case, ranks) for case in [cases[0], *cases]][1:]
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
