@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from worker.rank.memory.placing import Placing
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.timeline import Timeline
+from parallel_backend.placing import Placing
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.fitting import in_host
