@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import comfy.model_management
@@ -103,10 +104,13 @@ class RemoteWeights:
         it has no accelerator: 0 would have ComfyUI count the weights."""
         if self.group.device == "cpu":
             return 1
-        if told := self.group.status().get("weights") if self.is_held else None:
-            return max(1, told["kept"])
-        room = room_for_weights(self.plan, self.working)
-        return max(1, self.sizes.kept(expected_weights(self.plan, self.sizes, room))[0])
+        plan = self.decided_plan() or expected_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
+        return max(1, self.sizes.kept(plan)[0])
+
+    def decided_plan(self) -> ParallelPlan | None:
+        """The plan with its weights as the ranks that hold the model tell them."""
+        told = (self.group.status().get("weights") or {}) if self.is_held else {}
+        return replace(self.plan, weights=told["kind"], weight_blocks=told.get("blocks", 0)) if told else None
 
     @property
     def is_held(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -30,12 +31,17 @@ def smallest_card(plan: ParallelPlan) -> int:
 
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
     """What is left of the smallest card by what ComfyUI keeps free on its own, and by a forward that takes `working`
-    bytes; if ComfyUI's other models leave, as they do when it makes room. None on the CPU. Whole GB of RAM: it changes
-    all the time, and what follows is asked for often."""
+    bytes; if ComfyUI's other models leave, as they do when it makes room. As its arguments have it (--highvram,
+    --novram), all or none. None on the CPU. Whole GB of RAM: it changes all the time, and what follows is asked for
+    often."""
     management = comfy.model_management
     if not (card := smallest_card(plan)):
         return None
     kept_free = max(management.minimum_inference_memory(), working + management.extra_reserved_memory())
+    if management.vram_state in (management.VRAMState.HIGH_VRAM, management.VRAMState.SHARED):
+        card, kept_free = sys.maxsize, 0
+    if management.vram_state == management.VRAMState.NO_VRAM:
+        card = 0
     in_ram: Any = management.get_free_memory(torch.device(CPU))
     return Room(int(max(0, card - kept_free)), int(in_ram // GB * GB))
 

@@ -327,7 +327,9 @@ def test_a_text_encoder_and_a_model_that_do_not_fit_together_take_turns_on_the_c
 
 
 def test_room_is_made_for_what_the_ranks_tell_that_they_keep(accounts: dict) -> None:
-    assert accounts["parked, by what the ranks tell"] == 7
+    """Of 25 GB in blocks of one: all; all but 20, which come to two; or, while nothing is told, what will fit."""
+    told = {"kind": "whole"}, {"kind": "host", "blocks": 20}, {}
+    assert accounts["parked"] == dict(zip(map(json.dumps, told), (25, 7, 14), strict=True))
 
 
 def test_the_ranks_make_room_when_the_loader_has_gone_from_the_graph(accounts: dict) -> None:

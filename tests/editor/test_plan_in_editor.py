@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
 from tests.support.editor.editor import Editor, use_setting
+from tests.support.editor.examples import open_demo
 
 TEMPLATES = REPOSITORY / "example_workflows"
 ROUTE = "**/paralleldit/plan"
@@ -93,6 +94,20 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
         "weights=shared needs ranks that compute with the same weights"
     )
     assert page.evaluate(OUTLINED) == ["weights"]
+
+
+def test_the_panel_shows_what_the_ranks_tell(shared_editor: Editor) -> None:
+    shared = {"mode": "manual", "ulysses": 2, "weights": "shared", "weight_blocks": 3}
+    open_demo(shared_editor, shared, steps=2, seed=81)
+    panel = shared_editor.open_panel()
+    shared_editor.run()
+    row = panel.get_by_test_id("paralleldit-weights")
+    expect(row).to_contain_text("Shared weights: 3 of")
+    expect(row).to_contain_text("(measured)")
+    open_demo(shared_editor, {**shared, "weights": "whole"}, steps=2, seed=82)
+    shared_editor.run()
+    expect(row).to_be_hidden()
+    assert shared_editor.problems == []
 
 
 def test_a_workflow_from_before_there_were_weights_opens_as_it_was(shared_editor: Editor) -> None:

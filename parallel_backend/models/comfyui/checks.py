@@ -107,7 +107,7 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | N
     plan.check_weights()
     if plan.weights not in (SHARED, HOST):
         return
-    lists = [blocks.path for blocks in spec.blocks] if spec else []
+    lists = spec.in_turn if spec else ()
     if not lists or any(lacking(model, lists, "")):
         raise PlanError(
             f"weights={plan.weights} has the weights wait block by block, and which blocks {type(model).__name__} has "

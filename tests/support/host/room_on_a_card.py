@@ -34,14 +34,15 @@ class PretendedGroup:
         self.settings = settings
         self.loaded: tuple | None = None
         self.resident: object | None = None
-        self.kept, self.weights, self.told = 0, OURS, 0
+        self.kept, self.weights = 0, OURS
+        self.told: dict[str, Any] = {}
         self.asked: list[bool] = []
 
     def device_bytes(self) -> int:
         return self.kept
 
     def status(self) -> dict[str, Any]:
-        return {"weights": {"kept": self.told}} if self.told else {}
+        return {"weights": self.told}
 
     def trim(self) -> int:
         freed, self.kept = self.kept - self.weights, self.weights
@@ -210,8 +211,11 @@ def main(comfyui: str, model: str) -> None:
 
     scene.begin()
     scene.ours.model.diffusion_model.sizes = larger
-    scene.group.kept, scene.group.told = 0, 7 * GIGABYTE
-    found["parked, by what the ranks tell"] = scene.ours.model_size() / GIGABYTE
+    scene.group.kept = 0
+    found["parked"] = {}
+    for told in ({"kind": "whole"}, {"kind": "host", "blocks": 20}, {}):
+        scene.group.told = told
+        found["parked"][json.dumps(told)] = scene.ours.model_size() / GIGABYTE
 
     for choice in ("unload", "keep"):
         scene.begin(on_free=choice)
