@@ -152,8 +152,7 @@ class ParallelPlan:
         """Raises PlanError if there is nobody to share the weights with."""
         if self.weights == SHARED and self.replicas == 1:
             raise PlanError(
-                f"weights={SHARED} needs ranks that compute with the same weights, and under the plan {self} each has "
-                "others.",
+                f"weights={SHARED} needs ranks that compute with the same weights, and this plan has no two that do.",
                 f"Use weights={HOST}, or a degree of {' or '.join(REPLICA_AXES)} above 1.",
                 "weights",
             )
