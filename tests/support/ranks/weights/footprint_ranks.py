@@ -96,8 +96,9 @@ def measured(case: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         copy = shared_bytes()
         dist.barrier()
     store = model.fetched.store
-    has_own = isinstance(store, HostStore) and not copy
-    own_copy, mapped = (sum(row.nbytes for row in store.rows.values()), store.memory.nbytes) if has_own else (0, 0)
+    own_copy = mapped = 0  # of memory that is no other rank's, too
+    if isinstance(store, HostStore) and not copy:
+        own_copy, mapped = sum(row.nbytes for row in store.rows.values()), store.memory.nbytes
     module = model.model if isinstance(model, ParallelTransformer) else model.module.model
     in_pages = sum(each.nbytes() for each in storages_of(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {
