@@ -49,7 +49,8 @@ class Shape:
     """A model. published: its name in `SHELVES`; narrowed: what its config has in place of the published.
 
     latents, tokens: of a request, which has to be small: activations are not what is measured. stock: the case of
-    `sized_cases` that has the same shape of ComfyUI's class, if one has.
+    `sized_cases` that has the same shape of ComfyUI's class, if one has. tables: bytes of positions' that the class has
+    beside weights, however narrow it is.
     """
 
     published: str
@@ -57,6 +58,7 @@ class Shape:
     latents: tuple[int, ...]
     tokens: int = 8
     stock: str = ""
+    tables: int = 0
     conditions: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of ComfyUI's class
 
 
@@ -76,7 +78,7 @@ SHAPES = {
         stock="wan-to-weigh",
         conditions={"context": (8, 4096)},
     ),
-    "qwen": Shape("qwen-image", {"num_attention_heads": 4, "num_layers": 20}, (16, 1, 8, 8)),
+    "qwen": Shape("qwen-image", {"num_attention_heads": 4, "num_layers": 20}, (16, 1, 8, 8), tables=2 * 4096 * 64 * 8),
 }
 FULL = {
     "flux, full width": Shape("flux-dev", {"num_layers": 1, "num_single_layers": 4}, (16, 8, 8)),
@@ -136,6 +138,7 @@ def cases_of(shape: Shape, shelf: str, source: dict[str, Any], itemsize: int, ra
                 "itemsize": itemsize,
                 "latents": shape.latents,
                 "conditions": conditions,
+                "tables": shape.tables,
             }
 
 
@@ -174,12 +177,12 @@ def line_of(case: dict[str, Any], by_rank: list[dict[str, Any]], outputs: dict[s
     """outputs: what came out of each model under whole weights, which this adds to."""
     plan, first = case["plan"], by_rank[0]
     per_byte = first["per byte"]
-    own_copy = first["told copy"] if len(by_rank) == 1 else 0
+    own_copy = first["told copy"] if len(by_rank) == 1 else 0  # which is private then
 
     def most(name: str) -> float:
         return max(each[name] for each in by_rank)
 
-    told, largest, pages = most("told"), most("largest"), most("in pages")
+    told, largest, pages = most("told") + case["tables"], most("largest"), most("in pages")
     figures = {
         LIVE: (most("live"), told),
         PRIVATE: (most("private"), told - pages + own_copy),

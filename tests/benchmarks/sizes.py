@@ -22,7 +22,7 @@ from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.formulas import PLANS, activation_bytes, sent_bytes
 from tests.support.fakes.measure import measure, unlike_ranks
 from tests.support.fakes.models import SHELVES, Model
-from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND, sent
+from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND, WEIGHTS, sent
 
 HEAD = (
     "plan",
@@ -35,6 +35,7 @@ HEAD = (
     SEND,
     ALL_REDUCE,
     ALL_GATHER,
+    WEIGHTS,
     "sent",
     "formula",
     "more",
@@ -47,6 +48,7 @@ def row(shelf: str, name: str, size: str, degrees: dict[str, int]) -> tuple[str,
     figures = [measure(model, size, plan, rank) for rank in unlike_ranks(plan)]
     by_kind = [sent(each.exchanges) for each in figures]
     formulas = {kind: sum(terms.values()) for kind, terms in sent_bytes(model, size, plan).items()}
+    formulas[WEIGHTS] = max(each.to_fetch for each in figures) * (plan.patch_count if plan.pipefusion > 1 else 1)
     total, wanted = max(sum(each.values()) for each in by_kind), sum(formulas.values())
     peak, own = max(each.peak for each in figures), activation_bytes(model, size, plan) / plan.token_ways
     return (

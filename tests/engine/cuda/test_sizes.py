@@ -1,7 +1,8 @@
-"""Models of published sizes on 8, 16 and 64 ranks, on fake tensors: see `tests/support/fakes`.
+"""Models of published sizes on 2 to 64 ranks, on fake tensors: see `tests/support/fakes`.
 
 What is shown: ranks meet in their collectives and messages; no rank sends more than the formulas of the field ask for;
-weights and activations shrink as the plan says. `python -m tests.benchmarks.sizes` prints the figures.
+weights and activations shrink as the plan says, and of shared weights as many bytes come as `WeightSizes` tells.
+`python -m tests.benchmarks.sizes` prints the figures.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.formulas import PLANS, peak_bytes, sent_bytes
 from tests.support.fakes.models import SHELVES
-from tests.support.fakes.tally import RECEIVE, SEND, Exchange, mismatches
+from tests.support.fakes.tally import RECEIVE, SEND, WEIGHTS, Exchange, mismatches
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
@@ -27,13 +28,14 @@ QUICK = {
     ("figures", "comfyui", "flux-dev"): [ALONE, {"ring": 2, "ulysses": 4}],
     ("figures", "comfyui", "wan-14b"): [{"cfg": 2, "ulysses": 4}],
     ("figures", "comfyui", "qwen-image"): [{"cfg": 2, "ring": 4, "ulysses": 8}],
-    ("figures", "diffusers", "flux-dev"): [{"tp": 8}],
+    ("figures", "diffusers", "flux-dev"): [{"tp": 8}, {"ulysses": 2, "weights": "shared"}],
     ("figures", "diffusers", "wan-14b"): [{"cfg": 2, "ulysses": 8}],
     ("figures", "diffusers", "qwen-image"): [{"cfg": 2, "pipefusion": 4, "patches": 1}],
     ("meeting", "comfyui", "flux-dev"): [{"ring": 2, "ulysses": 8}],
     ("meeting", "comfyui", "wan-14b"): [
         {"cfg": 2, "pipefusion": 2, "ulysses": 2},
         {"cfg": 2, "ring": 4, "ulysses": 8},
+        {"cfg": 2, "pipefusion": 2, "ulysses": 2, "weights": "shared"},
     ],
     ("meeting", "diffusers", "flux-dev"): [{"ring": 2, "ulysses": 4, "tp": 2}],
     ("meeting", "diffusers", "qwen-image"): [{"cfg": 2, "ulysses": 8}],
@@ -84,6 +86,8 @@ def test_a_rank_keeps_and_sends_its_share(
             assert found["sent"].get(kind, 0) <= MORE * sum(terms.values()), (kind, terms)
         assert found["peak"] <= peak_bytes(model, size, plan)
         assert found["weights"] == pytest.approx(found["told"], rel=NEAR)
+        if plan.pipefusion == 1:  # of stages, the largest is told; and each of PipeFusion's patches is a forward
+            assert found["sent"].get(WEIGHTS, 0) == pytest.approx(found["to fetch"], rel=NEAR)
     if plan.pipefusion == plan.tp == 1:
         assert {round(found["parameters"] / 1e9, 2) for found in by_rank} == {model.billions}
 

@@ -7,6 +7,7 @@ degree. The axes inside of an axis leave it their part of A.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.models import Model
@@ -18,7 +19,7 @@ BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
 IN_BLOCKS, WHOLE = 20, 3
 
 # By the model's name.
-PLANS: dict[str, list[dict[str, int]]] = {
+PLANS: dict[str, list[dict[str, Any]]] = {
     "flux-dev": [
         {},
         {"ulysses": 8},
@@ -31,6 +32,8 @@ PLANS: dict[str, list[dict[str, int]]] = {
         {"ring": 2, "ulysses": 4, "tp": 2},
         {"ring": 8, "ulysses": 8},
         {"pipefusion": 4, "ring": 2, "ulysses": 8},
+        {"ulysses": 2, "weights": "shared"},
+        {"ring": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 17},
     ],
     "wan-14b": [
         {},
@@ -41,6 +44,9 @@ PLANS: dict[str, list[dict[str, int]]] = {
         {"cfg": 2, "ulysses": 8},
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 4, "ulysses": 8},
+        {"ulysses": 2, "weights": "shared"},
+        {"cfg": 2, "ulysses": 4, "weights": "shared"},
+        {"cfg": 2, "pipefusion": 2, "ulysses": 2, "weights": "shared"},
     ],
     "qwen-image": [
         {},
@@ -52,6 +58,8 @@ PLANS: dict[str, list[dict[str, int]]] = {
         {"cfg": 2, "tp": 8},
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 4, "ulysses": 8, "patches": 1},
+        {"cfg": 2, "weights": "shared"},
+        {"cfg": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 20},
     ],
 }
 

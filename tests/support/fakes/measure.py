@@ -14,13 +14,15 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import Mesh
+from parallel_backend.groups.mesh import Mesh, replica_axis
 from parallel_backend.module import ModuleConditions, ParallelModule
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource, local_part
+from parallel_backend.weights.sizes import fetched_places
+from parallel_backend.weights.stores import PeerStore
 from tests.support.fakes.models import Model
 from tests.support.fakes.rank import pretended
 from tests.support.fakes.tally import Exchange, Tally
@@ -34,8 +36,8 @@ Parallel = ParallelTransformer | ParallelModule
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one rank. weights: bytes that it keeps, and told: that it is said to keep before anything is loaded; peak: the
-    most bytes beside them; parameters: that it keeps.
+    """Of one rank. weights: bytes that it keeps, and told: that it is said to keep before anything is loaded; to_fetch:
+    likewise, that are to come to it in a forward; peak: the most bytes beside them; parameters: that it computes with.
 
     flops, exchanges: of a forward, or with stages of a step; run: the exchanges of all steps.
     """
@@ -43,6 +45,7 @@ class Figures:
     parameters: int
     weights: int
     told: int
+    to_fetch: int
     peak: int
     flops: int
     exchanges: list[Exchange]
@@ -69,7 +72,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
             run(parallel, model, size, Watch())  # DTensor works out how to compute, by tensors of whole sizes
         tally = Tally()
         kept = [local_part(each) for each in [*parallel.model.parameters(), *parallel.model.buffers()]]
-        for each in kept:
+        store = parallel.fetched.store
+        for each in [*kept, *(store.on_device() if store else ())]:
             tally.hold(each)
         weights, marks = tally.live, StepMarks(tally)
         with tally:
@@ -80,19 +84,35 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
             flops, exchanges = until - flops, exchanges[first:last]
         parameters = sum(local_part(each).numel() for each in parallel.model.parameters())
         told = parallel.sizes.kept(plan)[mesh["pipefusion"].index]
-        return Figures(parameters, weights, told, tally.peak - weights, flops, exchanges, tally.exchanges)
+        to_fetch = parallel.sizes.fetched(plan)
+        return Figures(parameters, weights, told, to_fetch, tally.peak - weights, flops, exchanges, tally.exchanges)
 
 
 def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:
-    config = model.config_of(blocks)
+    """The model with its weights where the plan has them."""
+    config, plan = model.config_of(blocks), mesh.plan
+    store = None
+    if plan.weights == SHARED:
+        with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):
+            store = PeerStore(replica_axis(plan, GPU), GPU)
     if model.shelf == "diffusers":
-        return ParallelTransformer.load(ModelSource(model.model_class, config, (), "bf16"), mesh)
+        parallel = ParallelTransformer.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
+        parallel.bring(places_of(parallel), store)
+        return parallel
     import_comfyui()
     module, _, name = model.model_class.rpartition(".")
     operations: Any = importlib.import_module("comfy.ops").disable_weight_init
     made_of: Any = getattr(importlib.import_module(module), name)
     whole = made_of(**config, device=GPU, dtype=torch.bfloat16, operations=operations)
-    return ParallelModule(whole.eval().requires_grad_(False), mesh, torch.bfloat16)
+    parallel = ParallelModule(whole.eval().requires_grad_(False), mesh, torch.bfloat16)
+    parallel.fetched.rearrange(places_of(parallel), store)
+    return parallel
+
+
+def places_of(parallel: Parallel) -> list[int]:
+    """Of this rank's blocks, those that are fetched."""
+    plan = parallel.mesh.plan
+    return fetched_places(parallel.sizes.by_stage(plan)[parallel.mesh["pipefusion"].index], plan)
 
 
 def import_comfyui() -> None:

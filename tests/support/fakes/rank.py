@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from parallel_backend import transformer
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling import denoiser
@@ -44,6 +45,7 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
                 (Mesh, "without_autograd", lambda _mesh: torch.no_grad()),  # in inference mode, layers come undivided
                 (torch.nn.Module, "to", buffers_to),
                 (loading, "read_tensors", empty_tensors),
+                (transformer, "read_tensors", empty_tensors),
                 (ParallelTransformer, "check", lambda *_: None),  # it looks at values
                 (denoiser, "patch_regions", patch_regions),
                 (Stepper, "copy", copy_stepper),

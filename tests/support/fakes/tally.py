@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 ALLOCATED = 512  # bytes, of which CUDA's allocator gives multiples
 SEND, RECEIVE, ALL_TO_ALL, ALL_GATHER, ALL_REDUCE = "send", "receive", "all_to_all", "all_gather", "all_reduce"
+WEIGHTS = "weights"  # an all-gather of bytes, which rows of weights are
 EXCHANGES = {
     "c10d::alltoall_base_": ALL_TO_ALL,
     "c10d::_allgather_base_": ALL_GATHER,
@@ -54,6 +55,8 @@ def exchange_of(func: Any, args: tuple) -> Exchange:
     ranks, rank = tuple(dist.get_process_group_ranks(group)), dist.get_rank()
     given = args[1] if kind in (ALL_TO_ALL, ALL_GATHER) else args[0]
     given = given[0] if isinstance(given, list) else given
+    if kind == ALL_GATHER and given.dtype == torch.uint8:
+        kind = WEIGHTS
     whose = (kind, group.group_name, ranks)
     if kind == ALL_TO_ALL:
         of, to = args[3:5]
@@ -61,7 +64,8 @@ def exchange_of(func: Any, args: tuple) -> Exchange:
         sent_bytes = row * (sum(to) - to[ranks.index(rank)])
         return Exchange(*whose, tuple(given.shape[1:]), given.dtype, sent_bytes, rank, tuple(to), tuple(of))
     peer = ranks[args[2]] if kind in (SEND, RECEIVE) else None
-    times = {SEND: 1, RECEIVE: 0, ALL_GATHER: len(ranks) - 1, ALL_REDUCE: 2 * (len(ranks) - 1) / len(ranks)}[kind]
+    others = len(ranks) - 1
+    times = {SEND: 1, RECEIVE: 0, ALL_GATHER: others, WEIGHTS: others, ALL_REDUCE: 2 * others / len(ranks)}[kind]
     return Exchange(*whose, tuple(given.shape), given.dtype, given.nbytes * times, rank, peer=peer)
 
 

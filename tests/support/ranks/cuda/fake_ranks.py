@@ -27,6 +27,7 @@ def told(figures: Figures) -> dict[str, Any]:
     return {
         "weights": figures.weights,
         "told": figures.told,
+        "to fetch": figures.to_fetch,
         "parameters": figures.parameters,
         "peak": figures.peak,
         "flops": figures.flops,

@@ -24,6 +24,7 @@ from parallel_backend.weights.fitting import in_host
 from parallel_backend.weights.loading import DTYPES, ModelSource
 from parallel_backend.weights.parking import storages_of
 from parallel_backend.weights.sizes import BUFFERS, fetched_places
+from parallel_backend.weights.stores import HostStore
 from tests.support.group.footprint import Highest, Storages, mapped_at, settled_bytes, shared_bytes
 from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
@@ -94,17 +95,20 @@ def measured(case: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         dist.barrier()
         copy = shared_bytes()
         dist.barrier()
-    own_copy = model.fetched.store.memory.nbytes if plan.weights == HOST and not copy else 0
+    store = model.fetched.store
+    own_copy = mapped = 0  # of memory that is no other rank's, too
+    if isinstance(store, HostStore) and not copy:
+        own_copy, mapped = sum(row.nbytes for row in store.rows.values()), store.memory.nbytes
     module = model.model if isinstance(model, ParallelTransformer) else model.module.model
     in_pages = sum(each.nbytes() for each in storages_of(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {
         **expected(model, plan),
-        "live": held - own_copy + in_pages,
+        "live": held - mapped + in_pages,
         "in pages": in_pages,
         "private": rest,
-        "loading live": loaded - own_copy + in_pages,
+        "loading live": loaded - mapped + in_pages,
         "loading private": loading.bytes - before,
-        "block live": storages.peak - own_copy + in_pages,
+        "block live": storages.peak - mapped + in_pages,
         "block private": computing.bytes - before,
         "copy": copy or own_copy,
         "read": storages.read_bytes,
