@@ -1,6 +1,6 @@
 """`torchrun -m tests.support.ranks.weights.fetched_memory_ranks FOLDER CASES OUT`:
-loads models with weights that are fetched, and saves what a rank has of them at rest and while it loads, and how much of
-the file it has read.
+loads models with weights that are fetched, and saves what a rank has of them at rest and while it loads, and how much
+of the file it has read.
 
 FOLDER gets the files. CASES: of a shelf, whether the file is in the dtype that is computed in, and a plan.
 """
