@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from parallel_backend.weights.packing import Row
 from parallel_backend.weights.parking import ALIGNMENT, Parking, aligned, storages_of
 from parallel_backend.weights.stores import HostStore
 from tests.support.cases.fetched_cases import BLOCKS, CPU, SHARED, WIDTH, Model, fetched_of, given, host_store, run
+from tests.support.ranks.pool import RankPool
 
 EVERY = range(BLOCKS)
 
@@ -200,3 +203,16 @@ def test_parking_frees_the_buffers_and_does_not_copy_them(places: list[int]) -> 
         parking.restore()
         got = run(model, fetched, given())
         assert got is not None and got.equal(whole())
+
+
+def test_all_ranks_ask_for_the_same_in_the_same_order_whatever_one_of_them_does(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """Skips blocks, ends early, or has no rows: else the others would wait for it for ever."""
+    ranks.run(2, "weights.order_ranks", str(tmp_path / "told"))
+    first, second = (json.loads((tmp_path / f"told.{rank}").read_text()) for rank in range(2))
+    assert first.keys() == second.keys() == {"nothing", "skips", "ends early", "no rows"}
+    for name in first:
+        assert first[name]["asked"] == second[name]["asked"], name
+        assert first[name]["asked"] == [*EVERY] * (len(first[name]["asked"]) // BLOCKS) != [], name
+        assert all(first[name]["right"] + second[name]["right"]), name
