@@ -28,11 +28,12 @@ def row_of(model: Model, place: int) -> Row:
     return fetched_of(model).rows_of([place])[place]
 
 
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "at once"])
 @pytest.mark.parametrize("places", [EVERY, [0], [1, 3], [4]], ids=str)
-def test_fetched_blocks_compute_as_whole_ones(places: list[int]) -> None:
+def test_fetched_blocks_compute_as_whole_ones_whenever_they_arrive(places: list[int], is_late: bool) -> None:
     model = Model()
     fetched = fetched_of(model)
-    store = host_store(fetched)
+    store = host_store(fetched, is_late)
     fetched.rearrange(places, store)
     for _ in range(2):
         store.fetched.clear()

@@ -67,10 +67,11 @@ class EarlyEnd(Exception):
 
 
 class Told:
-    """A store that writes down what is asked for, whose buffer is poisoned until it arrives, at the last moment."""
+    """A store that writes down what is asked for. is_late: whether it arrives at the last moment, until when the buffer
+    is poisoned, or at once."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, is_late: bool = True) -> None:
+        self.store, self.is_late = store, is_late
         self.fetched: list[int] = []
 
     def __getattr__(self, name: str) -> object:
@@ -79,15 +80,15 @@ class Told:
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         self.fetched.append(place)
         buffer.fill_(POISON)
-        return lambda: self.store.fetch(place, buffer)()
+        return self.store.fetch(place, buffer) if not self.is_late else lambda: self.store.fetch(place, buffer)()
 
 
 def fetched_of(model: Model) -> FetchedBlocks:
     return FetchedBlocks(model, blocks_at(model, LISTS), CPU, SHARED)
 
 
-def host_store(fetched: FetchedBlocks) -> Told:
-    return Told(HostStore(fetched.sizes, CPU, None, 0, 1))
+def host_store(fetched: FetchedBlocks, is_late: bool = True) -> Told:
+    return Told(HostStore(fetched.sizes, CPU, None, 0, 1), is_late)
 
 
 def run(model: Model, fetched: FetchedBlocks, x_BD: torch.Tensor) -> torch.Tensor | None:
