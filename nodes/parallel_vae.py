@@ -1,35 +1,44 @@
-"""The nodes `Parallel VAE Decode` and `Parallel VAE Encode`: an image VAE over all ranks, a band of it on each."""
+"""The nodes `Parallel VAE Decode` and `Parallel VAE Encode`: a VAE of images or videos over all ranks, a band of the
+rows on each."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import comfy.model_management
+import comfy.sd
 import folder_paths
 import torch
 from comfy_api.latest import io
 
+from ..parallel_backend.errors import RequestError
 from ..parallel_backend.weights.loading import DTYPES
-from ..parallel_backend.weights.vae_files import describe_vae
+from ..worker.comfyui.vae import describe_vae
 from .errors import Refused
-from .model.remote_weights import check_interrupt
+from .model.model_files import read_header
+from .remote_vae import remote_vae
 from .workers.group import device_count, worker_group
 from .workers.installed import check_installed
 
 AUTO = "auto"
-PIXELS = 8  # of a latent's side
+NO_FILE = "(no file in models/vae)"
 
 
 def vae_inputs() -> list[io.Input]:
     """Which VAE, and in what precision."""
     return [
-        io.Combo.Input("vae_name", options=list_vaes(), tooltip="A safetensors file in models/vae (AutoencoderKL)."),
+        io.Combo.Input(
+            "vae_name",
+            options=list_vaes() or [NO_FILE],
+            tooltip="A safetensors file in models/vae. Not used where a VAE is connected.",
+        ),
         io.Combo.Input(
             "dtype",
             options=[AUTO, *DTYPES],
             default=AUTO,
             tooltip="What the VAE computes in. auto: what ComfyUI would choose for its own device.",
         ),
+        io.Vae.Input("vae", optional=True, tooltip="In place of the file: from Load VAE, or of a checkpoint."),
     ]
 
 
@@ -40,20 +49,22 @@ class ParallelVAEDecode(io.ComfyNode):
             node_id="ParallelDiT_VAEDecode",
             display_name="Parallel VAE Decode",
             category="model/parallel",
-            description="Decodes a latent on all ranks of the worker group, each with a band of the image. The same "
-            "image as VAE Decode, without tiles and their seams.",
+            description="Decodes the latent of an image or a video on all ranks of the worker group, each with a band "
+            "of the rows. The same pictures as VAE Decode, without tiles and their seams.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
-            inputs=[io.Latent.Input("samples", tooltip="The latent of an image; not of a video."), *vae_inputs()],
-            outputs=[io.Image.Output(tooltip="The image, as VAE Decode gives it.")],
+            inputs=[io.Latent.Input("samples", tooltip="The latent of images or of a video."), *vae_inputs()],
+            outputs=[io.Image.Output(tooltip="The images, or the video's frames, as VAE Decode gives them.")],
         )
 
     @classmethod
-    def execute(cls, samples: dict[str, Any], vae_name: str, dtype: str) -> io.NodeOutput:
+    def execute(cls, samples: dict[str, Any], vae_name: str, dtype: str, vae: Any = None) -> io.NodeOutput:
         latents = samples["samples"]
-        if latents.is_nested or latents.ndim != 4:
-            raise Refused("Parallel VAE Decode takes latents of images, (batch, channels, height, width); not video.")
-        image = run("decode", vae_name, dtype, latents)
-        return io.NodeOutput(((image.float() + 1) / 2).clamp(0, 1).movedim(1, -1))
+        if latents.is_nested:  # of a video with its sound, as VAE Decode takes it
+            latents = latents.unbind()[0]
+        shared = vae_of(vae_name, dtype, vae)
+        check_latents(latents, shared)
+        images = shared.decode(latents)
+        return io.NodeOutput(images.flatten(0, -4))  # videos as their frames, as VAE Decode gives them
 
 
 class ParallelVAEEncode(io.ComfyNode):
@@ -63,32 +74,52 @@ class ParallelVAEEncode(io.ComfyNode):
             node_id="ParallelDiT_VAEEncode",
             display_name="Parallel VAE Encode",
             category="model/parallel",
-            description="Encodes an image on all ranks of the worker group, each with a band of it.",
+            description="Encodes images, or the frames of a video, on all ranks of the worker group, each with a band "
+            "of the rows.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
-            inputs=[io.Image.Input("pixels", tooltip="The image to encode."), *vae_inputs()],
+            inputs=[io.Image.Input("pixels", tooltip="The images, or the video's frames, to encode."), *vae_inputs()],
             outputs=[io.Latent.Output(tooltip="The latent, as VAE Encode gives it.")],
         )
 
     @classmethod
-    def execute(cls, pixels: torch.Tensor, vae_name: str, dtype: str) -> io.NodeOutput:
-        rows, columns = (size // PIXELS * PIXELS for size in pixels.shape[1:3])
-        top, left = (pixels.shape[1] - rows) // 2, (pixels.shape[2] - columns) // 2  # as VAE Encode crops
-        image = pixels[:, top : top + rows, left : left + columns, :3].movedim(-1, 1) * 2 - 1
-        return io.NodeOutput({"samples": run("encode", vae_name, dtype, image).float()})
+    def execute(cls, pixels: torch.Tensor, vae_name: str, dtype: str, vae: Any = None) -> io.NodeOutput:
+        return io.NodeOutput({"samples": vae_of(vae_name, dtype, vae).encode(pixels)})
 
 
-def run(direction: str, vae_name: str, dtype: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The worker group's result. Raises Refused for a file that is not there or not an AutoencoderKL, and
-    NotInstalled where diffusers is not installed."""
+def vae_of(vae_name: str, dtype: str, vae: comfy.sd.VAE | None) -> Any:
+    """A VAE of ComfyUI's, whose model runs on all ranks. Raises Refused for a file that is not there, and for a VAE
+    that cannot be split over ranks, and NotInstalled where diffusers is not installed."""
     check_installed()
-    if vae_name not in list_vaes():
-        raise Refused(f"There is no VAE {vae_name!r} among the safetensors files in ComfyUI's models/vae.")
-    path = folder_paths.get_full_path_or_raise("vae", vae_name)
-    describe_vae(path)
-    if dtype == AUTO:
-        chosen = comfy.model_management.vae_dtype(allowed_dtypes=[torch.bfloat16, torch.float32])
-        dtype = next(name for name, value in DTYPES.items() if value == chosen)
-    return worker_group().run_vae(direction, path, dtype, tensor, device_count(), check_interrupt)
+    wanted, file = DTYPES.get(dtype), ""
+    if vae is None:
+        if vae_name not in list_vaes():
+            raise Refused(f"There is no VAE {vae_name!r} among the safetensors files in ComfyUI's models/vae.")
+        file = folder_paths.get_full_path_or_raise("vae", vae_name)
+        vae = file_vae(file, vae_name, wanted)
+    group = worker_group()
+    return remote_vae(vae, group, group.ranks or device_count(), wanted, file)
+
+
+def check_latents(latents: torch.Tensor, vae: Any) -> None:
+    """Raises Refused for latents that the VAE cannot take. An image's VAE takes the first frame of a video's."""
+    channels, dims = vae.latent_channels, vae.latent_dim + 2
+    if latents.shape[1] != channels or latents.ndim not in (dims, 5):
+        frames = "frames, " if dims > 4 else ""
+        raise Refused(
+            f"The latent has shape {tuple(latents.shape)}, and this VAE takes (batch, {channels}, {frames}height, "
+            "width).",
+            "Use the VAE that belongs to the model.",
+        )
+
+
+def file_vae(file: str, name: str, dtype: torch.dtype | None) -> comfy.sd.VAE:
+    """ComfyUI's VAE of a file, without its weights. Raises Refused for a file of no VAE, or a broken one."""
+    try:
+        read_header(Path(file))
+        return describe_vae(file, dtype).vae
+    except RequestError as error:
+        cause, advice, _ = error.explanation
+        raise Refused(f"{name} is no VAE: {cause}", advice) from error
 
 
 def list_vaes() -> list[str]:

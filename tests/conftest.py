@@ -24,10 +24,11 @@ from tests.support.ranks.pool import RankPool
 from worker.host.client import WorkerGroup
 
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
+HOST_SUPPORT = Path(__file__).parent / "support" / "host"
 # Node packs of the tests' own, by the name of their folder.
 NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
-    "narrow_encoders": (Path(__file__).parent / "support/host/narrow_encoders.py").read_text(),
+    **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "pictures")},
 }
 # Four ranks and more, however few cores there are; auto stays at two.
 HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", **TINY_MODELS}

@@ -40,6 +40,7 @@ MEMORY = (
     *("gpu_only", "highvram", "lowvram", "novram", "disable_smart_memory"),
     *("disable_async_offload", "disable_pinned_memory"),
 )
+COMFYUI = str(Path(comfy.model_base.__file__).resolve().parents[1])
 MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
@@ -69,25 +70,30 @@ class HostFile:
 
         Tokens can be shared where torch computes attention; one rank alone does as ComfyUI.
         """
-        own = comfy.cli_args.args
-        arguments = [*(["--cpu"] if on_cpu else [])]
         shares = plan.world_size * plan.patch_count > 1
-        chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
-        chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
-        arguments += [flag(name) for name in chosen]
-        for name in () if on_cpu else MEMORY_SIZES:
-            if (size := getattr(own, name, None)) is not None:
-                arguments += [flag(name), str(size)]
-        if features := sorted(feature.value for feature in own.fast):
-            arguments += ["--fast", *features]
         return HostSource(
-            comfyui=str(Path(comfy.model_base.__file__).resolve().parents[1]),
-            arguments=tuple(arguments),
+            comfyui=COMFYUI,
+            arguments=rank_arguments(shares, on_cpu),
             file=str(self.path),
             model_class=self.model_class,
             dtype=dtype_name(self.dtype),
             cast=dtype_name(self.cast),
         )
+
+
+def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
+    """ComfyUI's arguments, as far as they are the ranks'. shares: whether tokens are shared out."""
+    own = comfy.cli_args.args
+    arguments = [*(["--cpu"] if on_cpu else [])]
+    chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
+    chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
+    arguments += [flag(name) for name in chosen]
+    for name in () if on_cpu else MEMORY_SIZES:
+        if (size := getattr(own, name, None)) is not None:
+            arguments += [flag(name), str(size)]
+    if features := sorted(feature.value for feature in own.fast):
+        arguments += ["--fast", *features]
+    return tuple(arguments)
 
 
 def flag(name: str) -> str:

@@ -16,6 +16,7 @@ class Address(NamedTuple):
 
 NOWHERE = Address(0, 0)
 IS_SHAREABLE = hasattr(os, "memfd_create")  # on Linux
+KEPT = 256 << 20  # bytes beyond what is asked for, that are kept for the next time
 
 
 class SharedMemory:
@@ -25,6 +26,7 @@ class SharedMemory:
         self.descriptor = descriptor
         self.address = address
         self.map: mmap.mmap | None = None
+        self.filled = 0  # bytes, as its owner has asked for them
 
     @classmethod
     def create(cls, name: str) -> SharedMemory:
@@ -41,9 +43,15 @@ class SharedMemory:
         os.close(self.descriptor)  # what is mapped stays until nothing refers to it
 
     def view(self, length: int) -> memoryview:
-        """The first `length` bytes. Its owner asks first, which makes it as large as that needs."""
+        """The first `length` bytes. Its owner asks first, which makes it as large as that needs, and gives back what
+        more there was of the last time, if that is much: a VAE's weights are a frame that comes once."""
         if self.map is None or len(self.map) < length:
             if self.address.pid == os.getpid():
                 os.ftruncate(self.descriptor, 1 << (length - 1).bit_length())
             self.map = mmap.mmap(self.descriptor, 0)
+        if self.address.pid == os.getpid():
+            if self.filled - length > KEPT:
+                start = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+                self.map.madvise(mmap.MADV_REMOVE, start, len(self.map) - start)
+            self.filled = length
         return memoryview(self.map)[:length]

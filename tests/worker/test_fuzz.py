@@ -21,6 +21,7 @@ from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
 from tests.support.group.mutations import ODD_VALUES, framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
+from worker.comfyui.source import VaeSource
 from worker.wire.protocol import (
     MAX_HEADER,
     MAX_PAYLOAD,
@@ -40,6 +41,7 @@ from worker.wire.tree import pack
 MUTATED_FRAMES = 20_000
 STRUCTURED_FRAMES = 400
 # Of each kind: those that may end in a load, which takes longer than the others, are fewer.
+NO_VAE = VaeSource("/none", ("--cpu",), "/none", "AutoencoderKL", "float32")
 REQUESTS = {"forward": 120, "sample": 120, "vae": 60, "adapt": 20, "load": 30}
 QUESTIONS = 400
 SECONDS = 5  # for one frame; a hang, if it takes longer
@@ -180,7 +182,7 @@ def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
             {"noise": latents, **sent},
         ),
         "adapt": ({"op": "adapt", "additions": [addition]}, {"up": torch.ones(2, 3), "down": torch.ones(3, 96)}),
-        "vae": ({"op": "vae", "direction": "decode", "path": "/none", "dtype": "fp32"}, {"input": latents}),
+        "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": latents}),
     }
 
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 
 from ..errors import ModelFileError
-from .source import HostSource
+from .source import HostSource, VaeSource
 
 if TYPE_CHECKING:
     import comfy.model_base
@@ -27,7 +27,7 @@ PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
 
 
-def import_comfyui(source: HostSource) -> None:
+def import_comfyui(source: HostSource | VaeSource) -> None:
     """In a rank: makes ComfyUI's modules importable, as if it had been started with these arguments."""
     if "comfy.cli_args" in sys.modules:
         return

@@ -20,6 +20,7 @@ from ..wire.operations import (
     CALL,
     FORWARD,
     FREED,
+    LACKING,
     LOAD,
     OPERATIONS,
     PARK,
@@ -29,6 +30,7 @@ from ..wire.operations import (
     TRIM,
     UNLOAD,
     VAE,
+    WEIGHTS,
     Operation,
 )
 from ..wire.protocol import MEMORY, Header
@@ -215,17 +217,23 @@ class WorkerGroup:
             return self._request(header, {**tensors, **new}, check, noted, size)["latents"]
 
     def run_vae(
-        self, direction: str, path: str, dtype: str, tensor: torch.Tensor, ranks: int, check: Check
-    ) -> torch.Tensor:
-        """Decodes latents or encodes images, see ParallelVAE, by the VAE in a file. Raises as `load` does.
+        self, direction: str, source: Header, given: Tensors, weights: Callable[[], Tensors], ranks: int, check: Check
+    ) -> Tensors:
+        """Decodes latents or encodes pictures, see ParallelVAE. Raises as `load` does.
 
-        direction: decode or encode. ranks: how many to start, if none run.
+        direction: decode or encode. source: what a VaeSource is made of, as a JSON object. given: the input, and the
+        random state if there is to be one; the results are called so, too, but for the result. weights: asked for
+        where they are to be sent. ranks: how many to start, if none run.
         """
         with self.turn(check):
             session = self.session
             self.supervisor.ensure(session.ranks if session else ranks, check)
-            header = VAE.header(direction=direction, path=path, dtype=dtype)
-            return self._request(header, {"input": tensor}, check)["result"]
+            header = VAE.header(direction=direction, vae=source)
+            results = self._request(header, given, check)
+            if LACKING in results:
+                sent = {f"{WEIGHTS}{name}": tensor for name, tensor in weights().items()}
+                results = self._request(header, {**given, **sent}, check)
+            return results
 
     def park(self, unload: bool = False, patience: float = 0.0) -> bool:
         """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.

@@ -25,16 +25,16 @@ from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import Check
 from parallel_backend.weights.one_copy import one_copy
 from parallel_backend.weights.parking import Parking
-from parallel_backend.weights.vae_files import load_vae
 
 from ..comfyui.patches import Patch
-from ..comfyui.source import HostSource
+from ..comfyui.source import HostSource, VaeSource
 from ..wire.operations import (
     ADAPT,
     ADAPTED,
     CALL,
     FORWARD,
     FREED,
+    LACKING,
     LOAD,
     OPERATIONS,
     PARK,
@@ -45,6 +45,7 @@ from ..wire.operations import (
     TRIM,
     UNLOAD,
     VAE,
+    WEIGHTS,
 )
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
@@ -249,20 +250,27 @@ class Operations:
         return None if latents is None or dist.get_rank() else {"latents": latents.cpu()}
 
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Decodes latents or encodes images by the VAE in a file, which stays loaded until another is asked for."""
-        from parallel_backend.vae import ParallelVAE  # and diffusers, seconds that other ranks do not need
+        """Decodes latents or encodes pictures by a VAE, which stays loaded until another is asked for.
 
-        state, wanted = self.state, (job.header["path"], job.header["dtype"])
-        if state.vae is None or state.vae[0] != wanted:
+        Its weights, where they are sent, come with a second request, if the answer to the first is that they lack.
+        """
+        from .vae.rank_vae import RankVae
+
+        state, source = self.state, VaeSource.from_json(job.header["vae"])
+        if state.vae is None or state.vae[0] != source:
+            if not source.file and not any(name.startswith(WEIGHTS) for name in tensors):
+                return {LACKING: torch.ones(1)}
             state.vae = None
-            # diffusers wraps `to` in a way that makes its first argument the model, for who reads annotations.
-            model = job.together(lambda: job.alone(lambda: load_vae(*wanted, job.check).to(state.device)))  # pyright: ignore[reportArgumentType]
-            state.vae = (wanted, ParallelVAE(model, job.groups.whole()))
+            release_memory(state.device)
+            state.vae = (source, RankVae.load(source, tensors, job))
         _, vae = state.vae
-        self.unpark(job, vae.parking)
-        run = {"decode": vae.decode, "encode": vae.encode}[job.header["direction"]]
-        result = run(tensors["input"])
-        return None if result is None else {"result": result.cpu()}
+        self.unpark(job, vae.parallel.parking)
+        try:
+            return vae.run(job.header["direction"], job, tensors)
+        except (RequestError, Cancelled):  # alike on all ranks
+            raise
+        except Exception as error:
+            raise ModelFailed(error) from error
 
     def park(self, job: Job, _tensors: Tensors) -> None:
         """Has the weights of model and VAE wait in host memory for their next use. Raises RequestError."""
@@ -271,7 +279,7 @@ class Operations:
             model.forget()
             self.park_weights(job, model.parking, model.mesh.weight_places)
         if vae:
-            self.park_weights(job, vae[1].parking, ())
+            self.park_weights(job, vae[1].parallel.parking, ())
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.adapters import Addition
 
 from ..comfyui.patches import Patch
+from ..comfyui.source import VaeSource
 from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall, SamplerPass
@@ -20,7 +21,9 @@ from .sources import source_of
 Part = TypeVar("Part")
 
 # By field, what makes of it what it has to be.
-DESCRIBED: Mapping[str, Callable[[Any], Any]] = {"source": source_of, "plan": ParallelPlan.from_json}
+DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
+    "source": source_of, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json
+}  # fmt: skip
 LISTED: Mapping[str, Callable[[Any], Any]] = {
     "additions": Addition.from_json, "patches": Patch.from_json, "passes": SamplerPass.from_json
 }  # fmt: skip

@@ -21,7 +21,8 @@ from .memory.room import memory_use
 from .sources import Source
 
 if TYPE_CHECKING:
-    from parallel_backend.vae import ParallelVAE
+    from ..comfyui.source import VaeSource
+    from .vae.rank_vae import RankVae
 
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ class RankState:
         self.placing = Placing()
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
-        self.vae: tuple[tuple[str, str], ParallelVAE] | None = None  # the file and its dtype, and what came of it
+        self.vae: tuple[VaeSource, RankVae] | None = None  # and what it was loaded from
 
     def keep_model(self, transformer: ParallelTransformer | HostModel, source: Source, plan: ParallelPlan) -> None:
         self.transformer, self.source, self.plan = transformer, source, plan
@@ -98,5 +99,5 @@ class RankState:
     def is_parked(self) -> bool:
         """Whether there is something, and all of it waits in host memory."""
         transformer, vae = self.transformer, self.vae
-        held = [part.parking for part in (transformer, vae and vae[1]) if part]
+        held = [part.parking for part in (transformer, vae and vae[1].parallel) if part]
         return bool(held) and all(parking.is_parked for parking in held)

@@ -69,10 +69,13 @@ FORWARD = Operation(
 SAMPLE = Operation(
     "sample", "sampling", {"call": dict, "passes": list, "conditions": dict, "drop": list}, ("noise",), "noise"
 )
+# Of a VAE: what comes with a request beside its input: weights, named so, and a random state; and
+# what comes back where its weights are to be sent.
+WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
 VAE = Operation(
     "vae",
     "running the VAE",
-    {"path": str, "dtype": str, "direction": str},
+    {"vae": dict, "direction": str},
     ("input",),
     moves_weights=True,
     without_model=True,

@@ -21,6 +21,7 @@ import torch
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, WIDE, Family
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.host_vaes import WITHOUT_NOISE
 from tests.support.cases.references import relative_error
 from tests.support.cases.shelf_plans import LONG, allows, plans
 from tests.support.cases.vae_cases import CASES as VAES
@@ -75,6 +76,8 @@ def cases() -> Iterator[tuple[bool, Case]]:
     for place, name in enumerate(VAES):
         for plan in (ALONE, {"dp": 2}):
             yield not place, ("vae", name, plan, "fp32")
+    for name, plan in itertools.product(WITHOUT_NOISE, (ALONE, {"dp": 2})):
+        yield name == "wan-2.1", ("host-vae", name, plan, "fp32")
     for name, kernel in itertools.product(FAMILIES, KERNELS):
         yield name == "flux-dev", ("diffusers", name, {"attention": kernel}, "bf16")
     for name in COMPILED:

@@ -6,6 +6,7 @@ take, and the host waits for the device in no block, and a small number of times
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
+from tests.support.cases.host_vaes import WITHOUT_NOISE
 from tests.support.cases.shelf_plans import plans
 from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.ranks.pool import RankPool
@@ -39,8 +41,9 @@ WAITS = {
     "comfyui minimax-h3": 6,
     "comfyui ltxv-guide": 12,
 }
-# Classes that look at values in their blocks, by themselves.
-WAITS_INSIDE = {"hunyuan3d-21": 36, "hidream-i1": 32}
+# Classes that look at values in their blocks, by themselves; and LTX's VAE, which puts each part of a video into the
+# host's memory.
+WAITS_INSIDE = {"hunyuan3d-21": 36, "hidream-i1": 32, "ltx-0.9": 9}
 HALVES = [  # with masks, whose strides half precision is strict about, and without
     ("diffusers", name, {"ring": 2})
     for name in ("hunyuanvideo", "chroma-masked", "qwenimage-mask", "lumina2-masked", "flux-dev", "wan-t2v")
@@ -50,6 +53,9 @@ STAGES = [
     for name in ("flux-dev", "pixart-alpha")
     for patches in (1, 2)
 ]
+
+
+QUICK_VAES = ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos")  # one of each kind that the gate has
 
 
 def cases() -> list[Any]:
@@ -62,6 +68,9 @@ def cases() -> list[Any]:
                 marks = [] if quick else [pytest.mark.slow]
                 found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
     vaes = [("vae", name, plan) for name in VAES for plan in (ALONE, {"dp": 2})]
+    for name, plan in itertools.product(WITHOUT_NOISE, (ALONE, {"dp": 2})):
+        marks = [] if name in QUICK_VAES and plan else [pytest.mark.slow]
+        found.append(pytest.param("host-vae", name, plan, "fp32", marks=marks, id=f"host-vae-{name}-{plan}"))
     for dtype, several in (("bf16", HALVES), ("fp32", [*STAGES, *vaes])):
         found += [pytest.param(*case, dtype, id=f"{'-'.join(map(str, case))}-{dtype}") for case in several]
     return found
@@ -72,7 +81,7 @@ def inputs_of(shelf: str, name: str) -> int:
     if shelf == "comfyui":
         given = tree_leaves(ROWS[name].inputs())
         return sum(isinstance(each, torch.Tensor) and each.numel() > 0 for each in given)
-    return {"diffusers": 2, "vae": 1}[shelf]
+    return {"diffusers": 2, "vae": 1, "host-vae": 1}[shelf]
 
 
 @pytest.fixture(scope="module")

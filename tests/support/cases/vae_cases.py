@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL
+from safetensors.torch import save_file
+
+Weights = dict[str, torch.Tensor]
 
 
 def config(channels: tuple[int, ...], groups: int, layers: int = 1, latent_channels: int = 4) -> dict[str, Any]:
@@ -68,6 +72,15 @@ CASES = {
 }
 BF16 = Case(shape=(2, 9, 6), dtype=torch.bfloat16)
 LARGE = Case(config((16, 32, 32, 32), groups=8), (1, 128, 128))
+
+
+def save_decoder(path: Path) -> Weights:
+    """A file of a decoder alone, as small as ComfyUI knows one, by diffusers' names; its weights."""
+    torch.manual_seed(0)
+    weights = AutoencoderKL(**config((32, 64, 128, 128), groups=32, layers=2)).state_dict()
+    weights = {name: tensor for name, tensor in weights.items() if name.startswith(("decoder.", "post_quant_conv."))}
+    save_file(weights, path)
+    return weights
 
 
 def seeded(seed: int) -> torch.Generator:

@@ -68,8 +68,10 @@ def exchange_of(func: Any, args: tuple) -> Exchange:
 class Tally(TorchDispatchMode):
     """While entered, counts. live, peak: bytes on the device, of storages that this has seen. exchanges: in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_cpu: bool = False) -> None:
+        """of_cpu: whether what is on the CPU counts, too."""
         super().__init__()
+        self.of_cpu = of_cpu
         self.live = self.peak = self.flops = 0
         self.exchanges: list[Exchange] = []
         self.seen: dict[int, weakref.ref] = {}
@@ -78,7 +80,7 @@ class Tally(TorchDispatchMode):
         """Counts a tensor's storage until it is given up."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, -(-storage.nbytes() // ALLOCATED) * ALLOCATED
-        if tensor.device.type == "cpu" or (key in self.seen and self.seen[key]() is not None):
+        if (tensor.device.type == "cpu" and not self.of_cpu) or (key in self.seen and self.seen[key]() is not None):
             return
 
         def give_up(_storage: weakref.ref) -> None:

@@ -31,7 +31,7 @@ def main(comfyui: str, base: str, names: str) -> None:
             "valid": loader.validate_inputs(name),
             "path": str(files.list_models().get(name, "")),
             "load": raised(loader.execute, name, "fp32"),
-            "vae": raised(vae.run, "decode", name, "fp32", None),
+            "vae": raised(vae.vae_of, name, "fp32", None),
         }
         for name in json.loads(names)
     }

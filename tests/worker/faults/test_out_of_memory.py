@@ -13,13 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL
-from safetensors.torch import save_file
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES
-from tests.support.cases.vae_cases import config
-from tests.support.group.direct_group import DirectGroup, direct_group, direct_on, go_on
+from tests.support.group.direct_group import DirectGroup, direct_group, direct_on
 from tests.support.group.memory import little_memory
 from worker.errors import OutOfMemory
 from worker.host.client import WorkerGroup
@@ -115,24 +112,6 @@ def test_any_rank_can_run_out_of_memory_while_it_loads(two: DirectGroup, rank: i
     replace(two, source=source).load()
     two.load()
     assert torch.equal(two.forward(*SMALL), before)
-    assert two.pids() == pids
-
-
-def test_any_rank_can_run_out_of_memory_in_the_vae(two: DirectGroup, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    path = str(tmp_path / "vae.safetensors")
-    state = AutoencoderKL(**config((64, 128), groups=32)).state_dict()
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
-
-    def decode(size: int) -> torch.Tensor:
-        latents = torch.randn(1, 4, size, size, generator=torch.manual_seed(1))
-        return two.group.run_vae("decode", path, "fp32", latents, 2, go_on)
-
-    before, pids = decode(8), two.pids()
-    for rank in (1, 0):
-        with little_memory(pids[rank]), pytest.raises(OutOfMemory, match=f"Rank {rank} .* running the VAE"):
-            decode(256)
-        assert torch.equal(decode(8), before)
     assert two.pids() == pids
 
 

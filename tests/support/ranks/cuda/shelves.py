@@ -1,6 +1,7 @@
 """Models of both shelves, as the engine runs them under a plan on a device, and as plain classes do in one process.
 
-Shelves: "diffusers" for FAMILIES, "comfyui" for ComfyUI's own classes, "vae".
+Shelves: "diffusers" for FAMILIES, "comfyui" for ComfyUI's own classes, "vae" for diffusers' VAE, "host-vae" for
+ComfyUI's own.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.vae import ParallelVAE
+from parallel_backend.vae.parallel import ParallelVAE
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 from tests.support.cases.host import CASES, HostCase
+from tests.support.cases.host_vaes import VAES as HOST_VAES
 from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
+from worker.comfyui.vae import cut_by
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
 STEPS = 4
+CHUNK = 1 << 16  # bytes of a video, that LTX's VAE computes at a time
 # What rank 0 has, and what is right.
 Results = tuple[torch.Tensor | None, torch.Tensor | None]
 Once = Callable[[], Any]
@@ -124,7 +128,17 @@ def of_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results
         return result, case.build().decode(case.latents()).sample
 
 
-SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae}
+def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results:
+    """A decode of several frames, where there are any, by one of ComfyUI's own that draws no noise."""
+    case = HOST_VAES[name]
+    latents = case.latents(case.frames[-1] if case.frames else 0, case.rows[-1], 3)
+    vae = ParallelVAE(case.made().to(bench.device), world_axis(bench.device), case.sizes)
+    with cut_by(CHUNK), torch.no_grad():
+        result = bench.run([vae.vae.decoder], lambda: vae.decode(latents), None)
+        return result, case.made().decode(latents)
+
+
+SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae, "host-vae": of_host_vae}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A VAE whose rows are split over ranks gives what diffusers gives on one, and needs its share of the memory."""
+"""diffusers' VAE, its rows split over ranks, gives what it gives on one, and a rank needs its share of the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
-from parallel_backend.vae import ParallelVAE
+from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
 from tests.support.ranks.pool import RankPool
 
@@ -111,5 +111,5 @@ def test_a_tiled_vae_and_another_class_are_refused() -> None:
     tiled.enable_tiling()
     with pytest.raises(RequestError, match="disable_tiling"):
         ParallelVAE(tiled, ONE_RANK)
-    with pytest.raises(RequestError, match="Conv2d cannot be split"):
+    with pytest.raises(RequestError, match="class Conv2d .* cannot be split"):
         ParallelVAE(torch.nn.Conv2d(1, 1, 1), ONE_RANK)

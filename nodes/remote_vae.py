@@ -1,0 +1,141 @@
+"""A VAE of ComfyUI's own whose model runs in the worker group: ComfyUI's object does all else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import comfy.model_patcher
+import comfy.sd
+import torch
+
+from ..parallel_backend.compat import hooks_of
+from ..parallel_backend.device import generators
+from ..parallel_backend.errors import RequestError
+from ..parallel_backend.vae.classes import class_of
+from ..worker.comfyui.model import dtype_name
+from ..worker.comfyui.source import VaeSource
+from ..worker.comfyui.vae import fingerprint, metadata_of, structure_of, weights_of
+from ..worker.host.client import WorkerGroup
+from ..worker.wire.operations import RANDOM
+from .errors import Refused
+from .model.host_file import COMFYUI, rank_arguments
+from .model.remote_weights import check_interrupt
+
+CHUNKED = "comfy_has_chunked_io"
+PATCHES = ("patches", "object_patches", "weight_wrapper_patches")
+TILED = ("decode_tiled_", "decode_tiled_3d", "encode_tiled_", "encode_tiled_3d")
+METHODS = ("forward", "encode", "decode")
+CPU = torch.device("cpu")
+
+
+class RemoteStage:
+    """In place of a VAE's first_stage_model: its calls go to the worker group."""
+
+    def __init__(
+        self, group: WorkerGroup, ranks: int, source: VaeSource, original: torch.nn.Module, device: torch.device
+    ) -> None:
+        """ranks: how many to start if none run. original: the model, of which the group has the weights where these
+        are sent. device: that it would compute on."""
+        self.group = group
+        self.device = device
+        self.ranks = ranks
+        self.source = source
+        self.original: Any = original
+        self.draws_noise = class_of(original).draws_noise
+        setattr(self, CHUNKED, getattr(original, CHUNKED, False))
+
+    def decode_output_shape(self, latents: torch.Size) -> tuple[int, ...]:
+        return self.original.decode_output_shape(latents)
+
+    def decode(self, latents: torch.Tensor, output_buffer: torch.Tensor | None = None) -> torch.Tensor:
+        pictures = self.run("decode", latents)
+        return pictures if output_buffer is None else output_buffer.copy_(pictures)
+
+    def encode(self, pictures: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+        """device: that a model which moves parts of a video there by itself would compute on."""
+        return self.run("encode", pictures)
+
+    def run(self, direction: str, given: torch.Tensor) -> torch.Tensor:
+        """Raises RequestRefused and WorkerGroupError."""
+        tensors, generator = {"input": given}, None
+        if self.draws_noise:  # which is then what ComfyUI would draw
+            generator = generators(self.device if self.device.type == self.group.device else CPU)[-1]
+            tensors[RANDOM] = generator.get_state()
+        weights = lambda: weights_of(self.original)  # noqa: E731
+        results = self.group.run_vae(direction, self.source.to_json(), tensors, weights, self.ranks, check_interrupt)
+        if generator is not None and results[RANDOM].shape == tensors[RANDOM].shape:
+            generator.set_state(results[RANDOM])
+        return results["result"]
+
+
+class NothingToLoad(comfy.model_patcher.ModelPatcher):
+    """The patcher of a VAE whose weights are in the ranks. ComfyUI makes room on its device for rank 0's share of the
+    work, and takes as many of a batch at a time as leave it that."""
+
+    def get_free_memory(self, device: torch.device) -> float:
+        return super().get_free_memory(self.load_device)
+
+
+def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.dtype | None, file: str = "") -> Any:
+    """The same VAE, its model in the worker group. file: that the ranks read; without, its weights are sent.
+
+    dtype: instead of its own. Raises Refused for one that cannot be split over ranks, or that nodes have changed.
+    """
+    vae.throw_exception_if_invalid()
+    module: Any = vae.first_stage_model
+    try:
+        class_of(module)
+    except RequestError as error:
+        raise Refused(*error.explanation) from error
+    refuse_changed(vae)
+    chosen = dtype or vae.vae_dtype
+    arguments = rank_arguments(ranks > 1, group.device == CPU.type)
+    source = VaeSource(COMFYUI, arguments, file, type(module).__name__, dtype_name(chosen))
+    if not file:
+        source = replace(
+            source,
+            fingerprint=fingerprint(weights_of(module)),
+            metadata=tuple(metadata_of(module).items()),
+            structure=structure_of(module),
+        )
+    found: Any = copy.copy(vae)
+    found.first_stage_model = RemoteStage(group, ranks, source, module, vae.device)
+    found.patcher = NothingToLoad(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
+    found.device, found.vae_dtype = CPU, chosen
+    kept = vae.model_size()
+    for name in ("memory_used_decode", "memory_used_encode"):
+        setattr(found, name, share_of(getattr(vae, name), ranks, kept))
+    for name in TILED:
+        setattr(found, name, refuse_tiles)
+    return found
+
+
+def refuse_tiles(*_given: Any, **_options: Any) -> Any:
+    """ComfyUI's VAE goes over to tiles where memory is short; a lack of it in the ranks is an error of theirs."""
+    raise Refused(
+        "ComfyUI ran out of memory beside the parallel VAE, whose pictures are not cut into tiles.",
+        "Use a smaller size or batch, or free models in ComfyUI.",
+    )
+
+
+def share_of(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:
+    """What rank 0 takes of ComfyUI's device. kept: the weights, in bytes."""
+    return lambda shape, dtype: estimate(shape, dtype) / ranks + kept
+
+
+def refuse_changed(vae: Any) -> None:
+    """Raises Refused for a VAE with what a node has put on it, which the ranks would not have."""
+    patcher, module = vae.patcher, vae.first_stage_model
+    changes = [name for name in ("patches", "object_patches", "weight_wrapper_patches") if getattr(patcher, name, None)]
+    changes += [name or "the model" for name, part in module.named_modules() if any(hooks_of(part))]
+    changes += [
+        f"{name} {method}" for name, part in module.named_modules() for method in METHODS if method in vars(part)
+    ]
+    if changes:
+        raise Refused(
+            f"The parallel VAE cannot honour a change of its {', '.join(changes[:3])}: it runs in worker processes.",
+            "Remove the node that changes the VAE, or use the stock VAE nodes.",
+        )

@@ -1,0 +1,103 @@
+"""Rows of a picture, shared out over the ranks of an axis, and what a rank needs of its neighbours' rows.
+
+Tensors have their rows, of a latent or of an image, in the last dim but one (ROWS): (B, C, H, W) or (B, C, T, H, W).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from ..groups.collectives import gather
+from ..groups.mesh import Axis
+from ..groups.mesh_layout import shard_sizes
+
+ROWS = -2
+
+
+class RowBands:
+    """How the rows of the latent lie on the ranks of an axis, by `shard_sizes`; and whether they do at the moment.
+
+    At every level of the VAE a band is this rank's latent rows times the level's scale. (Rows of an image beyond a
+    multiple of the VAE's scale belong to the last rank.)
+    """
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+        self.rows = 0  # of the whole latent; 0 while nothing is split
+
+    @property
+    def sizes(self) -> list[int]:
+        """Latent rows, by rank."""
+        return shard_sizes(self.rows, self.axis.degree)
+
+    @property
+    def local_rows(self) -> int:
+        return self.sizes[self.axis.index]
+
+    @property
+    def is_first(self) -> bool:
+        return not self.axis.index
+
+    @property
+    def is_last(self) -> bool:
+        return self.axis.index + 1 == self.axis.degree
+
+    @contextmanager
+    def of(self, rows: int) -> Iterator[None]:
+        """While entered, the layers treat their input as this rank's band of a latent of so many rows."""
+        self.rows = rows
+        try:
+            yield
+        finally:
+            self.rows = 0
+
+    def whole_rows(self, rows: int) -> int:
+        """Of the whole, at the level at which this rank's band has so many."""
+        return rows // self.local_rows * self.rows
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's band of a tensor of all rows."""
+        scale = whole.shape[ROWS] // self.rows
+        start = sum(self.sizes[: self.axis.index])
+        return whole.narrow(ROWS, start * scale, self.local_rows * scale)
+
+    def gathered(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens (…, tokens, D) of all ranks, in rank order, of which each has as many a row."""
+        split = tokens.unflatten(ROWS, (self.local_rows, -1))
+        return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2)
+
+
+class BorderRows:
+    """An exchange of border rows with the neighbours, under way from construction to `wait`."""
+
+    def __init__(self, band: torch.Tensor, above: int, below: int, axis: Axis) -> None:
+        """above, below: how many rows are needed there. No band has fewer."""
+        rows = band.shape[ROWS]
+        first, last = band.narrow(ROWS, 0, below).contiguous(), band.narrow(ROWS, rows - above, above).contiguous()
+        self.above: torch.Tensor | None = None
+        self.below: torch.Tensor | None = None
+        self.sent = first, last  # held until they are delivered
+        transfers = []
+        if axis.index:
+            previous = axis.global_rank(axis.index - 1)
+            self.above = torch.empty_like(last)
+            transfers += [(dist.isend, first, previous), (dist.irecv, self.above, previous)]
+        if axis.index + 1 < axis.degree:
+            following = axis.global_rank(axis.index + 1)
+            self.below = torch.empty_like(first)
+            transfers += [(dist.isend, last, following), (dist.irecv, self.below, following)]
+        self.timeline = axis.timeline
+        with self.timeline.communication("border rows, send"):
+            sides = [dist.P2POp(run, rows, peer, axis.group) for run, rows, peer in transfers if rows.numel()]
+            self.works = dist.batch_isend_irecv(sides) if sides else []
+
+    def wait(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The rows above and below the band; None at the border of the whole."""
+        with self.timeline.communication("border rows, receive"):
+            for work in self.works:
+                work.wait()
+        return self.above, self.below

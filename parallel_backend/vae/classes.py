@@ -1,0 +1,154 @@
+"""Which VAEs can be split over ranks: their classes by name, and the modules that each is made of.
+
+A class or a module that is not named is refused: what it computes may look beyond its band in a way that no handler of
+`functions` knows. Every class is compared with itself in one process (`tests/engine/vae/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import RequestError
+
+
+@dataclass(frozen=True)
+class VaeClass:
+    """modules: their classes, by the Python module that defines them. latents_at: the attribute of what `encode`
+    returns, after which `mode` has the latents; pictures_at: of what `decode` returns. None: they are returned.
+
+    attends_over_rows, whole_sizes: see `BandFunctions`. draws_noise: so that ranks need the same random state.
+    """
+
+    modules: Mapping[str, tuple[str, ...]]
+    latents_at: str | None = None
+    pictures_at: str | None = None
+    attends_over_rows: bool = True
+    whole_sizes: bool = False
+    draws_noise: bool = False
+
+
+OPS = "disable_weight_init"
+TORCH = {
+    "torch.nn.modules.activation": ("SiLU",),
+    "torch.nn.modules.batchnorm": ("BatchNorm2d",),
+    "torch.nn.modules.container": ("ModuleList", "Sequential"),
+    "torch.nn.modules.conv": ("Conv2d", "Conv3d"),
+    "torch.nn.modules.dropout": ("Dropout",),
+    "torch.nn.modules.linear": ("Identity", "Linear"),
+    "torch.nn.modules.module": ("Module",),
+    "torch.nn.modules.normalization": ("GroupNorm", "LayerNorm"),
+    "torch.nn.modules.padding": ("ZeroPad2d",),
+    "torch.nn.modules.upsampling": ("Upsample",),
+    "comfy.ops": tuple(
+        f"disable_weight_init.{name}" for name in ("Conv2d", "Conv3d", "GroupNorm", "LayerNorm", "Linear")
+    ),
+}
+STABLE_DIFFUSION = {
+    "comfy.ldm.modules.diffusionmodules.model": (
+        *("Encoder", "Decoder", "ResnetBlock", "AttnBlock", "Downsample", "Upsample"),
+        *("CarriedConv3d", "VideoConv3d"),
+    ),
+    "comfy.ldm.models.autoencoder": (
+        *("AutoencoderKL", "AutoencodingEngine", "DiagonalGaussianRegularizer", "EmptyRegularizer"),
+    ),
+}
+WAN = ("AttentionBlock", "CausalConv3d", "Decoder3d", "Encoder3d", "RMS_norm", "Resample", "ResidualBlock", "WanVAE")
+LTX = "comfy.ldm.lightricks"
+COSMOS = "comfy.ldm.cosmos.cosmos_tokenizer"
+CLASSES: Mapping[str, VaeClass] = {
+    # SD, SDXL, SD3, Flux, Flux.2, and HunyuanVideo's.
+    "comfy.ldm.models.autoencoder.AutoencoderKL": VaeClass({**TORCH, **STABLE_DIFFUSION}),
+    # The same without quant_conv, and those of HunyuanVideo 1.5 and HunyuanImage.
+    "comfy.ldm.models.autoencoder.AutoencodingEngine": VaeClass(
+        {
+            **TORCH,
+            **STABLE_DIFFUSION,
+            "comfy.ldm.hunyuan_video.vae": ("Encoder", "Decoder", "PixelShuffle2D", "PixelUnshuffle2D"),
+            "comfy.ldm.hunyuan_video.vae_refiner": ("Encoder", "Decoder", "DnSmpl", "UpSmpl", "RMS_norm"),
+        }
+    ),
+    # Wan 2.1's, which Qwen-Image has, too.
+    "comfy.ldm.wan.vae.WanVAE": VaeClass({**TORCH, "comfy.ldm.wan.vae": WAN}),
+    "comfy.ldm.wan.vae2_2.WanVAE": VaeClass(
+        {
+            **TORCH,
+            "comfy.ldm.wan.vae": WAN,
+            "comfy.ldm.wan.vae2_2": (*WAN, "AvgDown3D", "DupUp3D", "Down_ResidualBlock", "Up_ResidualBlock"),
+        }
+    ),
+    "comfy.ldm.lightricks.vae.causal_video_autoencoder.VideoVAE": VaeClass(
+        {
+            **TORCH,
+            f"{LTX}.model": ("PixArtAlphaCombinedTimestepSizeEmbeddings", "TimestepEmbedding", "Timesteps"),
+            f"{LTX}.vae.causal_conv3d": ("CausalConv3d",),
+            f"{LTX}.vae.pixel_norm": ("PixelNorm",),
+            f"{LTX}.vae.causal_video_autoencoder": (
+                *("VideoVAE", "Encoder", "Decoder", "ResnetBlock3D", "UNetMidBlock3D", "LayerNorm", "processor"),
+                *("DepthToSpaceUpsample", "SpaceToDepthDownsample"),
+            ),
+        },
+        whole_sizes=True,
+        draws_noise=True,
+    ),
+    "comfy.ldm.cosmos.vae.CausalContinuousVideoTokenizer": VaeClass(
+        {
+            **TORCH,
+            "comfy.ldm.cosmos.vae": ("CausalContinuousVideoTokenizer", "IdentityDistribution"),
+            f"{COSMOS}.utils": ("CausalNormalize",),
+            f"{COSMOS}.patching": ("Patcher3D", "UnPatcher3D"),
+            f"{COSMOS}.layers3d": (
+                *("EncoderFactorized", "DecoderFactorized", "CausalAttnBlock", "CausalTemporalAttnBlock"),
+                *("CausalConv3d", "CausalHybridDownsample3d", "CausalHybridUpsample3d"),
+                "CausalResnetBlockFactorized3d",
+            ),
+        }
+    ),
+    # Mochi's attends over time alone.
+    "comfy.ldm.genmo.vae.model.VideoVAE": VaeClass(
+        {
+            **TORCH,
+            "comfy.ldm.genmo.vae.model": (
+                *("VideoVAE", "Encoder", "Decoder", "ResBlock", "DownsampleBlock", "CausalUpsampleBlock", "PConv3d"),
+                *("Conv1x1", "GroupNormSpatial", "AttentionBlock", "Attention", "DepthToSpaceTime", "FourierFeatures"),
+            ),
+        },
+        attends_over_rows=False,
+    ),
+    "diffusers.models.autoencoders.autoencoder_kl.AutoencoderKL": VaeClass(
+        {
+            **TORCH,
+            "diffusers.models.attention_processor": ("Attention",),
+            "diffusers.models.autoencoders.autoencoder_kl": ("AutoencoderKL",),
+            "diffusers.models.autoencoders.vae": ("Encoder", "Decoder"),
+            "diffusers.models.downsampling": ("Downsample2D",),
+            "diffusers.models.resnet": ("ResnetBlock2D",),
+            "diffusers.models.unets.unet_2d_blocks": ("DownEncoderBlock2D", "UNetMidBlock2D", "UpDecoderBlock2D"),
+            "diffusers.models.upsampling": ("Upsample2D",),
+        },
+        latents_at="latent_dist",
+        pictures_at="sample",
+    ),
+}
+
+
+def class_of(vae: torch.nn.Module) -> VaeClass:
+    """Raises RequestError for a VAE that cannot be split over ranks, with the name of what is not known of it."""
+    kind = type(vae)
+    found = CLASSES.get(f"{kind.__module__}.{kind.__qualname__}")
+    if found is None:
+        raise RequestError(
+            f"A VAE of the class {kind.__name__} ({kind.__module__}) cannot be split over ranks.",
+            "Use the stock VAE nodes.",
+        )
+    for name, module in vae.named_modules():
+        kind = type(module)
+        if kind.__qualname__ not in found.modules.get(kind.__module__, ()):
+            raise RequestError(
+                f"The VAE's layer {name} is a {kind.__qualname__} of {kind.__module__}, of which it is not known how "
+                "it is split over ranks.",
+                "Use the stock VAE nodes.",
+            )
+    return found

@@ -1,0 +1,286 @@
+"""The seam of a VAE: torch's functions as they are for bands of rows.
+
+While entered, whatever the model's own code calls comes by here. What looks beyond its own row gets the rows that it
+needs: a convolution and padding the neighbours' border rows, a group norm the statistics of all rows, attention the
+keys and values of all tokens, a draw of noise its part of the whole's. What looks there in another way is refused.
+Most functions see each row by itself, and run as they are; so do caches, which hold bands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from ..errors import RequestError
+from .bands import ROWS, BorderRows, RowBands
+from .norm import band_group_norm
+
+Run = Callable[..., torch.Tensor]
+
+CHECK_EVERY = 32  # convolutions, between two questions whether to go on
+SCORE_BYTES = 1 << 30  # of attention, that some kernels hold at a time
+# What looks at other rows in ways that no known VAE does.
+UNKNOWN = (
+    *(F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+    *(F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.lp_pool2d, F.unfold, F.fold, F.grid_sample, F.affine_grid),
+    *(F.instance_norm, F.local_response_norm, torch.roll, torch.fft.fft2, torch.fft.fftn, torch.fft.rfft2),
+    *(torch.rand, torch.rand_like, torch.normal, torch.bernoulli),
+)
+
+
+class BandFunctions(TorchFunctionMode):
+    """attends_over_rows: what the model's `scaled_dot_product_attention` is over, space or something else. whole_sizes:
+    whether a band's numel is the whole's, for a model that cuts what it computes by size: all ranks must cut alike.
+    check: asked between convolutions; all ranks ask at the same places, and it raises on all or on none.
+    """
+
+    def __init__(self, bands: RowBands, attends_over_rows: bool, whole_sizes: bool, check: Callable[[], None]) -> None:
+        super().__init__()
+        self.bands = bands
+        self.attends_over_rows = attends_over_rows
+        self.whole_sizes = whole_sizes
+        self.check = check
+        self.convolutions = 0
+
+    def __torch_function__(
+        self, func: Callable, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in CONVOLUTIONS:
+            self.convolutions += 1
+            if self.convolutions % CHECK_EVERY == 0:
+                self.check()
+        handler = HANDLERS.get(func)
+        if handler is None or not self.bands.rows:
+            return func(*args, **kwargs)
+        return handler(self, func, *args, **kwargs)
+
+    def convolve(
+        self,
+        func: Run,
+        band: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> torch.Tensor:
+        def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
+            return func(rows, weight, bias, stride, padded, dilation, groups)
+
+        return self.with_borders(run, band, weight, stride, padding, dilation)
+
+    def convolve_by_cudnn(
+        self,
+        func: Run,
+        band: torch.Tensor,
+        weight: torch.Tensor,
+        padding: Any,
+        stride: Any,
+        dilation: Any,
+        *more: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        """ComfyUI calls it where torch's own choice takes too much memory."""
+
+        def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
+            return func(rows, weight, padded, stride, dilation, *more, **options)
+
+        return self.with_borders(run, band, weight, stride, padding, dilation)
+
+    def with_borders(
+        self, run: Run, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
+    ) -> torch.Tensor:
+        """A convolution `run(rows, padding)` of the band. Where it pads rows itself, neighbours' rows take the place of
+        zeros; where it does not, its input has been padded (`pad`), or it looks at each row by itself."""
+        if isinstance(padding, str):
+            raise refusal(f"a convolution with padding={padding!r}")
+        edge, step = of_rows(padding, band), of_rows(stride, band)
+        reach = of_rows(dilation, band) * (weight.shape[ROWS] - 1)
+        if not edge:
+            return run(band, padding)
+        if reach != 2 * edge or edge > min(self.bands.sizes):
+            raise refusal(f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands of so few rows")
+        borders = BorderRows(band, edge, edge, self.bands.axis)
+        without = [padding] * (band.ndim - 2) if isinstance(padding, int) else list(padding)
+        without[ROWS] = 0
+        if step > 1 or band.shape[ROWS] <= 2 * edge:
+            above, below = self.or_zeros(borders, band, edge)
+            return run(torch.cat((above, band, below), ROWS), without)
+        # It runs over the band while the borders travel, then the rows at the borders are redone: so the band is never
+        # copied to be padded, and every value is rounded once, as on one rank.
+        output = run(band, padding)
+        above, below = self.or_zeros(borders, band, edge)
+        # As one batch: for the launches saved, and since torch's kernel for a single tiny image rounds worse on CPU.
+        rows, count = band.shape[ROWS], len(band)
+        joined = band.new_empty((2 * count, *band.shape[1:ROWS], 3 * edge, band.shape[-1]))
+        upper, lower = joined.split(count)
+        torch.cat((above, band.narrow(ROWS, 0, 2 * edge)), ROWS, out=upper)
+        torch.cat((band.narrow(ROWS, rows - 2 * edge, 2 * edge), below), ROWS, out=lower)
+        redone = run(joined, without)
+        for start, fresh in zip((0, rows - edge), redone.chunk(2), strict=True):
+            output.narrow(ROWS, start, edge).copy_(fresh)
+        return output
+
+    def or_zeros(self, borders: BorderRows, band: torch.Tensor, edge: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The borders once they are there; zeros, a convolution's own padding, at those of the whole."""
+        above, below = borders.wait()
+        shape = list(band.shape)
+        shape[ROWS] = edge
+        return (band.new_zeros(shape) if above is None else above, band.new_zeros(shape) if below is None else below)
+
+    def pad(
+        self,
+        func: Run,
+        band: torch.Tensor,
+        pad: Sequence[int],
+        mode: str = "constant",
+        value: float | None = None,
+    ) -> torch.Tensor:
+        """`F.pad`: rows of the neighbours, and only at the borders of the whole those that the mode makes."""
+        if len(pad) < 4 or not any(pad[2:4]):
+            return func(band, pad, mode, value)
+        above, below = pad[2:4]
+        if mode == "circular" or min(above, below) < 0 or max(above, below) > min(self.bands.sizes):
+            raise refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands of so few rows")
+        borders = BorderRows(band, above, below, self.bands.axis).wait()
+        joined = torch.cat([rows for rows in (borders[0], band, borders[1]) if rows is not None], ROWS)
+        left = [*pad[:2], above if self.bands.is_first else 0, below if self.bands.is_last else 0, *pad[4:]]
+        return func(joined, left, mode, value) if any(left) else joined
+
+    def group_norm(
+        self,
+        _func: Run,
+        band: torch.Tensor,
+        num_groups: int,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        return band_group_norm(band, num_groups, weight, bias, eps, self.bands.axis)
+
+    def batch_norm(self, func: Run, band: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("training") or any(args[4:5]):
+            raise refusal("a batch norm in training")
+        return func(band, *args, **kwargs)
+
+    def attend(
+        self,
+        func: Run,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        """`F.scaled_dot_product_attention` of this rank's tokens to those of all ranks, (…, tokens, D) each.
+
+        Their order is by rank, which attention does not mind.
+        """
+        if not self.attends_over_rows:
+            return func(query, key, value, attn_mask, dropout_p, is_causal, **options)
+        if attn_mask is not None or is_causal or dropout_p:
+            raise refusal("attention with a mask")
+        key, value = self.bands.gathered(key), self.bands.gathered(value)
+        at_a_time = max(1, SCORE_BYTES // (key.shape[ROWS] * query.shape[:ROWS].numel() * query.itemsize))
+        parts = [func(part, key, value, **options) for part in query.split(at_a_time, ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, ROWS)
+
+    def resize(self, func: Run, band: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        """`F.interpolate` to whole multiples by repetition."""
+        size, factor, mode = (*args, *(None, None, "nearest")[len(args) :])[:3]
+        factor, mode = options.get("scale_factor", factor), options.get("mode", mode)
+        factors = factor if isinstance(factor, (tuple, list)) else [factor]
+        repeats = factor is not None and float(factors[max(ROWS, -len(factors))]).is_integer()
+        if size is not None or options.get("size") is not None or not mode.startswith("nearest") or not repeats:
+            raise refusal(f"interpolation of mode {mode!r} by {factor}")
+        return func(band, *args, **options)
+
+    def pool(
+        self,
+        func: Run,
+        band: torch.Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        *args: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        """The mean of rows that lie in the same band."""
+        kernel = of_rows(kernel_size, band)
+        if (kernel != of_rows(stride or kernel_size, band) and kernel > 1) or of_rows(padding, band):
+            raise refusal("pooling with overlaps")
+        return func(band, kernel_size, stride, padding, *args, **options)
+
+    def deconvolve(
+        self,
+        func: Run,
+        band: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> torch.Tensor:
+        """A transposed convolution whose results of two rows do not overlap."""
+        beyond = of_rows(padding, band) or of_rows(output_padding, band)
+        if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
+            raise refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
+        return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
+
+    def draw(self, func: Run, *size: Any, **options: Any) -> torch.Tensor:
+        """`torch.randn` of a picture's size: this band's part of what one rank draws."""
+        shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
+        if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
+            raise refusal(f"noise of the shape {tuple(shape)}")
+        shape[ROWS] = self.bands.whole_rows(shape[ROWS])
+        return self.bands.part(func(shape, **options))
+
+    def draw_like(self, _func: Run, band: torch.Tensor, **options: Any) -> torch.Tensor:
+        return self.draw(torch.randn, band.shape, **{"dtype": band.dtype, "device": band.device, **options})
+
+    def count(self, func: Callable[[torch.Tensor], int], band: torch.Tensor) -> int:
+        found = func(band)
+        return self.bands.whole_rows(found) if self.whole_sizes and band.ndim > 3 else found
+
+    def refuse(self, func: Callable, *_args: Any, **_options: Any) -> Any:
+        raise refusal(f"torch's {getattr(func, '__name__', func)}")
+
+
+def of_rows(value: Any, band: torch.Tensor) -> int:
+    """A convolution's option, one number or one for each dim of space and time, as it is for rows."""
+    return value if isinstance(value, int) else value[ROWS] if len(value) == band.ndim - 2 else value[0]
+
+
+def refusal(what: str) -> RequestError:
+    return RequestError(f"The VAE has {what}, which cannot be split over ranks.", "Use the stock node.")
+
+
+CONVOLUTIONS = (F.conv2d, F.conv3d, torch.cudnn_convolution)
+HANDLERS: Mapping[Callable, Callable[..., Any]] = {
+    F.conv2d: BandFunctions.convolve,
+    F.conv3d: BandFunctions.convolve,
+    torch.cudnn_convolution: BandFunctions.convolve_by_cudnn,
+    F.conv_transpose2d: BandFunctions.deconvolve,
+    F.conv_transpose3d: BandFunctions.deconvolve,
+    F.pad: BandFunctions.pad,
+    F.group_norm: BandFunctions.group_norm,
+    F.batch_norm: BandFunctions.batch_norm,
+    F.scaled_dot_product_attention: BandFunctions.attend,
+    F.interpolate: BandFunctions.resize,
+    F.avg_pool2d: BandFunctions.pool,
+    F.avg_pool3d: BandFunctions.pool,
+    torch.randn: BandFunctions.draw,
+    torch.randn_like: BandFunctions.draw_like,
+    torch.Tensor.numel: BandFunctions.count,
+    **dict.fromkeys(UNKNOWN, BandFunctions.refuse),
+}

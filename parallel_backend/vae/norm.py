@@ -1,0 +1,55 @@
+"""A group norm over the rows of all ranks.
+
+Shapes: B batch, C channels, G groups, N values of a group on this rank.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..groups.collectives import gather
+from ..groups.mesh import Axis
+
+# The statistics of a norm are taken of this share of the groups at a time, to bound their fp32 copies.
+NORM_PARTS = 8
+
+
+def band_group_norm(
+    band_BC: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    axis: Axis,
+) -> torch.Tensor:
+    """`F.group_norm` of this rank's band (B, C, …), with the mean and variance of all ranks' rows."""
+    # Attention leaves channels last; torch's norm brings them back, and the convolutions that follow depend on it.
+    band_BC = band_BC.contiguous()
+    batch, channels = band_BC.shape[:2]
+    mean_BG, variance_BG = statistics(band_BC.reshape(batch, groups, -1), axis)
+    # With the statistics given, a norm of channels is the fused kernel that applies them; the batch counts as
+    # channels, since each image has its own.
+    mean, variance = (value.repeat_interleave(channels // groups, 1).flatten() for value in (mean_BG, variance_BG))
+    scale, shift = (None if value is None else value.float().repeat(batch) for value in (weight, bias))
+    joined = band_BC.reshape(1, batch * channels, *band_BC.shape[2:])
+    return F.batch_norm(joined, mean, variance, scale, shift, training=False, eps=eps).reshape(band_BC.shape)
+
+
+def statistics(band_BGN: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and (biased) variance of each group over all ranks, in fp32, merged from each rank's own.
+
+    Squares are of deviations from the rank's own mean, so that nothing cancels (Chan et al., 1979).
+    """
+    means, squares = [], []
+    for part in band_BGN.split(max(1, band_BGN.shape[1] // NORM_PARTS), 1):
+        part = part.float()
+        means.append(part.mean(-1))
+        squares.append((part - means[-1].unsqueeze(-1)).square_().sum(-1))
+    mean_BG = torch.cat(means, 1)
+    local = torch.stack((mean_BG, torch.cat(squares, 1), torch.full_like(mean_BG, band_BGN.shape[2])))
+    mean, square, count = gather(local.unsqueeze(0), 0, axis.degree, axis).unbind(1)
+    share = count / count.sum(0)
+    whole_mean = (mean * share).sum(0)
+    variance = square.sum(0) / count.sum(0) + ((mean - whole_mean).square() * share).sum(0)
+    return whole_mean, variance

@@ -1,0 +1,167 @@
+"""A VAE in the worker group: its weights come once, it can be given up, parked and let go, and may lack memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL
+
+from demo.host import REPOSITORY
+from tests.support.cases.host_vaes import VAES
+from tests.support.cases.vae_cases import Weights, config, relative_error, save_decoder
+from tests.support.group.direct_group import go_on
+from tests.support.group.memory import little_memory
+from worker.comfyui.source import VaeSource
+from worker.comfyui.vae import fingerprint
+from worker.errors import OutOfMemory, RequestRefused
+from worker.host.client import WorkerGroup
+from worker.wire.operations import PARK, UNLOAD
+
+SMALL, LARGE = (8, 8), (128, 128)
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vae")
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Weights:
+    return save_decoder(folder / "decoder.safetensors")
+
+
+@pytest.fixture(scope="module")
+def source(comfyui: Path, folder: Path, weights: Weights) -> VaeSource:
+    arguments = ("--cpu", "--use-pytorch-cross-attention")
+    return VaeSource(str(comfyui), arguments, str(folder / "decoder.safetensors"), "AutoencoderKL", "float32")
+
+
+def no_weights() -> Weights:
+    raise AssertionError("the ranks have a file")
+
+
+def latents(*sizes: int) -> torch.Tensor:
+    return torch.randn(1, 4, *sizes, generator=torch.Generator().manual_seed(1))
+
+
+def decode(
+    group: WorkerGroup,
+    source: VaeSource,
+    sizes: tuple[int, int] = SMALL,
+    send: Callable[[], Weights] = no_weights,
+    check: Callable[[], None] = go_on,
+    direction: str = "decode",
+) -> torch.Tensor:
+    return group.run_vae(direction, source.to_json(), {"input": latents(*sizes)}, send, 2, check)["result"]
+
+
+def test_a_file_decodes_as_diffusers_decodes_it(group_of_two: WorkerGroup, source: VaeSource, weights: Weights) -> None:
+    plain = AutoencoderKL(**config((32, 64, 128, 128), groups=32, layers=2)).eval()
+    plain.load_state_dict(weights, strict=False)
+    with torch.inference_mode():
+        expected = plain.decode(latents(*SMALL)).sample
+    assert relative_error(decode(group_of_two, source), expected) <= TOLERANCE
+
+
+def test_weights_are_sent_once_and_again_when_they_are_let_go(
+    group_of_two: WorkerGroup, source: VaeSource, weights: Weights
+) -> None:
+    """Another VAE in between, or Free, takes them out of the ranks."""
+    sent = replace(source, file="", fingerprint=fingerprint(weights))
+    asked = []
+
+    def send() -> Weights:
+        asked.append(None)
+        return weights
+
+    expected = decode(group_of_two, source)
+    for _ in range(2):
+        assert torch.equal(decode(group_of_two, sent, send=send), expected)
+    assert len(asked) == 1
+    decode(group_of_two, source)
+    assert torch.equal(decode(group_of_two, sent, send=send), expected)
+    group_of_two._request(UNLOAD.header(), {}, go_on)
+    assert torch.equal(decode(group_of_two, sent, send=send), expected)
+    assert len(asked) == 3
+
+
+def test_weights_that_make_another_vae_than_comfyuis_are_refused(
+    group_of_two: WorkerGroup, source: VaeSource, weights: Weights
+) -> None:
+    sent = replace(source, file="", fingerprint=fingerprint(weights), structure="of another")
+    with pytest.raises(RequestRefused, match="make another AutoencoderKL of these weights than ComfyUI's"):
+        decode(group_of_two, sent, send=lambda: weights)
+
+
+def test_a_file_without_an_encoder_encodes_nothing(group_of_two: WorkerGroup, source: VaeSource) -> None:
+    """ComfyUI's own would give what happens to be in memory."""
+    with pytest.raises(RequestRefused, match="cannot encode: it lacks encoder"):
+        decode(group_of_two, source, direction="encode")
+    assert decode(group_of_two, source).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (torch.zeros(1, 16, 8, 8), r"shape \(1, 16, 8, 8\).*takes \(batch, 4, height, width\)"),
+        (torch.full((1, 4, 8, 8), torch.nan), "NaN"),
+    ],
+)
+def test_a_wrong_latent_is_refused(
+    group_of_two: WorkerGroup, source: VaeSource, given: torch.Tensor, says: str
+) -> None:
+    with pytest.raises(RequestRefused, match=says):
+        group_of_two.run_vae("decode", source.to_json(), {"input": given}, no_weights, 2, go_on)
+    assert decode(group_of_two, source).isfinite().all()
+
+
+def test_a_decode_that_is_given_up_ends_early_and_the_ranks_stay(group_of_two: WorkerGroup, source: VaeSource) -> None:
+    expected, status = decode(group_of_two, source), group_of_two.status()
+
+    def give_up() -> None:
+        if group_of_two.session and group_of_two.session.operation == "vae":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        decode(group_of_two, source, LARGE, check=give_up)
+    assert torch.equal(decode(group_of_two, source), expected)
+    after = group_of_two.status()
+    assert after["counts"]["vae"] == status["counts"]["vae"] + 1, "the one that was given up was run to its end"
+    assert after["pids"] == status["pids"]
+
+
+def test_a_parked_vae_comes_back_as_it_was(group_of_two: WorkerGroup, source: VaeSource) -> None:
+    expected = decode(group_of_two, source)
+    group_of_two._request(PARK.header(), {}, go_on)
+    assert group_of_two.status()["state"] == "parked"
+    assert torch.equal(decode(group_of_two, source), expected)
+    assert group_of_two.status()["state"] == "ready"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
+def test_any_rank_can_run_out_of_memory_in_the_vae(group_of_two: WorkerGroup, source: VaeSource) -> None:
+    before, pids = decode(group_of_two, source), group_of_two.status()["pids"]
+    for rank in (1, 0):
+        with little_memory(pids[rank]), pytest.raises(OutOfMemory, match=f"Rank {rank} .* running the VAE"):
+            decode(group_of_two, source, (256, 256))
+        assert torch.equal(decode(group_of_two, source), before)
+    assert group_of_two.status()["pids"] == pids
+
+
+def test_weights_of_published_sizes_make_the_same_vae_in_the_ranks(comfyui: Path) -> None:
+    """Of every class that is split, by ComfyUI's own detection; its sizes are those of the equality test's."""
+    command = [sys.executable, "-m", "tests.support.files.published_vaes", str(comfyui)]
+    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert all(each["alike"] and not each["missing"] for each in found.values()), found
+    for name, case in VAES.items():
+        scale, _, channels, dims = found[name if name in found else "ltx 0"]["sizes"]
+        assert (scale, channels, dims) == (case.sizes.scale, case.sizes.channels, case.sizes.dims), name

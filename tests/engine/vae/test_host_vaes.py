@@ -1,0 +1,58 @@
+"""ComfyUI's own VAEs on several ranks give what they give in one process, and a rank needs its share of the memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.cases.host_vaes import MEASURED, VAES
+from tests.support.cases.vae_cases import relative_error
+from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
+
+WORLDS = [1, 2, pytest.param(3, marks=pytest.mark.slow), 4]
+TOLERANCE = 1e-5
+# Of one rank's memory. Norms, border rows and attention's keys and values take a little more than a rank's share.
+SHARES = {2: 0.6, 4: 0.33}
+
+Run = tuple[dict[str, torch.Tensor], list[dict[str, dict[str, int]]]]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Run]:
+    """By world size: what rank 0 got, and the most bytes that each rank held, by VAE and direction."""
+    root = tmp_path_factory.mktemp("host-vaes")
+    runs = {}
+    for world in {1} | {world for (world,) in running(request, "world")}:
+        out = root / f"world{world}"
+        ranks.run(world, "host_vae_ranks", str(out))
+        held = [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(world)]
+        runs[world] = load_file(f"{out}.safetensors"), held
+    return runs
+
+
+@pytest.mark.parametrize("name", VAES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_split_rows_give_what_the_class_gives_in_one_process(world: int, name: str, runs: dict[int, Run]) -> None:
+    plain = {
+        call.replace("plain ", ""): result for call, result in runs[1][0].items() if call.startswith(f"{name}: plain ")
+    }
+    assert len(plain) == 4
+    errors = {call: relative_error(runs[world][0][call], expected) for call, expected in plain.items()}
+    assert max(errors.values()) <= TOLERANCE, errors
+    assert all(expected.std() > 0.05 for expected in plain.values()), "what is all grey says nothing"
+
+
+@pytest.mark.parametrize("direction", ["decode", "encode"])
+@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("world", SHARES)
+def test_each_rank_needs_its_share_of_the_memory(world: int, name: str, direction: str, runs: dict[int, Run]) -> None:
+    ((_, [one]), (_, held)) = runs[1], runs[world]
+    most = max(rank[name][direction] for rank in held)
+    assert most < SHARES[world] * one[name][direction], most / one[name][direction]

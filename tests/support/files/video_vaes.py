@@ -1,0 +1,28 @@
+"""`python -m tests.support.files.video_vaes COMFYUI FOLDER`:
+tiny VAEs of videos with seeded weights, as files that ComfyUI detects: Wan 2.1's, and one of LTX that draws noise."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from tests.support.cases.host_vaes import VAES
+from tests.support.files.stock_files import wan
+
+
+def main(comfyui: str, folder: str) -> None:
+    sys.path.append(comfyui)
+    sys.argv = [sys.argv[0], "--cpu"]
+    importlib.import_module("comfy.options").enable_args_parsing()
+    save_file(wan(), Path(folder) / "wan.safetensors")
+    ltx = VAES["ltx-0.9.1"].made()
+    metadata = {"config": json.dumps({"vae": ltx.config})}
+    save_file(ltx.state_dict(), Path(folder) / "ltx.safetensors", metadata)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

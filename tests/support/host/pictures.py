@@ -1,0 +1,110 @@
+"""A node pack of the tests' own: pictures as numbers, a random state, a VAE that something has changed."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import folder_paths
+import torch
+from safetensors.torch import load_file
+
+
+class Pictures:
+    """The tensor "pictures" (frames, height, width, channels) of a file in the input folder."""
+
+    RETURN_TYPES = ("IMAGE",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"name": ("STRING", {})}}
+
+    def run(self, name):
+        return (load_file(os.path.join(folder_paths.get_input_directory(), name))["pictures"],)
+
+
+class Numbers:
+    """Pictures as what Save Latent saves, which rounds nothing."""
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"pictures": ("IMAGE",)}}
+
+    def run(self, pictures):
+        return ({"samples": pictures},)
+
+
+class Seeded:
+    """The latent, and a random state for what comes next: after the VAE is made, which may draw, too."""
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",), "vae": ("VAE",), "seed": ("INT", {})}}
+
+    @classmethod
+    def IS_CHANGED(cls, **_inputs):
+        return float("nan")
+
+    def run(self, samples, vae, seed):
+        torch.manual_seed(seed)
+        return (samples,)
+
+
+class Drawn:
+    """What is drawn after a picture was made."""
+
+    RETURN_TYPES = ("LATENT",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"pictures": ("IMAGE",)}}
+
+    def run(self, pictures):
+        return ({"samples": torch.cat([pictures.flatten(), torch.randn(4)])},)
+
+
+def out_of_memory(*_given):
+    raise torch.OutOfMemoryError
+
+
+class ChangedVAE:
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "run"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"vae": ("VAE",), "how": ("STRING", {})}}
+
+    def run(self, vae, how):
+        vae = copy.copy(vae)
+        if how == "memory":
+            vae.memory_used_decode = out_of_memory
+        if how == "patch":
+            vae.patcher = vae.patcher.clone()
+            vae.patcher.add_patches({next(iter(vae.patcher.model.state_dict())): (torch.zeros(1),)})
+        elif how != "memory":
+            vae.first_stage_model = copy.deepcopy(vae.first_stage_model)
+        if how == "hook":
+            vae.first_stage_model.decoder.register_forward_hook(lambda *_: None)
+        if how == "method":
+            vae.first_stage_model.decode = lambda *_: None
+        if how == "weights":
+            for weight in vae.first_stage_model.parameters():
+                weight.data *= 0.9
+        return (vae,)
+
+
+NODE_CLASS_MAPPINGS = {f"Test_{each.__name__}": each for each in (Pictures, Numbers, Seeded, Drawn, ChangedVAE)}

@@ -1,0 +1,118 @@
+"""`torchrun -m tests.support.ranks.host_vae_ranks OUT [TIMED]`:
+decodes and encodes with every VAE of ComfyUI's own on all ranks; OUT.safetensors is what rank 0 gets, and OUT.RANK.json
+the most bytes that each rank held of the large case. TIMED: JSON of one call of a wide VAE instead, of which each rank
+writes its seconds and its peak.
+
+ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from parallel_backend.groups.mesh import Axis
+from parallel_backend.vae.parallel import ParallelVAE
+from tests.support.cases.host_vaes import MEASURED, VAES, WIDE, HostVae
+from tests.support.fakes.tally import Tally
+from tests.support.ranks.leaving import leave
+
+sys.path.append(os.environ["COMFYUI_PATH"])
+with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
+    import comfy.sd  # noqa: F401 (every class that there is)
+
+SEED = 3  # of the noise that some draw
+CHUNK = 1 << 16  # bytes: LTX's cut even tiny videos then
+
+
+def results_of(case: HostVae, axis: Axis) -> dict[str, torch.Tensor]:
+    """What rank 0 gets; of one rank also what the model gives with nothing of ours on it."""
+    model, results = case.made(), {}
+    parallel = ParallelVAE(model, axis, case.sizes)
+    for name, (direction, given) in case.calls().items():
+        torch.manual_seed(SEED)
+        result = getattr(parallel, direction)(given)
+        if (result is not None) != (axis.index == 0):
+            raise SystemExit("Exactly index 0 shall hold the result.")
+        if result is not None:
+            results[name] = result.contiguous()
+    parallel.remove()
+    for name, (direction, given) in case.calls().items() if axis.degree == 1 else ():
+        torch.manual_seed(SEED)
+        with torch.inference_mode():
+            results[f"plain {name}"] = getattr(model, direction)(given).contiguous()
+    return results
+
+
+def most_bytes(run: Callable[[torch.Tensor], Any], given: torch.Tensor, model: torch.nn.Module) -> tuple[Any, int]:
+    """What a call gives, and the most bytes that this rank held meanwhile, beside weights and input."""
+    tally = Tally(of_cpu=True)
+    for each in (given, *model.parameters()):
+        tally.hold(each)
+    before = tally.live
+    with tally, torch.inference_mode():
+        result = run(given)
+    return result, tally.peak - before
+
+
+def of_large(case: HostVae, axis: Axis) -> dict[str, int]:
+    """By direction, of the large case; beside the whole result, which rank 0 has in the host's memory."""
+    parallel = ParallelVAE(case.made(), axis, case.sizes)
+    parallel.assembled = lambda band, _scale: None
+    runs = {"decode": parallel.decode, "encode": parallel.encode}
+    return {name: most_bytes(runs[name], given, parallel.vae)[1] for name, given in case.large().items()}
+
+
+def timed(call: dict[str, Any], axis: Axis) -> tuple[torch.Tensor | None, dict[str, float]]:
+    """The call's result, its seconds, and the most bytes. call: vae, of WIDE; direction; frames, rows and columns, of
+    latents; stock, whether by the plain class."""
+    case = WIDE[call["vae"]]
+    model = case.made()
+    run = getattr(model if call["stock"] else ParallelVAE(model, axis, case.sizes), call["direction"])
+    given = (case.latents if call["direction"] == "decode" else case.pictures)(*call["sizes"])
+    if axis.degree > 1:
+        dist.barrier()
+    start = time.perf_counter()
+    result, peak = most_bytes(run, given, model)
+    return result, {"seconds": time.perf_counter() - start, "peak": peak}
+
+
+def main(out_path: str, call: str = "") -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ltx.get_max_chunk_size = lambda _device: CHUNK
+    rank, world = dist.get_rank(), dist.get_world_size()
+    axis = Axis(dist.group.WORLD, world, rank) if world > 1 else Axis(None, 1, 0)
+    if call:
+        result, measured = timed(json.loads(call), axis)
+        Path(f"{out_path}.{rank}.json").write_text(json.dumps(measured))
+        if result is not None:
+            save_file({"result": result.contiguous()}, f"{out_path}.safetensors")
+        leave()
+    results, bytes_of = {}, {}
+    for name, case in VAES.items():
+        results |= {f"{name}: {call}": result for call, result in results_of(case, axis).items()}
+        if name in MEASURED and world != 3:
+            bytes_of[name] = of_large(case, axis)
+    Path(f"{out_path}.{rank}.json").write_text(json.dumps(bytes_of))
+    if rank == 0:
+        save_file(results, f"{out_path}.safetensors")
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
