@@ -26,6 +26,7 @@ from .model.remote_weights import check_interrupt
 
 CHUNKED = "comfy_has_chunked_io"
 PATCHES = ("patches", "object_patches", "weight_wrapper_patches")
+TILED = ("decode_tiled_", "decode_tiled_3d", "encode_tiled_", "encode_tiled_3d")
 METHODS = ("forward", "encode", "decode")
 CPU = torch.device("cpu")
 
@@ -107,7 +108,17 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
     kept = vae.model_size()
     for name in ("memory_used_decode", "memory_used_encode"):
         setattr(found, name, share_of(getattr(vae, name), ranks, kept))
+    for name in TILED:
+        setattr(found, name, refuse_tiles)
     return found
+
+
+def refuse_tiles(*_given: Any, **_options: Any) -> Any:
+    """ComfyUI's VAE goes over to tiles where memory is short; a lack of it in the ranks is an error of theirs."""
+    raise Refused(
+        "ComfyUI ran out of memory beside the parallel VAE, whose pictures are not cut into tiles.",
+        "Use a smaller size or batch, or free models in ComfyUI.",
+    )
 
 
 def share_of(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:

@@ -20,7 +20,7 @@ from .groups.collectives import ALL_GATHER
 from .groups.mesh import Axis, Mesh
 from .plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from .weights.fetching import FetchedBlocks
-from .weights.fitting import Links, Room, fitted_weights, in_host, seconds_a_forward
+from .weights.fitting import OF_HOST, Links, Room, fitted_weights, in_host, seconds_a_forward
 from .weights.loading import Check
 from .weights.one_copy import gathered, one_copy
 from .weights.parking import available_bytes
@@ -29,7 +29,6 @@ from .weights.stores import HostStore, PeerStore, Store
 
 MEASURED = 32 << 20  # bytes that are sent to measure a link
 TIMES = 3
-OF_HOST = 0.9  # of the host's free memory, that weights may fill
 GB = 1e9
 
 

@@ -15,7 +15,7 @@ import torch
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.device import CPU
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import GB, Room, fitted_weights
+from ...parallel_backend.weights.fitting import GB, OF_HOST, Room, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
 from .group import device_type, like_cards, settings
 
@@ -43,7 +43,7 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
     if management.vram_state == management.VRAMState.NO_VRAM:
         card = 0
     in_ram: Any = management.get_free_memory(torch.device(CPU))
-    return Room(int(max(0, card - kept_free)), int(in_ram // GB * GB))
+    return Room(int(max(0, card - kept_free)), int(OF_HOST * in_ram // GB * GB))
 
 
 @functools.lru_cache(maxsize=64)

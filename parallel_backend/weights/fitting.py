@@ -12,6 +12,7 @@ from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from .sizes import FETCHED, WeightSizes, fetched_places
 
 GB = 1e9
+OF_HOST = 0.9  # of the host's free memory, that weights may fill
 
 
 @dataclass(frozen=True)

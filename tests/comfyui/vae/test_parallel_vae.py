@@ -140,7 +140,13 @@ def test_weights_that_a_node_has_written_to_are_sent(host: ComfyHost, vaes: Path
 
 
 @pytest.mark.parametrize(
-    ("how", "says"), [("patch", "change of its patches"), ("hook", "change of its decoder"), ("method", "decode")]
+    ("how", "says"),
+    [
+        ("patch", "change of its patches"),
+        ("hook", "change of its decoder"),
+        ("method", "decode"),
+        ("memory", "not cut into tiles"),  # where ComfyUI's own would be
+    ],
 )
 def test_what_a_node_has_put_on_a_vae_is_refused(host: ComfyHost, vaes: Path, how: str, says: str) -> None:
     with pytest.raises(PromptError) as caught:

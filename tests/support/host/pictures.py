@@ -75,6 +75,10 @@ class Drawn:
         return ({"samples": torch.cat([pictures.flatten(), torch.randn(4)])},)
 
 
+def out_of_memory(*_given):
+    raise torch.OutOfMemoryError
+
+
 class ChangedVAE:
     RETURN_TYPES = ("VAE",)
     FUNCTION = "run"
@@ -86,10 +90,12 @@ class ChangedVAE:
 
     def run(self, vae, how):
         vae = copy.copy(vae)
+        if how == "memory":
+            vae.memory_used_decode = out_of_memory
         if how == "patch":
             vae.patcher = vae.patcher.clone()
             vae.patcher.add_patches({next(iter(vae.patcher.model.state_dict())): (torch.zeros(1),)})
-        else:
+        elif how != "memory":
             vae.first_stage_model = copy.deepcopy(vae.first_stage_model)
         if how == "hook":
             vae.first_stage_model.decoder.register_forward_hook(lambda *_: None)
