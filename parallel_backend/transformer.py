@@ -75,13 +75,14 @@ class ParallelTransformer:
         self.working_bytes = 0  # what the device has room for beside the weights
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         self._install(mesh, self._backend_for(mesh))
+        self.whole_bytes = held_bytes(model)  # read by other threads, which are not to look into the model meanwhile
         own = {path: block for path, block in blocks_at(model, self.spec.blocks).items() if block in self.stage.blocks}
         self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared)
 
     @property
     def weight_bytes(self) -> int:
         """Of the weights that this rank keeps on its device."""
-        return held_bytes(self.model) - self.fetched.elsewhere
+        return self.whole_bytes - self.fetched.elsewhere
 
     @property
     def resident_bytes(self) -> int:

@@ -51,6 +51,7 @@ class FetchedBlocks:
         self.buffers: list[torch.Tensor] = []
         self.turns: dict[int, torch.Tensor] = {}  # of the buffers, where a row comes to
         self.store: Store | None = None
+        self.elsewhere = 0  # how many bytes less are on the device than the parameters take
         self.asked = self.done = 0  # how many, in the running forward
         self.underway: deque[Arrive] = deque()
 
@@ -104,6 +105,8 @@ class FetchedBlocks:
             if self.store and place in self.rows:
                 self.store.drop(place)
         self.rows, self.turns, self.buffers, self.store = rows, turns, buffers, store
+        held = sum(each.nbytes for each in (*(store.on_device() if store else ()), *buffers))
+        self.elsewhere = sum(part.size for row in rows.values() for part in row.parts) - held
         self.rebind()
         self.install()
 
@@ -116,14 +119,6 @@ class FetchedBlocks:
             return self.buffers
         with torch.autograd.grad_mode.inference_mode(False):
             return [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
-
-    @property
-    def elsewhere(self) -> int:
-        """How many bytes less are on the device than the parameters take."""
-        if self.store is None:
-            return 0
-        sizes = sum(part.size for row in self.rows.values() for part in row.parts)
-        return sizes - sum(each.nbytes for each in (*self.store.on_device(), *self.buffers))
 
     def park_with(self, parking: Parking) -> None:
         """Has what is kept on the device park with the model's weights."""

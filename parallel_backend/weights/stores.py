@@ -25,11 +25,13 @@ Arrive = Callable[[], None]  # waits for what was asked for
 class Store(Protocol):
     """What rows wait in, by the place of their block.
 
-    kind: weights= of a plan. is_collective: whether a fetch waits for other ranks.
+    kind: weights= of a plan. is_collective: whether a fetch waits for other ranks. index: which share of each row is
+    this rank's; 0 where each has all.
     """
 
     kind: str
     is_collective: bool
+    index: int
 
     def allocate(self, place: int, row: Row) -> None:
         """Makes room for a row. Raises as torch does where memory lacks."""
@@ -66,7 +68,7 @@ class PeerStore:
     kind, is_collective = SHARED, True
 
     def __init__(self, axis: Axis, device: torch.device) -> None:
-        self.axis, self.device = axis, device
+        self.axis, self.device, self.index = axis, device, axis.index
         self.shares: dict[int, torch.Tensor] = {}
 
     def length(self, row: Row) -> int:
@@ -104,7 +106,7 @@ class HostStore:
     writes as many bytes, and the others may read them once all have agreed that they are written.
     """
 
-    kind, is_collective = HOST, False
+    kind, is_collective, index = HOST, False, 0
 
     def __init__(
         self, sizes: Sequence[int], device: torch.device, shared: SharedMemory | None, place: int, writers: int

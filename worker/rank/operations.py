@@ -121,7 +121,7 @@ class Operations:
         mesh, _, _ = job.groups.mesh_of(plan), job.groups.whole(), job.groups.whole(CPU)
         if kept:
             self.replan(job, kept, mesh)
-        model = kept or job.alone(lambda: build_model(source, mesh, job.check))
+        model = kept or job.together(lambda: job.alone(lambda: build_model(source, mesh, job.check)))
         self.state.keep_model(model, source, plan)
         self.place(job, model, plan)
         return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
@@ -277,7 +277,8 @@ class Operations:
         model, vae = self.state.transformer, self.state.vae
         if model:
             model.forget()
-            self.park_weights(job, model.parking, model.mesh.weight_places)
+            share = model.fetched.store.index if model.fetched.store else 0
+            self.park_weights(job, model.parking, (*model.mesh.weight_places, share))
         if vae:
             self.park_weights(job, vae[1].parallel.parking, ())
         release_memory(self.state.device)

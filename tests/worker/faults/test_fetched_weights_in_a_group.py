@@ -84,6 +84,22 @@ def test_weights_go_from_one_place_to_another_and_stay_what_they_are(two: Direct
 
 
 @KINDS
+def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
+    two: DirectGroup, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that share weights out have others, where whole ones would be one copy for both."""
+    in_memory = replace(two, source=replace(two.source, dtype="bf16"))  # and not in the file's pages, which stay
+    right = both(under(in_memory, WHOLE))
+    direct = under(in_memory, kind, SOME)
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(two.group, "device", "cuda")  # on the CPU, nothing would be won by it
+            two.group.park()
+        assert two.group.status()["state"] == "parked"
+        assert equal(both(direct), right)
+
+
+@KINDS
 def test_additions_reach_fetched_weights_and_come_off_exactly(two: DirectGroup, kind: str) -> None:
     rows, columns = two.family.build().get_parameter(LAYER).shape
     up = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
