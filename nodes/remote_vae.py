@@ -20,6 +20,7 @@ from ..worker.comfyui.source import VaeSource
 from ..worker.comfyui.vae import fingerprint, metadata_of, structure_of, weights_of
 from ..worker.host.client import WorkerGroup
 from ..worker.wire.operations import RANDOM
+from ..worker.wire.tensors import Tensors
 from .errors import Refused
 from .model.host_file import COMFYUI, rank_arguments
 from .model.remote_weights import check_interrupt
@@ -64,11 +65,15 @@ class RemoteStage:
         if self.draws_noise:  # which is then what ComfyUI would draw
             generator = generators(self.device if self.device.type == self.group.device else CPU)[-1]
             tensors[RANDOM] = generator.get_state()
-        weights = lambda: weights_of(self.original)  # noqa: E731
-        results = self.group.run_vae(direction, self.source.to_json(), tensors, weights, self.ranks, check_interrupt)
+        source = self.source.to_json()
+        results = self.group.run_vae(direction, source, tensors, self.weights, self.ranks, check_interrupt)
         if generator is not None and results[RANDOM].shape == tensors[RANDOM].shape:
             generator.set_state(results[RANDOM])
         return results["result"]
+
+    def weights(self) -> Tensors:
+        """As they are sent."""
+        return weights_of(self.original)
 
 
 class NothingToLoad(comfy.model_patcher.ModelPatcher):
@@ -129,11 +134,10 @@ def share_of(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[
 def refuse_changed(vae: Any) -> None:
     """Raises Refused for a VAE with what a node has put on it, which the ranks would not have."""
     patcher, module = vae.patcher, vae.first_stage_model
-    changes = [name for name in ("patches", "object_patches", "weight_wrapper_patches") if getattr(patcher, name, None)]
-    changes += [name or "the model" for name, part in module.named_modules() if any(hooks_of(part))]
-    changes += [
-        f"{name} {method}" for name, part in module.named_modules() for method in METHODS if method in vars(part)
-    ]
+    changes = [name for name in PATCHES if getattr(patcher, name, None)]
+    for name, part in module.named_modules():
+        changes += [name or "the model"] if any(hooks_of(part)) else []
+        changes += [f"{name} {method}".strip() for method in METHODS if method in vars(part)]
     if changes:
         raise Refused(
             f"The parallel VAE cannot honour a change of its {', '.join(changes[:3])}: it runs in worker processes.",
