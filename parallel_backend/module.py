@@ -69,7 +69,7 @@ class ParallelModule:
         shared = [path for blocks in self.spec.blocks for path in blocks.shared] if self.spec else []
         self._install(mesh)
         own = {path: block for path, block in blocks_at(model, lists).items() if not isinstance(block, StandIn)}
-        self.fetched = FetchedBlocks(model, own, mesh.device, shared, dtypes)
+        self.fetched = FetchedBlocks(model, own, mesh.device, shared, dtypes, mesh.timeline)
 
     def _install(self, mesh: Mesh) -> None:
         """Raises PlanError; nothing is on the model then."""

@@ -77,7 +77,7 @@ class ParallelTransformer:
         self._install(mesh, self._backend_for(mesh))
         self.whole_bytes = held_bytes(model)  # read by other threads, which are not to look into the model meanwhile
         own = {path: block for path, block in blocks_at(model, self.spec.blocks).items() if block in self.stage.blocks}
-        self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared)
+        self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared, timeline=mesh.timeline)
 
     @property
     def weight_bytes(self) -> int:

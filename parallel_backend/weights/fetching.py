@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import RequestError
+from ..groups.timeline import SILENT, Timeline
 from ..hooks import Hooks
 from .packing import Row, Values
 from .parking import Parking
@@ -37,15 +38,18 @@ class FetchedBlocks:
         device: torch.device,
         shared: Sequence[str] = (),
         dtypes: Mapping[str, torch.dtype] | None = None,
+        timeline: Timeline = SILENT,
     ) -> None:
         """blocks: by their paths. shared: submodules of blocks that the model reads outside of their block. dtypes: by
-        name in the model, the dtypes that parameters are computed in where their values are of others yet."""
+        name in the model, the dtypes that parameters are computed in where their values are of others yet. timeline:
+        where what a forward waits for is recorded."""
         self.model = model
         self.paths = list(blocks)
         self.blocks = list(blocks.values())
         self.device = device
         self.shared = shared
         self.dtypes = dtypes or {}
+        self.timeline = timeline
         self.hooks = Hooks()
         self.rows: dict[int, Row] = {}  # by the block's place, in order
         self.buffers: list[torch.Tensor] = []
@@ -185,14 +189,18 @@ class FetchedBlocks:
                 "order of the blocks.",
                 "Use weights=whole in the plan, or leave that node out.",
             )
-        self.underway.popleft()()
+        self._arrive()
 
     def _leave(self, index: int, _block: torch.nn.Module, _args: Any, _output: Any) -> None:
         self.done = index + 1
         self._ask()
 
+    def _arrive(self) -> None:
+        with self.timeline.communication("weights"):
+            self.underway.popleft()()
+
     def _pass(self) -> None:
-        self.underway.popleft()()
+        self._arrive()
         self.done += 1
         self._ask()
 

@@ -19,7 +19,7 @@ from .shared_memory import SharedMemory
 
 PAGE = 4096  # bytes, of what can be pinned by itself
 
-Arrive = Callable[[], None]  # waits for what was asked for
+Arrive = Callable[[], object]  # waits for what was asked for
 
 
 class Store(Protocol):
@@ -87,13 +87,7 @@ class PeerStore:
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         share = self.shares[place]
-        work = getattr(dist, ALL_GATHER)(buffer, share, group=self.axis.group, async_op=True)
-
-        def arrive() -> None:
-            with self.axis.timeline.communication("weights"):
-                work.wait()
-
-        return arrive
+        return getattr(dist, ALL_GATHER)(buffer, share, group=self.axis.group, async_op=True).wait
 
     def on_device(self) -> list[torch.Tensor]:
         return list(self.shares.values())

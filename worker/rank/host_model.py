@@ -80,6 +80,7 @@ class HostModel:
         held = dict(module.model.named_parameters())  # a stage has let go of the blocks of others
         for name in uncast.keys() - held.keys():
             del uncast[name]
+        dtypes = dict(uncast)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         parking = Parking(model.diffusion_model, mesh.device)
         return cls(source, patcher, module, parking, Maker(source.comfyui), in_file, dtypes, uncast)

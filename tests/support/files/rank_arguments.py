@@ -12,15 +12,13 @@ import sys
 from pathlib import Path
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.templates.describe import pack_without_server
+from tests.support.host.mounted import mount
 
 
 def main(comfyui: str, file: str, *arguments: str) -> None:
-    sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
-    sys.argv = [sys.argv[0], "--cpu", *arguments]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    mount(comfyui, *arguments)
     logging.disable(logging.CRITICAL)
-    described = pack_without_server().file.describe_host_file(Path(file))
+    described = importlib.import_module("pack.nodes.model.host_file").describe_host_file(Path(file))
     print(json.dumps([described.source(ParallelPlan(), on_cpu).arguments for on_cpu in (False, True)]))
 
 
