@@ -124,9 +124,9 @@ class FetchedBlocks:
         with torch.autograd.grad_mode.inference_mode(False):
             return [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
 
-    def park_with(self, parking: Parking) -> None:
-        """Has what is kept on the device park with the model's weights."""
-        parking.beside = self.store.on_device() if self.store else []
+    def park_with(self, parking: Parking, beside: Sequence[torch.Tensor] = ()) -> None:
+        """Has what is kept on the device park with the model's weights, and other tensors."""
+        parking.beside = [*(self.store.on_device() if self.store else ()), *beside]
         parking.scratch = self.buffers
 
     def rebind(self) -> None:

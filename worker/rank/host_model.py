@@ -53,7 +53,8 @@ class HostModel:
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
     rewritten: set[str] = field(default_factory=set)  # weights, other than the patcher's, that are not as the file's
-    adapted: bool = False  # whether the weights are
+    on_use: list[torch.Tensor] = field(default_factory=list)  # what changes weights as they are dequantised
+    adapted: bool = False  # whether the weights are other than the file's
     working_bytes: int = 0  # what the device has room for beside the weights, as ComfyUI estimates it
 
     @classmethod
@@ -102,7 +103,7 @@ class HostModel:
         # Where all go to the device, one after the other does: a model's worth of RAM is not taken meanwhile.
         cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None)
         self.uncast.clear()
-        self.fetched.park_with(self.parking)
+        self.fetched.park_with(self.parking, self.on_use)
         self.place(self.working_bytes)
 
     @property
@@ -193,9 +194,8 @@ class HostModel:
         """
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
-        on_use = put_on(self.patcher, patches, tensors, self.mesh.device)
-        self.fetched.park_with(self.parking)
-        self.parking.beside += on_use
+        self.on_use = put_on(self.patcher, patches, tensors, self.mesh.device)
+        self.fetched.park_with(self.parking, self.on_use)
         self.patch_others()
         send_away(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)

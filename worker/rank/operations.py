@@ -277,6 +277,7 @@ class Operations:
         model, vae = self.state.transformer, self.state.vae
         if model:
             model.forget()
+            model.fetched.settle()  # of a forward that was refused, into memory that goes now
             share = model.fetched.store.index if model.fetched.store else 0
             self.park_weights(job, model.parking, (*model.mesh.weight_places, share))
         if vae:
