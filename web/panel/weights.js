@@ -10,9 +10,10 @@ export function weightsWords({ status, runs }, t) {
   const { weights } = status
   const name = NAMES[weights?.kind]
   if (!name) return []
-  const { blocks, of, kept, whole, fetched, seconds: needed, link, is_measured: isMeasured } = weights
+  const { blocks, of, kept, whole, working, fetched, seconds: needed, link, is_measured: isMeasured } = weights
   const where = t(`panel.${name}`, { going: blocks, blocks: of })
-  const stay = t('panel.weightsKept', { kept: bytes(kept), whole: bytes(whole) })
+  const sizes = { kept: bytes(kept), whole: bytes(whole), peak: bytes(kept + (working ?? 0)) }
+  const stay = t(working ? 'panel.weightsAtPeak' : 'panel.weightsKept', sizes)
   const values = { size: bytes(fetched), seconds: seconds(needed), rate: `${(link / 1e9).toFixed(1)} GB/s` }
   const cost = t(isMeasured ? 'panel.weightsFetchedMeasured' : 'panel.weightsFetchedAssumed', values)
   const found = [where, stay, cost]
