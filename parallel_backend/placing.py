@@ -158,8 +158,8 @@ class Placing:
         return self.links[plan.replicas]
 
     def told(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
-        """For the status: what is kept and fetched, in bytes, by the stage that has the most of it, what a forward takes
-        beside (an estimate, 0 before the first), and the seconds that its weights take on the link."""
+        """For the status: what is kept and fetched, in bytes, by the stage that has the most of it, what a forward
+        takes beside (an estimate, 0 before the first), and the seconds that its weights take on the link."""
         plan, sizes = self.decided, model.sizes
         if plan is None or plan.weights not in FETCHED:
             return {"kind": WHOLE}
