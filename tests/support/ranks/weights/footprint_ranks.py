@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.timeline import Timeline
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.library import AllRanks
 from parallel_backend.placing import Placing
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
@@ -29,28 +29,9 @@ from tests.support.group.footprint import Highest, Storages, mapped_at, settled_
 from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
-from worker.rank.job_groups import JobGroups
 
 CPU = torch.device("cpu")
 Model = ParallelTransformer | HostModel
-
-
-class Ranks:
-    """As much of a job as `Placing` needs."""
-
-    def __init__(self, groups: JobGroups) -> None:
-        self.groups = groups
-        self.control_group = dist.group.WORLD
-
-    def together(self, action: Callable[[], Any]) -> Any:
-        result = action()
-        dist.barrier()
-        return result
-
-    def alone(self, action: Callable[[], Any]) -> Any:
-        return action()
-
-    def check(self) -> None: ...
 
 
 def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> torch.Tensor | None:
@@ -67,9 +48,9 @@ def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> t
     return outputs and outputs[0]
 
 
-def built(case: dict[str, Any], ranks: Ranks, plan: ParallelPlan) -> tuple[Model, torch.dtype]:
+def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Model, torch.dtype]:
     """The model without its weights, and the dtype that it computes in."""
-    mesh = ranks.groups.mesh_of(plan)
+    mesh = build_mesh(plan, ranks.device)
     if case["shelf"] == "diffusers":
         source = ModelSource.from_json(case["source"])
         return ParallelTransformer.build(source, mesh), DTYPES[source.dtype]
@@ -77,7 +58,7 @@ def built(case: dict[str, Any], ranks: Ranks, plan: ParallelPlan) -> tuple[Model
     return HostModel.build(host_source, mesh), getattr(torch, host_source.dtype)
 
 
-def measured(case: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     """Of one case, what was taken and read, beside what was told. copy: of host memory, this rank's part."""
     plan, files = ParallelPlan.from_json(case["plan"]), case["files"]
     before = settled_bytes()
@@ -141,7 +122,7 @@ def main(cases_path: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     cases = json.loads(Path(cases_path).read_text())
-    ranks = Ranks(JobGroups(CPU, Timeline(CPU)))
+    ranks = AllRanks(CPU)
     found = [measured(case, ranks) for case in [cases[0], *cases]][1:]
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
     leave()
