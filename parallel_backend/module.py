@@ -16,7 +16,6 @@ from .errors import PlanError, RequestError
 from .groups.calls import Call, Output, collect_calls, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
-from .groups.mesh_layout import shard_sizes
 from .hooks import Hooks
 from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, modules_at, patch_of, sizes_of
@@ -198,7 +197,7 @@ class ParallelModule:
 
     def forward(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """This rank's rows of the batch through the model; None where it has none, or they went to the next stage."""
-        if not shard_sizes(size, axis.degree)[axis.index]:
+        if not axis.own_size(size):
             self.fetched.serve()
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
@@ -226,7 +225,7 @@ def rows_of(value: Any, size: int, axis: Axis) -> Any:
         return {name: rows_of(item, size, axis) for name, item in value.items()}
     if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
         return value
-    return value.tensor_split(axis.degree, BATCH_DIM)[axis.index]
+    return value[axis.own(size)]
 
 
 def moved(value: Any, device: torch.device) -> Any:

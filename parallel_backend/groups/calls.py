@@ -75,7 +75,7 @@ def collect_calls(
     like = tensors_of(outputs[0])
     found: list[list[list[torch.Tensor]]] = [[] for _ in sizes]
     for part in parts:
-        size = shard_sizes(sizes[part.call], part.rows.degree)[part.rows.index]
+        size = part.rows.own_size(sizes[part.call])
         received = _receive(like, size, part, axis) if part.group else tensors_of(next(own))
         found[part.call].append(received)
     joined = [[torch.cat(rows, BATCH_DIM) for rows in zip(*each, strict=True)] for each in found]

@@ -1,6 +1,6 @@
 """Collectives over shards of unequal length, on gloo and NCCL alike.
 
-A dim of size n is split over an axis as `torch.tensor_split` does: the first n % degree shards are one longer.
+How a dim is split over an axis, the axis says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from .mesh import Axis
-from .mesh_layout import shard_sizes
 
 # Into one tensor: of a list, NCCL would make copies. Older torch has it by the other name alone.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -17,14 +16,14 @@ ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all
 
 def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
     """This rank's contiguous share of `tensor` along `dim`; may be empty."""
-    return tensor.tensor_split(axis.degree, dim)[axis.index].contiguous()
+    return tensor.split(axis.sizes(tensor.shape[dim]), dim)[axis.index].contiguous()
 
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
     """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank."""
     if axis.degree == 1 or not size:
         return local
-    sizes = shard_sizes(size, axis.degree)
+    sizes = axis.sizes(size)
     longest = sizes[0]
     local = local.movedim(dim, 0)
     send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
@@ -43,7 +42,7 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tenso
     """Like `gather`, but point to point: the rank at index 0 gets the whole tensor and the others None."""
     if axis.degree == 1:
         return local
-    sizes = shard_sizes(size, axis.degree)
+    sizes = axis.sizes(size)
     if axis.index:
         if local.shape[dim]:
             local = local.contiguous()

@@ -29,6 +29,7 @@ from ..device import (
 )
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
+from .mesh_layout import shard_sizes
 from .timeline import SILENT, Timeline
 
 HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
@@ -45,6 +46,20 @@ class Axis:
     degree: int
     index: int
     timeline: Timeline = field(default=SILENT, compare=False, repr=False)
+
+    def sizes(self, size: int) -> list[int]:
+        """How a dim of this size is split over the axis, by index."""
+        return shard_sizes(size, self.degree)
+
+    def own(self, size: int) -> slice:
+        """This rank's places in a dim of this size."""
+        sizes = self.sizes(size)
+        start = sum(sizes[: self.index])
+        return slice(start, start + sizes[self.index])
+
+    def own_size(self, size: int) -> int:
+        """How many of a dim of this size are this rank's."""
+        return self.sizes(size)[self.index]
 
     def global_rank(self, index: int) -> int:
         """The global rank of the rank at `index` on this axis."""

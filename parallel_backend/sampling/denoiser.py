@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import RequestError
-from ..groups.collectives import gather, shard_sizes
+from ..groups.collectives import gather
 from ..groups.mesh import Axis, Mesh
+from ..groups.mesh_layout import shard_sizes
 from ..seams.attention import StaleCache
 from ..seams.forward import Forward
 from ..seams.stages import Message, StageLink

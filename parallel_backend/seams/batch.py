@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import RequestError
-from ..groups.collectives import gather, shard_sizes
+from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..hooks import Hooks
 from ..models import ModelSpec
@@ -61,7 +61,7 @@ class BatchSplit:
     def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Puts the rows of all ranks together, in the form in which the caller asked for them."""
         rows = output[0] if torch.is_tensor(output[0]) else torch.stack(output[0])
-        local = rows[: shard_sizes(self.size, self.axis.degree)[self.axis.index]]
+        local = rows[: self.axis.own_size(self.size)]
         whole = gather(local, BATCH_DIM, self.size, self.axis)
         whole = whole if torch.is_tensor(output[0]) else list(whole)
         return (whole, *output[1:]) if isinstance(output, tuple) else type(output)(sample=whole)
@@ -71,14 +71,12 @@ class BatchSplit:
         if isinstance(value, dict):
             return {key: self.take(key, inner) for key, inner in value.items()}
         if name in self.batch_first and isinstance(value, list):
-            sizes = shard_sizes(self.size, self.axis.degree)
-            start = sum(sizes[: self.axis.index])
-            return value[start : start + sizes[self.axis.index]] or value[: sizes[0]]
+            return value[self.axis.own(self.size)] or value[: self.axis.sizes(self.size)[0]]
         if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim or len(value) == 1:
             return value
         if len(value) % self.size:
             raise RequestError(f"{name} is for a batch of {len(value)}, hidden_states for one of {self.size}.")
-        shares = value.unflatten(BATCH_DIM, (self.size, -1)).tensor_split(self.axis.degree, BATCH_DIM)
+        shares = value.unflatten(BATCH_DIM, (self.size, -1)).split(self.axis.sizes(self.size), BATCH_DIM)
         mine = shares[self.axis.index] if len(shares[self.axis.index]) else shares[0]
         return mine.flatten(0, 1).contiguous()
 

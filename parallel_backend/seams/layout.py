@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..groups.collectives import gather, shard, shard_sizes
+from ..groups.collectives import gather, shard
 from ..groups.mesh import Axis
+from ..groups.mesh_layout import shard_sizes
 from ..models.spec import SideInput
 from .forward import Forward, ForwardSlot
 
@@ -67,7 +68,7 @@ class TokenLayout:
 
     def share(self, lengths: list[int], rank: int) -> int:
         """Tokens of segments of these lengths that a rank of the sequence axis holds."""
-        return sum(shard_sizes(length, self.axis.degree)[rank] for length in lengths)
+        return sum(self.axis.sizes(length)[rank] for length in lengths)
 
     def lengths_by_rank(self, streams: tuple[str, ...], running: list[int] | None = None) -> list[int]:
         """Tokens of these streams together, by rank of the sequence axis."""
@@ -104,9 +105,7 @@ class TokenLayout:
         if len(running) == 1:
             whole = gather(local_BLD, TOKEN_DIM, running[0], self.axis)
         else:
-            shares = local_BLD.split(
-                [shard_sizes(length, self.axis.degree)[self.axis.index] for length in running], TOKEN_DIM
-            )
+            shares = local_BLD.split([self.axis.own_size(length) for length in running], TOKEN_DIM)
             pieces = zip(shares, running, strict=True)
             whole = torch.cat([gather(share, TOKEN_DIM, length, self.axis) for share, length in pieces], TOKEN_DIM)
         if len(running) == self.patches:
@@ -133,7 +132,7 @@ class TokenLayout:
         for rank in ranks:
             for stream in streams:
                 for index in running:
-                    sizes = shard_sizes(self.segments[stream][index], self.axis.degree)
+                    sizes = self.axis.sizes(self.segments[stream][index])
                     start = starts[stream] + sum(self.segments[stream][:index]) + sum(sizes[:rank])
                     pieces.append(torch.arange(start, start + sizes[rank], device=device))
         self.forward.orders[key] = torch.cat(pieces)
@@ -148,7 +147,7 @@ class TokenLayout:
         for rank in ranks:
             for stream in streams:
                 for index, length in enumerate(self.segments[stream]):
-                    share = shard_sizes(length, self.axis.degree)[rank]
+                    share = self.axis.sizes(length)[rank]
                     if index in self.running:
                         places.append((start, share))
                     start += share

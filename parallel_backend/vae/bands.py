@@ -13,13 +13,12 @@ import torch.distributed as dist
 
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
-from ..groups.mesh_layout import shard_sizes
 
 ROWS = -2
 
 
 class RowBands:
-    """How the rows of the latent lie on the ranks of an axis, by `shard_sizes`; and whether they do at the moment.
+    """How the rows of the latent lie on the ranks of an axis, by `Axis.sizes`; and whether they do at the moment.
 
     At every level of the VAE a band is this rank's latent rows times the level's scale. (Rows of an image beyond a
     multiple of the VAE's scale belong to the last rank.)
@@ -32,7 +31,7 @@ class RowBands:
     @property
     def sizes(self) -> list[int]:
         """Latent rows, by rank."""
-        return shard_sizes(self.rows, self.axis.degree)
+        return self.axis.sizes(self.rows)
 
     @property
     def local_rows(self) -> int:

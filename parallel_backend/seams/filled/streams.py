@@ -15,7 +15,6 @@ import torch
 
 from ...errors import RequestError
 from ...groups.collectives import gather
-from ...groups.mesh_layout import shard_sizes
 from ..layout import TokenLayout
 
 Names = tuple[str, ...]
@@ -70,7 +69,7 @@ class StreamLayout(TokenLayout):
         for name in streams:
             before = local
             for place, length in self.pieces((name,)):
-                sizes = shard_sizes(length, self.axis.degree)
+                sizes = self.axis.sizes(length)
                 own = sizes[self.axis.index]
                 yield Run(start + place + sum(sizes[: self.axis.index]), local, own)
                 local += own
