@@ -273,8 +273,8 @@ BROKEN = [
     (
         arrows_run_down,
         "parallel_backend/groups/mesh.py",
-        "from ..seams import ring",
-        "imports parallel_backend.seams.ring",
+        "from ..seams.exchange import ring",
+        "imports parallel_backend.seams.exchange.ring",
     ),
     (arrows_run_down, "parallel_backend/vae/parallel.py", "from ..transformer import ParallelTransformer", "upward"),
     (arrows_run_down, "parallel_backend/library.py", LATER + "from ..worker.settings import Settings", "of ours only"),
