@@ -57,7 +57,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "compat"),
         ("workers", "plan_words"),
         ("model",),
-        ("class_label", "parallel_plan", "remote_vae"),
+        ("class_label", "comparison", "parallel_plan", "remote_vae"),
         ("load_model", "parallel_sampler", "parallel_vae"),
         ("routes",),
         ("__init__",),
