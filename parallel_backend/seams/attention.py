@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -18,8 +17,9 @@ from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
 from .backends import Backend
+from .exchange.ring import ring_attention
+from .exchange.ulysses import UlyssesExchange
 from .layout import TokenLayout
-from .ring import ring_attention
 
 Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
 
@@ -57,6 +57,7 @@ class ParallelAttention:
     def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend) -> None:
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
+        self.exchange = UlyssesExchange(self.ulysses)
         self.layout = layout
         self.backend = backend
 
@@ -114,7 +115,8 @@ class ParallelAttention:
         parts = min(2, len(query))
         halves = zip(*(tensor.chunk(parts) for tensor in (query, key, value)), strict=True)
         arriving = [self.scatter_all(lengths, seen_lengths, *half) for half in halves]
-        leaving = [self.gather_heads(lengths, attend(part, *arrived())) for part, arrived in enumerate(arriving)]
+        attended = (attend(part, *arrived()) for part, arrived in enumerate(arriving))
+        leaving = [self.exchange.gather_heads(lengths, out) for out in attended]
         return torch.cat([arrived() for arrived in leaving])
 
     def scatter_all(
@@ -127,8 +129,9 @@ class ParallelAttention:
     ) -> Callable[[], tuple[torch.Tensor, ...]]:
         """`scatter_heads` of queries, keys and values; keys may be of other tokens, and travel by themselves then."""
         if lengths == seen_lengths:
-            return self.scatter_heads(lengths, q_BHLD, k_BHLD, v_BHLD)
-        queries, seen = self.scatter_heads(lengths, q_BHLD), self.scatter_heads(seen_lengths, k_BHLD, v_BHLD)
+            return self.exchange.scatter_heads(lengths, q_BHLD, k_BHLD, v_BHLD)
+        queries = self.exchange.scatter_heads(lengths, q_BHLD)
+        seen = self.exchange.scatter_heads(seen_lengths, k_BHLD, v_BHLD)
         return lambda: (*queries(), *seen())
 
     def group_lengths(self, streams: tuple[str, ...], ranks: range) -> list[int]:
@@ -164,45 +167,6 @@ class ParallelAttention:
         if mask.ndim > 2 and mask.shape[-3] == heads and heads > 1:
             mask = mask.chunk(self.ulysses.degree, -3)[self.ulysses.index]
         return mask
-
-    def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """Local tokens with all heads to the Ulysses group's tokens with a share of the heads: one all-to-all.
-
-        Returns once it is under way; what it returns waits for it. The buffer runs token-first, so that what arrives
-        already lies in rank order and nothing is unpacked.
-        """
-        degree = self.ulysses.degree
-        batch, heads, local_tokens, head_dim = tensors_BHLD[0].shape
-        send = tensors_BHLD[0].new_empty(degree, local_tokens, len(tensors_BHLD), batch, heads // degree, head_dim)
-        for index, tensor in enumerate(tensors_BHLD):
-            send[:, :, index] = tensor.unflatten(1, (degree, -1)).permute(1, 3, 0, 2, 4)
-        arrive = self.exchange(send.flatten(0, 1), [local_tokens] * degree, lengths)
-        return lambda: tuple(arrive().permute(1, 2, 3, 0, 4))
-
-    def gather_heads(self, lengths: list[int], out_BhRD: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The inverse of `scatter_heads` for one tensor."""
-        degree = self.ulysses.degree
-        local_tokens = lengths[self.ulysses.index]
-        arrive = self.exchange(out_BhRD.permute(2, 0, 1, 3).contiguous(), lengths, [local_tokens] * degree)
-
-        def local() -> torch.Tensor:
-            out_BLUhD = arrive().unflatten(0, (degree, local_tokens)).permute(2, 1, 0, 3, 4)
-            return out_BLUhD.flatten(2, 3).transpose(1, 2)
-
-        return local
-
-    def exchange(self, send: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], torch.Tensor]:
-        """An all-to-all of rows, under way; so many `to` each rank of the Ulysses group, and so many `of` each."""
-        received = send.new_empty(sum(of), *send.shape[1:])
-        work = dist.all_to_all_single(received, send, of, to, group=self.ulysses.group, async_op=True)
-
-        def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
-            with self.ulysses.timeline.communication("all_to_all"):
-                if work is not None:  # none only where a rank is outside of the group
-                    work.wait()
-            return received
-
-        return arrive
 
 
 class AttentionSeam(TorchFunctionMode):

@@ -66,7 +66,7 @@ def held(plan: ParallelPlan) -> dict:
     heads_BHLD = torch.arange(first, end).view(1, -1, 1, 1).expand(1, -1, len(tokens), 1)
     if plan.ulysses > 1:
         attention = ParallelAttention(mesh, layout, NATIVE)
-        (heads_BHLD,) = attention.scatter_heads([len(tokens)] * plan.ulysses, heads_BHLD)()
+        (heads_BHLD,) = attention.exchange.scatter_heads([len(tokens)] * plan.ulysses, heads_BHLD)()
     result = {
         "places": {name: axis.index for name, axis in mesh.axes.items()},
         "blocks": list(range(stage.first, stage.first + len(stage.blocks))),

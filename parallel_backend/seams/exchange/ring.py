@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ..compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
-from ..device import CPU, tells_lse
-from ..groups.mesh import Axis
+from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
+from ...device import CPU, tells_lse
+from ...groups.mesh import Axis
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
 QUERIES = 1024  # whose scores are in memory at a time, where no kernel computes attention
