@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -73,16 +74,21 @@ def set_rate(namespace: str, rate: float) -> None:
     dist.barrier()
 
 
-def timed(step: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds of a step that all ranks run at once: of the slowest rank, and the mean over the ranks."""
+def timed(step: Callable[[], Any]) -> list[float]:
+    """Seconds of a step that all ranks run at once, by rank."""
     dist.barrier()
     started = time.perf_counter()
     step()
-    seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
-    slowest = seconds.clone()
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    dist.all_reduce(seconds)
-    return slowest.item(), seconds.item() / dist.get_world_size()
+    own = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
+    seconds = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(seconds, own)
+    return [each.item() for each in seconds]
+
+
+def say(what: str) -> None:
+    """Progress, by rank 0."""
+    if dist.get_rank() == 0:
+        print(f"  {what}", file=sys.stderr, flush=True)
 
 
 class Delivered:

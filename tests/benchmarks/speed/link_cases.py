@@ -16,13 +16,25 @@ TEXT_WIDTH = 256
 
 @dataclass(frozen=True)
 class Case:
-    """A model with 1/shrink of a real one's width and tokens. latents: their shape, with the batch that a step has."""
+    """A model with 1/shrink of a real one's width and tokens. build: with so many blocks, or three times as many of
+    Flux. latents: their shape, with the batch that a step has."""
 
-    build: Callable[[], torch.nn.Module]
+    build: Callable[[int], torch.nn.Module]
+    depth: int
     shrink: float
     latents: tuple[int, ...]
     conditions: Callable[[int], Conditions]
     sigma: float = 500.0  # the timestep, in the model's units
+
+    def model(self) -> torch.nn.Module:
+        """With seeded weights."""
+        torch.manual_seed(0)
+        return self.build(self.depth).eval()
+
+    def request(self) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
+        """Latents, timestep and conditions, seeded."""
+        torch.manual_seed(1)
+        return torch.randn(self.latents), torch.full(self.latents[:1], self.sigma), self.conditions(self.latents[0])
 
     @property
     def guided(self) -> bool:
@@ -47,30 +59,30 @@ def text_of(tokens: int) -> Callable[[int], Conditions]:
     return lambda batch: {"encoder_hidden_states": torch.randn(batch, tokens, TEXT_WIDTH)}
 
 
-def flux() -> torch.nn.Module:
+def flux(depth: int) -> torch.nn.Module:
     return diffusers.FluxTransformer2DModel(
-        in_channels=16, num_layers=2, num_single_layers=4, num_attention_heads=8, attention_head_dim=64,
+        in_channels=16, num_layers=depth, num_single_layers=2 * depth, num_attention_heads=8, attention_head_dim=64,
         joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=64, axes_dims_rope=(16, 24, 24),
     )  # fmt: skip
 
 
-def wan() -> torch.nn.Module:
+def wan(depth: int) -> torch.nn.Module:
     return diffusers.WanTransformer3DModel(
-        num_layers=4, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4, text_dim=TEXT_WIDTH,
+        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4, text_dim=TEXT_WIDTH,
         freq_dim=64, ffn_dim=864,
     )  # fmt: skip
 
 
-def zimage() -> torch.nn.Module:
+def zimage(depth: int) -> torch.nn.Module:
     return diffusers.ZImageTransformer2DModel(
-        in_channels=4, dim=480, n_layers=10, n_refiner_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=TEXT_WIDTH,
+        in_channels=4, dim=480, n_layers=depth, n_refiner_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=TEXT_WIDTH,
         axes_dims=[4, 6, 6], axes_lens=[256, 64, 64],
     )  # fmt: skip
 
 
-def pixart() -> torch.nn.Module:
+def pixart(depth: int) -> torch.nn.Module:
     return diffusers.PixArtTransformer2DModel(
-        num_layers=6, num_attention_heads=8, attention_head_dim=36, cross_attention_dim=288, sample_size=64,
+        num_layers=depth, num_attention_heads=8, attention_head_dim=36, cross_attention_dim=288, sample_size=64,
         caption_channels=TEXT_WIDTH, in_channels=4, use_additional_conditions=False,
     )  # fmt: skip
 
@@ -86,14 +98,14 @@ def pixart_conditions(batch: int) -> Conditions:
 CASES = {
     # 1024², 19 + 38 blocks, 24 heads of 128 and 4608 tokens in the real one, 512 of them text.
     "Flux-shaped": Case(
-        flux, 6, (1, 4, 52, 52), lambda batch: {**text_of(92)(batch), "pooled_projections": torch.randn(batch, 64)}
+        flux, 2, 6, (1, 4, 52, 52), lambda batch: {**text_of(92)(batch), "pooled_projections": torch.randn(batch, 64)}
     ),
     # 81 frames of 832 × 480, 40 blocks, 40 heads of 128 and 32760 tokens in the real one.
-    "Wan-shaped": Case(wan, 16, (1, 4, 8, 32, 32), text_of(32)),
+    "Wan-shaped": Case(wan, 4, 16, (1, 4, 8, 32, 32), text_of(32)),
     # 1024², 30 blocks beside 2 of each refiner, 30 heads of 128 and 4224 tokens in the real one, 128 of them text.
-    "Z-Image-shaped": Case(zimage, 8, (1, 4, 44, 44), text_of(32), 0.5),
+    "Z-Image-shaped": Case(zimage, 10, 8, (1, 4, 44, 44), text_of(32), 0.5),
     # 1024², cond and uncond, 28 blocks, 16 heads of 72 and 4096 tokens in the real one.
-    "PixArt-shaped, guided": Case(pixart, 4, (2, 4, 64, 64), pixart_conditions),
+    "PixArt-shaped, guided": Case(pixart, 6, 4, (2, 4, 64, 64), pixart_conditions),
 }
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"

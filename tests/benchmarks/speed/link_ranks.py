@@ -19,6 +19,7 @@ from tests.benchmarks.speed.contest import (
     Meshes,
     agreed,
     nothing_sent,
+    say,
     set_rate,
     start,
     timed,
@@ -42,10 +43,7 @@ class Contender:
         if method.peer:
             enable_context_parallel(own)
         self.transformer = ParallelTransformer(own, meshes.of(ParallelPlan(**method.plan or {})))
-        torch.manual_seed(1)
-        self.latents = torch.randn(case.latents)
-        self.timestep = torch.full(case.latents[:1], case.sigma)
-        self.conditions = case.conditions(case.latents[0])
+        self.request = case.request()
 
     def exchange(self) -> AbstractContextManager:
         if not self.method.sends:
@@ -55,15 +53,14 @@ class Contender:
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
         with self.exchange():
-            return self.transformer(self.latents, self.timestep, self.conditions)
+            return self.transformer(*self.request)
 
 
 class Contest:
     """All methods on one model. refused: those that cannot run, and why."""
 
     def __init__(self, case: Case, meshes: Meshes) -> None:
-        torch.manual_seed(0)
-        model = case.build().eval()
+        model = case.model()
         self.contenders: dict[str, Contender] = {}
         self.errors: dict[str, float] = {}
         self.refused: dict[str, str] = {}
@@ -100,7 +97,7 @@ class Contest:
 
     def measure_one(self) -> float:
         """Seconds of a step on one rank, all ranks at once, each by itself; the link's rates go by it."""
-        _, seconds = timed(self.contenders[ONE.name].step)
+        seconds = statistics.mean(timed(self.contenders[ONE.name].step))
         self.speeds.append(self.flops / seconds)
         return seconds
 
@@ -124,7 +121,7 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
             set_rate(namespace, rates[profile][-1])
             others = [name for name in contest.contenders if name != ONE.name]
             for name in order.sample(others, len(others)):
-                found[name].append(timed(contest.contenders[name].step)[0])
+                found[name].append(max(timed(contest.contenders[name].step)))
     set_rate(namespace, UNLIMITED)
     return {
         "flops": statistics.median(contest.speeds),
@@ -133,11 +130,6 @@ def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[
         "errors": contest.errors,
         "refused": contest.refused,
     }
-
-
-def say(what: str) -> None:
-    if dist.get_rank() == 0:
-        print(f"  {what}", file=sys.stderr, flush=True)
 
 
 def main(namespace: str, options: str, file: str) -> None:
