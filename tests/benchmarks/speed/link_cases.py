@@ -68,8 +68,8 @@ def flux(depth: int) -> torch.nn.Module:
 
 def wan(depth: int) -> torch.nn.Module:
     return diffusers.WanTransformer3DModel(
-        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4, text_dim=TEXT_WIDTH,
-        freq_dim=64, ffn_dim=864,
+        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4, ffn_dim=864,
+        text_dim=TEXT_WIDTH, freq_dim=64,
     )  # fmt: skip
 
 
