@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from typing import Any
 
 from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
@@ -15,8 +16,10 @@ ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 EXCHANGE = ("auto", "heads", "hidden")
 HIDDEN = EXCHANGE[2]
-CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "exchange": EXCHANGE}
+MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
+CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "exchange": EXCHANGE, "exchange_dtype": EXCHANGE_DTYPES}
 FROM_ZERO = ("patches", "weight_blocks")
+UNEVEN = Fraction(5, 4)  # of an even share of the heads, what an automatic plan gives a rank at most
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class ParallelPlan:
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
     exchange: what travels under ulysses: queries, keys and values, by heads; or the hidden states of which each rank
     makes those of its own heads. auto: what is fewer bytes.
+    exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
+    fp8, float8 e4m3 with a scale for each token's head, which is lossy.
     """
 
     dp: int = 1
@@ -52,6 +57,7 @@ class ParallelPlan:
     weights: str = AUTO
     weight_blocks: int = 0
     exchange: str = AUTO
+    exchange_dtype: str = MODEL
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
@@ -80,10 +86,10 @@ class ParallelPlan:
 
     @classmethod
     def auto(cls, devices: int, heads: int, guided: bool) -> ParallelPlan:
-        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as heads divide,
-        and what is left to ring. guided: whether there is classifier-free guidance to split."""
+        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as there are heads
+        (see `ulysses_of`), and what is left to ring. guided: whether there is classifier-free guidance to split."""
         cfg = 2 if guided and devices >= 2 and devices % 2 == 0 else 1
-        ulysses = math.gcd(devices // cfg, heads)
+        ulysses = ulysses_of(devices // cfg, heads)
         return cls(cfg=cfg, ulysses=ulysses, ring=devices // cfg // ulysses)
 
     def degrees(self) -> dict[str, int]:
@@ -112,14 +118,15 @@ class ParallelPlan:
     def may_gather_hidden(self) -> bool:
         """Whether hidden states may travel in place of queries, keys and values."""
         whole = self.ring == self.tp == self.patch_count == 1  # all tokens, in a rank's heads of unshared weights
-        return self.exchange != EXCHANGE[1] and self.ulysses > 1 and whole
+        return self.exchange != EXCHANGE[1] and self.ulysses > 1 and whole and self.exchange_dtype == MODEL
 
     def check_exchange(self, projects: bool) -> None:
         """Raises PlanError if hidden states are to travel and cannot. projects: whether the model's spec says how its
         attention makes queries, keys and values of them."""
         if self.exchange != HIDDEN:
             return
-        names = ("exchange", *(name for name in ("ring", "tp", "pipefusion", "patches") if getattr(self, name) > 1))
+        names = ["exchange", *(name for name in ("ring", "tp", "pipefusion", "patches") if getattr(self, name) > 1)]
+        names += ["exchange_dtype"] if self.exchange_dtype != MODEL else []
         if self.ulysses == 1:
             raise PlanError(
                 f"exchange={HIDDEN} is a way to exchange over ulysses, which is 1.",
@@ -130,8 +137,8 @@ class ParallelPlan:
         if not self.may_gather_hidden:
             raise PlanError(
                 f"exchange={HIDDEN} has each rank attend to all tokens in heads of its own, which ring, tp and "
-                "PipeFusion's patches do not allow.",
-                "Use exchange=auto, or ring=1, tp=1 and patches=1.",
+                "PipeFusion's patches do not allow, and in numbers of the model's own, which exchange_dtype is not.",
+                "Use exchange=auto, or ring=1, tp=1, patches=1 and exchange_dtype=model.",
                 *names,
             )
         if not projects:
@@ -183,14 +190,13 @@ class ParallelPlan:
             raise PlanError(
                 f"tp={self.tp} does not divide the model's {heads} heads.", f"Use {nearest}, or ring={self.tp}.", "tp"
             )
-        if heads // self.tp % self.ulysses:
-            nearest = nearest_divisors(heads // self.tp, self.ulysses)
+        if self.ulysses > heads // self.tp:
             of_heads = (
                 f"the {heads // self.tp} heads of a tp={self.tp} rank" if self.tp > 1 else f"the model's {heads} heads"
             )
             raise PlanError(
-                f"ulysses={self.ulysses} does not divide {of_heads}.",
-                f"Use {nearest}, or ring={self.ulysses}.",
+                f"ulysses={self.ulysses} is more than {of_heads}.",
+                f"Use {heads // self.tp} or less, or ring={self.ulysses}.",
                 *(("ulysses", "tp") if self.tp > 1 else ("ulysses",)),
             )
 
@@ -261,8 +267,17 @@ class ParallelPlan:
             blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
             parts.append(f"{self.weights} weights{blocks}")
         if self.exchange != AUTO:
-            parts.append(f"{self.exchange} exchanged")
+            parts.append(f"exchange of {self.exchange}")
+        if self.exchange_dtype != MODEL:
+            parts.append(f"{self.exchange_dtype} exchange")
         return " × ".join(parts) or "one rank"
+
+
+def ulysses_of(ranks: int, heads: int) -> int:
+    """How many of these ranks go to Ulysses in an automatic plan, the others going to ring: as many as have heads, and
+    the fullest not too many."""
+    degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
+    return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)
 
 
 def nearest_divisors(number: int, degree: int) -> str:

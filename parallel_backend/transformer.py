@@ -22,6 +22,7 @@ from .plan import ParallelPlan
 from .seams.attention import Attend, ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
+from .seams.exchange.heads import with_unrepeated
 from .seams.exchange.hidden import HiddenExchange, OwnHeads, own_heads
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
@@ -141,6 +142,8 @@ class ParallelTransformer:
                     if getattr(block, name, None) is not None:
                         module = block.get_submodule(name)
                         attend: Attend = partial(attention, module, streams)
+                        if spec.kv_heads:
+                            attend = partial(with_unrepeated, attend, spec.kv_heads(model.config))
                         if module in by_module:
                             by_module[module].install(hooks)
                             attend = partial(by_module[module].attend, attend)

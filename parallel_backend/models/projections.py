@@ -28,7 +28,7 @@ class Projections:
     outputs: Mapping[str, str] = field(default_factory=dict)
     # The module's attributes that say how many heads there are, and how many of keys and values.
     heads: tuple[str, ...] = ()
-    key_heads: tuple[str, ...] = ()
+    kv_heads: tuple[str, ...] = ()
     # Those that say how wide all heads are together.
     widths: tuple[str, ...] = ()
     # Per-token arguments of the block that are for its attention alone.

@@ -13,7 +13,7 @@ def projections(streams: str) -> dict[str, Projections]:
             {"x": streams},
             outputs={"out": streams},
             heads=("n_local_heads",),
-            key_heads=("n_local_kv_heads",),
+            kv_heads=("n_local_kv_heads",),
             sides=("freqs_cis",),
         )
     }
@@ -26,6 +26,7 @@ REFINER = BlockList(
     returns="img",
     attention={"attention": "img"},
     projections=projections("img"),
+    kv_heads={"attention": "n_local_kv_heads"},
     sides={"freqs_cis": (1, "img")},
     ranges={"timestep_zero_index": "img"},
     whole=("x_mask", "adaln_input"),
@@ -36,6 +37,7 @@ LAYERS = BlockList(
     returns="txt+img",
     attention={"attention": "txt+img"},
     projections=projections("txt+img"),
+    kv_heads={"attention": "n_local_kv_heads"},
     sides={"freqs_cis": (1, "txt+img")},
     ranges={"timestep_zero_index": "txt+img"},
     whole=("x_mask", "adaln_input"),

@@ -98,20 +98,20 @@ class OwnHeads:
         self.exchange = exchange
         self.running = False
         self.signature = inspect.signature(module.forward)
-        self.key_heads = getattr(module, spec.key_heads[0]) if spec.key_heads else exchange.heads
-        group, dim = exchange.heads // self.key_heads, exchange.head_dim
-        own = exchange.axis.own(self.key_heads)
-        self.own_heads, self.own_key_heads = (own.stop - own.start) * group, own.stop - own.start
+        self.kv_heads = getattr(module, spec.kv_heads[0]) if spec.kv_heads else exchange.heads
+        group, dim = exchange.heads // self.kv_heads, exchange.head_dim
+        own = exchange.axis.own(self.kv_heads)
+        self.own_heads, self.own_kv_heads = (own.stop - own.start) * group, own.stop - own.start
         self.query_rows = (own.start * group * dim, own.stop * group * dim)
         self.key_rows = (own.start * dim, own.stop * dim)
-        self.widths = [size * group * dim for size in exchange.axis.sizes(self.key_heads)]
+        self.widths = [size * group * dim for size in exchange.axis.sizes(self.kv_heads)]
         self.layers, self.outputs = (present(module, paths) for paths in (spec.rows, spec.outputs))
 
     def why_not(self, dtypes: Callable[[torch.Tensor], torch.dtype]) -> str:
         """Why it cannot be; empty if it can. dtypes: of a weight, once it is computed with."""
         exchange = self.exchange
-        if self.key_heads < exchange.axis.degree or exchange.heads % self.key_heads:
-            return f"{self.key_heads} heads of keys and values are too few for {exchange.axis.degree} ranks"
+        if self.kv_heads < exchange.axis.degree or exchange.heads % self.kv_heads:
+            return f"{self.kv_heads} heads of keys and values are too few for {exchange.axis.degree} ranks"
         for path, layer in self.layers.items():
             weight = layer.weight
             if hasattr(weight, "__tensor_flatten__") or dtypes(weight) not in PLAIN:  # several tensors, or too narrow
@@ -123,15 +123,15 @@ class OwnHeads:
 
     def rows_of(self, kind: str) -> int:
         """So many rows of a layer have all queries, or all keys or values."""
-        return (self.exchange.heads if kind == QUERY else self.key_heads) * self.exchange.head_dim
+        return (self.exchange.heads if kind == QUERY else self.kv_heads) * self.exchange.head_dim
 
     @property
     def pays(self) -> bool:
         """Whether it sends fewer bytes than queries, keys, values and the result do."""
         degree, dim = self.exchange.axis.degree, self.exchange.head_dim
         width = next(iter(self.layers.values())).weight.shape[1]
-        heads, key_heads = self.exchange.heads, self.key_heads
-        return width * degree + heads * dim < 2 * (heads + key_heads) * dim
+        heads, kv_heads = self.exchange.heads, self.kv_heads
+        return width * degree + heads * dim < 2 * (heads + kv_heads) * dim
 
     def install(self, hooks: Hooks) -> None:
         hooks.before(self.module, self.enter, with_kwargs=True)
@@ -148,7 +148,7 @@ class OwnHeads:
         self.running = not self.exchange.paused
         if not self.running:
             return None
-        self.count_heads(self.own_heads, self.own_key_heads)
+        self.count_heads(self.own_heads, self.own_kv_heads)
         given = Arguments(self.signature, args, kwargs)
         names = [name for name in self.spec.tokens if given.values.get(name) is not None]
         apart = len(names) == len(self.spec.tokens)
@@ -165,14 +165,14 @@ class OwnHeads:
         running, self.running = self.running, False
         if not running:
             return output
-        self.count_heads(self.exchange.heads, self.key_heads)
+        self.count_heads(self.exchange.heads, self.kv_heads)
         if output is None or self.outputs or self.spec.inputs:
             return output
         return self.exchange.give_back(output, self.streams, self.widths)
 
-    def count_heads(self, heads: int, key_heads: int) -> None:
+    def count_heads(self, heads: int, kv_heads: int) -> None:
         spec, width = self.spec, heads * self.exchange.head_dim
-        for names, count in ((spec.heads, heads), (spec.key_heads, key_heads), (spec.widths, width)):
+        for names, count in ((spec.heads, heads), (spec.kv_heads, kv_heads), (spec.widths, width)):
             for name in names:
                 setattr(self.module, name, count)
 

@@ -87,11 +87,12 @@ def peak_bytes(model: Model, size: str, plan: ParallelPlan) -> float:
 def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[str, float]]:
     """What a rank has to send at most, by kind of exchange and what it is for.
 
-    ulysses: 4 A (N - 1) / N² a block, or where hidden states travel, A (N - 1) / N and A (N - 1) / N²; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
-    stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
-    round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
-    tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions, whole ones for
-    every patch; of a forward by itself, rank 0 collects them; with stages, the first stage gets the latents.
+    ulysses: 4 A (N - 1) / N² a block, or where hidden states travel, A (N - 1) / N and A (N - 1) / N²; ring: 2 A (N -
+    1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave; stage: A once a step, where the papers count 2 A,
+    what comes and what goes. Under PipeFusion, all keys and values go round the ring for every patch, the stale ones
+    too. The rest the papers leave out: after the last block the image's tokens come together, as narrow as the head
+    makes them, and cfg's groups exchange predictions, whole ones for every patch; of a forward by itself, rank 0
+    collects them; with stages, the first stage gets the latents.
     """
     ulysses, ring, tp, stages = plan.ulysses, plan.ring, plan.tp, plan.pipefusion
     tokens, samples = plan.token_ways, stages > 1
