@@ -267,7 +267,7 @@ class ParallelPlan:
             blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
             parts.append(f"{self.weights} weights{blocks}")
         if self.exchange != AUTO:
-            parts.append(f"exchange of {self.exchange}")
+            parts.append(f"{self.exchange} exchange")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         return " × ".join(parts) or "one rank"
