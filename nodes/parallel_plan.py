@@ -11,10 +11,10 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BY_NAME
+from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
-from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import ATTENTION, EXCHANGE, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine

@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ...axes import BATCH_AXES
-from ...plan import ParallelPlan, ulysses_of
-from .checks import changes_of, sizes_of
-from .spec import HostSpec, host_spec
+from ..axes import BATCH_AXES
+from ..models.comfyui.checks import changes_of, sizes_of
+from ..models.comfyui.spec import HostSpec, host_spec
+from ..plan import ParallelPlan, ulysses_of
 
 IDLE_REQUESTS = 2
 
