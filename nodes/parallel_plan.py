@@ -16,7 +16,7 @@ from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import ATTENTION, EXCHANGE, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
@@ -80,16 +80,7 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
-                io.Combo.Input(
-                    "exchange_dtype",
-                    options=list(EXCHANGE_DTYPES),
-                    default=MODEL,
-                    optional=True,
-                    advanced=True,
-                    tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
-                    "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
-                    "Used in manual mode.",
-                ),
+                *exchange_inputs(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -121,6 +112,32 @@ def weight_inputs() -> list[io.Input]:
             advanced=True,
             tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
             "more memory, and less time. Used in manual mode, with weights shared or host.",
+        ),
+    ]
+
+
+def exchange_inputs() -> list[io.Input]:
+    """What ranks send one another under ulysses and ring, and in which numbers."""
+    return [
+        io.Combo.Input(
+            "exchange",
+            options=list(EXCHANGE),
+            default=AUTO,
+            optional=True,
+            advanced=True,
+            tooltip="What ranks send one another under ulysses. heads: queries, keys and values. hidden: what these "
+            "are made of, three quarters of the bytes at 2 ranks, for some models. auto: what is less. The image is "
+            "the same. Used in manual mode.",
+        ),
+        io.Combo.Input(
+            "exchange_dtype",
+            options=list(EXCHANGE_DTYPES),
+            default=MODEL,
+            optional=True,
+            advanced=True,
+            tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
+            "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
+            "Used in manual mode.",
         ),
     ]
 

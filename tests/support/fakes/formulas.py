@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import HIDDEN, ParallelPlan
 from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND
 
@@ -33,6 +33,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 8, "ulysses": 8},
         {"pipefusion": 4, "ring": 2, "ulysses": 8},
         {"ulysses": 2, "weights": "shared"},
+        {"ulysses": 2, "exchange": "heads"},
+        {"ulysses": 3, "exchange": "hidden"},
         {"ring": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 17},
     ],
     "wan-14b": [
@@ -59,6 +61,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 4, "ulysses": 8, "patches": 1},
         {"cfg": 2, "weights": "shared"},
+        {"cfg": 2, "ulysses": 2},
         {"cfg": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 20},
     ],
 }
@@ -84,19 +87,22 @@ def peak_bytes(model: Model, size: str, plan: ParallelPlan) -> float:
 def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[str, float]]:
     """What a rank has to send at most, by kind of exchange and what it is for.
 
-    ulysses: 4 A (N - 1) / N² a block; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
-    stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
-    round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
-    tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions, whole ones for
-    every patch; of a forward by itself, rank 0 collects them; with stages, the first stage gets the latents.
+    ulysses: 4 A (N - 1) / N² a block, or where hidden states travel, A (N - 1) / N and A (N - 1) / N²; ring: 2 A (N -
+    1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave; stage: A once a step, where the papers count 2 A,
+    what comes and what goes. Under PipeFusion, all keys and values go round the ring for every patch, the stale ones
+    too. The rest the papers leave out: after the last block the image's tokens come together, as narrow as the head
+    makes them, and cfg's groups exchange predictions, whole ones for every patch; of a forward by itself, rank 0
+    collects them; with stages, the first stage gets the latents.
     """
     ulysses, ring, tp, stages = plan.ulysses, plan.ring, plan.tp, plan.pipefusion
     tokens, samples = plan.token_ways, stages > 1
     whole, blocks = activation_bytes(model, size, plan), math.ceil(model.blocks / stages)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
+    hidden = model.by_head and plan.may_gather_hidden and (ulysses == 2 or plan.exchange == HIDDEN)
+    exchanged = whole / (ring * tp) * (ulysses - 1) / ulysses**2 * blocks
     return {
-        ALL_TO_ALL: {"ulysses": 4 * whole / (ring * tp) * (ulysses - 1) / ulysses**2 * blocks},
+        ALL_TO_ALL: {"ulysses": exchanged if hidden else 4 * exchanged},
         SEND: {
             "ring": 2 * whole / (ulysses * tp) * (ring - 1) / ring * blocks * plan.patch_count,
             "stage": whole / tokens if samples else 0,
@@ -105,6 +111,7 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
         },
         ALL_REDUCE: {"tp": 4 * whole / tokens * (tp - 1) / tp * blocks},
         ALL_GATHER: {
+            "ulysses": ulysses * exchanged if hidden else 0,
             "tokens": prediction * (tokens - 1) / tokens,
             "predictions": prediction * (plan.cfg - 1) * plan.patch_count if samples else 0,
         },
