@@ -10,16 +10,17 @@ import comfy.cli_args
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.axes import BY_NAME
+from ..parallel_backend.axes import BATCH_AXES, BY_NAME
 from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import ATTENTION, EXCHANGE, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
+from .costs.plans import ModelCosts
+from .plan_words import Devices, Remark, devices_of_auto, left_out, one_faster, remark, why_by_call, why_one_rank
 from .workers.group import device_count, device_type, like_cards, most_ranks, settings
 
 AUTO = "auto"
@@ -80,16 +81,7 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
-                io.Combo.Input(
-                    "exchange_dtype",
-                    options=list(EXCHANGE_DTYPES),
-                    default=MODEL,
-                    optional=True,
-                    advanced=True,
-                    tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
-                    "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
-                    "Used in manual mode.",
-                ),
+                *exchange_inputs(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -121,6 +113,32 @@ def weight_inputs() -> list[io.Input]:
             advanced=True,
             tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
             "more memory, and less time. Used in manual mode, with weights shared or host.",
+        ),
+    ]
+
+
+def exchange_inputs() -> list[io.Input]:
+    """What ranks send one another under ulysses and ring, and in which numbers."""
+    return [
+        io.Combo.Input(
+            "exchange",
+            options=list(EXCHANGE),
+            default=AUTO,
+            optional=True,
+            advanced=True,
+            tooltip="What ranks send one another under ulysses. heads: queries, keys and values. hidden: what these "
+            "are made of, three quarters of the bytes at 2 ranks, for some models. auto: what is less. The image is "
+            "the same. Used in manual mode.",
+        ),
+        io.Combo.Input(
+            "exchange_dtype",
+            options=list(EXCHANGE_DTYPES),
+            default=MODEL,
+            optional=True,
+            advanced=True,
+            tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
+            "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
+            "Used in manual mode.",
         ),
     ]
 
@@ -162,15 +180,19 @@ def devices_of_machine() -> Devices:
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
-def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
-    """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked. Its note is why."""
+def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
+    """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked: the fastest by what a
+    forward takes, where that is known. Its note is why."""
     devices = device_count()
-    plan = auto_plan(devices, module, work)
+    found = costs.ranked(work.forward, work) if work.forward else []
+    plan = found[0].plan if found else auto_plan(devices, module, work)
     why = devices_of_auto(devices_of_machine())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
-        why += why_by_call(plan, work, heads, couples(module) or not work.rows)
+        idle = heads > 0 and plan.ways(BATCH_AXES) > work.parts
+        apart = couples(module) or not work.rows
+        why += [one_faster(found)] if idle and found else why_by_call(plan, work, heads, apart)
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
     return ResolvedPlan(plan, tuple(why))

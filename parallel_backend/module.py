@@ -24,7 +24,9 @@ from .plan import ParallelPlan
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
 from .seams.compiled import CompiledBlocks
+from .seams.exchange.hidden import HiddenExchange
 from .seams.filled.boundary import install_filled_boundary
+from .seams.filled.hidden import FilledHidden
 from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot
@@ -60,6 +62,7 @@ class ParallelModule:
         """dtype: what the model computes in. dtypes: by name, of parameters whose values are of another yet."""
         self.model = model
         self.dtype = dtype
+        self.dtypes = dtypes or {}
         self.hooks = Hooks()
         self.spec = host_spec(type(model))
         self.sizes = sizes_of_host(model, dtypes)
@@ -77,9 +80,11 @@ class ParallelModule:
         self.mesh = mesh
         self.slot = ForwardSlot(plan.patch_count)
         self.link: StageLink | None = None
+        self.hidden: FilledHidden | None = None
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count == 1 or spec is None:
             return
-        backend = choose_backend(plan.attention, mesh.device, self.dtype, sizes_of(model, spec).head_dim, plan.ring)
+        sizes = sizes_of(model, spec)
+        backend = choose_backend(plan.attention, mesh.device, self.dtype, sizes.head_dim, plan.ring)
         layout = StreamLayout(spec.patches[0] if spec.patches else "", mesh["sequence"], self.slot)
         ends = None
         if plan.pipefusion > 1:
@@ -88,7 +93,10 @@ class ParallelModule:
             self.link = StageLink(mesh, self.slot)
             ends = StageEnds(layout, stage, self.link)
         attention = ParallelAttention(mesh, layout, backend)
-        install_filled_boundary(model, spec, layout, attention, self.hooks, ends)
+        computed_in = {held: self.dtypes[name] for name, held in model.named_parameters() if name in self.dtypes}
+        self.hidden = FilledHidden(plan, HiddenExchange(mesh["ulysses"], layout, backend, *sizes), {**computed_in})
+        self.hidden.compile(bool(self.blocks.settings))
+        install_filled_boundary(model, spec, layout, attention, self.hooks, ends, self.hidden)
 
     def replan(self, mesh: Mesh) -> None:
         """Puts another plan on the weights that are there, for which the stages stay. Runs no collectives. Raises
@@ -115,6 +123,8 @@ class ParallelModule:
         if settings != self.blocks.settings:
             paths = [blocks.path for blocks in self.spec.blocks] if self.spec else []
             blocks = [block for path in paths for block in modules_at(self.model, path)] or [self.model]
+            if self.hidden:
+                self.hidden.compile(bool(settings))
             self.blocks = CompiledBlocks(blocks, settings)
             if settings:
                 logging.info("%d blocks run through torch.compile (%s)", len(blocks), settings.get("backend"))
