@@ -16,7 +16,7 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
 from ...parallel_backend.axes import BATCH_AXES
-from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
+from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models.comfyui.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes

@@ -39,6 +39,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("groups",),
         ("models",),
         ("weights",),
+        ("costs",),
         ("seams",),
         ("transformer", "module", "vae", "placing"),
         ("sampling", "library"),
