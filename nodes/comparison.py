@@ -20,6 +20,7 @@ import torch
 
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.plan import MODEL, ParallelPlan
+from ..parallel_backend.sampling.caches import NONE
 from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
 from .model.loop_mode import Remote
@@ -97,22 +98,23 @@ def compared(
     exact one, see `pictures`."""
     clock, exact_clock = StepClock(), StepClock()
     latents = sample(call, clock)
+    skipped = f"{clock.text} " if clock.text else ""
     plan = exact_plan(remote, call.steps)
-    if plan == remote.plan:
+    if plan == remote.plan and call.cache == NONE:
         return latents, "Nothing to compare: this setting is exact.", None
     key, known = key_of(remote, call, latents.shape), Comparisons()
     if found := known.get(key):
-        return latents, f"{found.text} (Found on an earlier prompt.)", None
-    words = str(remote.plan)
+        return latents, f"{skipped}{found.text} (Found on an earlier prompt.)", None
+    words = str(remote.plan) if call.cache == NONE else f"{remote.plan}, {call.cache} cache"
     try:
         with under(remote, plan):
-            exact = sample(call, exact_clock)
+            exact = sample(replace(call, cache=NONE), exact_clock)
     except (RequestRefused, PlanError) as error:
-        return latents, f"The exact run under {plan} was refused: {error}", None
+        return latents, f"{skipped}The exact run under {plan} was refused: {error}", None
     error = relative_error(latents, exact)
     comparison = Comparison(error, words, str(plan), clock.seconds, exact_clock.seconds)
     known.put(key, comparison)
-    return latents, comparison.text, pictures([latents, exact], patcher, vae)
+    return latents, f"{skipped}{comparison.text}", pictures([latents, exact], patcher, vae)
 
 
 def key_of(remote: Remote, call: SamplerCall, shape: torch.Size) -> str:
@@ -145,10 +147,15 @@ def under(remote: Remote, plan: ParallelPlan) -> Iterator[None]:
 
 
 class StepClock:
-    """What a sampler's step takes."""
+    """What a sampler's step takes, and what a cache skipped of the steps."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
+        self.text = ""  # of what was skipped
+
+    def skip(self, skipped: int, forwards: int) -> None:
+        """So many of the forwards went without their blocks."""
+        self.text = f"Cache: {skipped} of {forwards} forwards skipped, {skipped / forwards:.0%}."
 
     def before(self, callback: Callback) -> Callback:
         """The callback, told after this clock."""

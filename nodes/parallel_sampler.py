@@ -16,6 +16,7 @@ import torch
 from comfy_api.latest import io, ui
 from server import PromptServer
 
+from ..parallel_backend.sampling.caches import CACHES, NONE, CacheSettings
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
 from .comparison import NEVER, ONCE, StepClock, compared
@@ -24,6 +25,42 @@ from .model.own_schedule import own_schedule
 from .model.remote_module import RemoteModule
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
+CACHE = CacheSettings()  # what a call without a word on it has
+
+
+def cache_inputs() -> list[io.Input]:
+    """What the node asks about a step cache."""
+    return [
+        io.Combo.Input(
+            "cache",
+            options=list(CACHES),
+            default=NONE,
+            optional=True,
+            tooltip="Skips the model's blocks in some of the steps: faster, and not quite the same image. first "
+            "block: where the first block's work has hardly changed. taylorseer: by a schedule, and predicts "
+            "the result. The node shows how much was skipped. Not under pipefusion.",
+        ),
+        io.Float.Input(
+            "cache_threshold",
+            default=CACHE.threshold,
+            min=0.0,
+            max=10.0,
+            step=0.01,
+            round=0.001,
+            optional=True,
+            advanced=True,
+            tooltip="Of cache=first block: up to which relative change blocks are skipped. 0 skips nothing.",
+        ),
+        io.Int.Input(
+            "cache_interval",
+            default=CACHE.interval,
+            min=1,
+            max=100,
+            optional=True,
+            advanced=True,
+            tooltip="Of cache=taylorseer: after the first three, one step of so many is computed.",
+        ),
+    ]
 
 
 class ParallelSampler(io.ComfyNode):
@@ -76,6 +113,7 @@ class ParallelSampler(io.ComfyNode):
                     tooltip="Below 1, the latent's image shows through: only the last steps run.",
                 ),
                 *compare_inputs(),
+                *cache_inputs(),
             ],
             hidden=[io.Hidden.unique_id],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
@@ -95,6 +133,9 @@ class ParallelSampler(io.ComfyNode):
         denoise: float,
         compare: str = NEVER,
         vae: comfy.sd.VAE | None = None,
+        cache: str = NONE,
+        cache_threshold: float = CACHE.threshold,
+        cache_interval: int = CACHE.interval,
     ) -> io.NodeOutput:
         remote = stand_in(model.model)
         schedule, scale = own_schedule(model) if isinstance(remote, RemoteModule) else (remote.schedule, 1.0)
@@ -114,12 +155,20 @@ class ParallelSampler(io.ComfyNode):
             guidance=cfg,
             seed=seed,
             previews=latent_preview.get_previewer(model.load_device, model.model.latent_format) is not None,
+            cache=cache,
+            cache_threshold=cache_threshold,
+            cache_interval=cache_interval,
         )
         latent = {**latent_image, "samples": samples}
         sample = functools.partial(run_sampler, model, positive, negative, latent)
         if compare == NEVER:
-            return io.NodeOutput({**output, "samples": sample(call, StepClock())})
-        latents, text, shown = compared(model, remote, call, sample, vae)
+            clock, shown = StepClock(), None
+            latents = sample(call, clock)
+            text = clock.text
+        else:
+            latents, text, shown = compared(model, remote, call, sample, vae)
+        if not text:
+            return io.NodeOutput({**output, "samples": latents})
         PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
         pictures = {} if shown is None else ui.PreviewImage(shown, cls=cls).as_dict()
         return io.NodeOutput({**output, "samples": latents}, ui={**pictures, "text": (text,)})
@@ -133,7 +182,7 @@ def compare_inputs() -> list[io.Input]:
             options=[NEVER, ONCE],
             default=NEVER,
             optional=True,
-            tooltip="once: where the setting is lossy, as PipeFusion is, the first prompt runs exactly, too: "
+            tooltip="once: where the setting is lossy, by PipeFusion or a cache, the first prompt runs exactly, too: "
             "the node shows both pictures, how far they are apart, and both times. Later prompts with the same "
             "setting show what was found.",
         ),
@@ -162,7 +211,7 @@ def run_sampler(
     denoised = guider.sample(
         comfy.sample.prepare_noise(samples, call.seed, latent.get("batch_index")),
         samples,
-        LoopSampler(lambda guidance: replace(call, guidance=guidance)),
+        LoopSampler(lambda guidance: replace(call, guidance=guidance), clock.skip),
         torch.tensor([sigma_max, 0.0]),  # the schedule is diffusers'; these are for the host's conditioning alone
         denoise_mask=latent.get("noise_mask"),
         callback=clock.before(latent_preview.prepare_callback(model, call.steps)),

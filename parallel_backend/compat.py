@@ -7,7 +7,7 @@ themselves: ComfyUI's process imports what imports this, and takes neither torch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -99,3 +99,38 @@ def check_attention_backend(kernel: str) -> None:
     from diffusers.models import attention_dispatch
 
     attention_dispatch._check_attention_backend_requirements(attention_dispatch.AttentionBackendName(kernel))
+
+
+def first_block_hook(
+    states: Any,
+    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]],
+    places: tuple[int, int | None],
+    decide: Callable[[torch.Tensor, torch.Tensor | None], bool] | None = None,
+    is_tail: bool = False,
+) -> Any:
+    """A hook of diffusers' first-block cache, on a block that its registry need not know: what the block is given, by
+    diffusers' two names, and where it returns these. decide: on the first block, whether the others run, by its
+    residual and the one before; diffusers' own looks at the tokens at hand. Since diffusers 0.35."""
+    from diffusers.hooks._helpers import TransformerBlockMetadata
+    from diffusers.hooks.first_block_cache import FBCBlockHook, FBCHeadBlockHook
+
+    class Given(TransformerBlockMetadata):
+        def _get_parameter_from_args_kwargs(self, identifier: str, args: Any = (), kwargs: Any = None) -> Any:
+            return given(args, kwargs or {})[identifier]
+
+    class Head(FBCHeadBlockHook):
+        def initialize_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+            return module
+
+        def _should_compute_remaining_blocks(self, hidden_states_residual: torch.Tensor) -> bool:
+            before = self.state_manager.get_state().head_block_residual
+            return decide is None or decide(hidden_states_residual, before)
+
+    class Block(FBCBlockHook):
+        def initialize_hook(self, module: torch.nn.Module) -> torch.nn.Module:
+            return module
+
+    hook = Head(states, 0.0) if decide else Block(states, is_tail)
+    image, other = places
+    hook._metadata = Given(image, other)  # pyright: ignore[reportArgumentType] (diffusers' own are None, too)
+    return hook

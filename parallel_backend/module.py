@@ -208,7 +208,7 @@ class ParallelModule:
     def forward(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
         """This rank's rows of the batch through the model; None where it has none, or they went to the next stage."""
         if not axis.own_size(size):
-            self.fetched.serve()
+            self.fetched.serve(forward.absent)
             return None
         args = tuple(rows_of(value, size, axis) for value in args)
         kwargs = {name: value if name == ALWAYS_WHOLE else rows_of(value, size, axis) for name, value in kwargs.items()}

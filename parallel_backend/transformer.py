@@ -147,7 +147,7 @@ class ParallelTransformer:
                         if module in by_module:
                             by_module[module].install(hooks)
                             attend = partial(by_module[module].attend, attend)
-                        install_attention(module, [attend], hooks)
+                        install_attention(module, [attend], hooks, self.slot)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams
@@ -287,7 +287,7 @@ class ParallelTransformer:
         device, dtype = self.mesh.device, self.dtype
         rows = shard(latents, BATCH_DIM, axis).to(device, dtype)
         if not len(rows):
-            self.fetched.serve()
+            self.fetched.serve(forward.absent)
             return rows if self.link is None or self.link.is_last else None
         conditions = {name: self.local_condition(name, value, axis) for name, value in conditions.items()}
         inputs = self.spec.inputs(self.model.config, rows, shard(timestep_B, BATCH_DIM, axis).to(device), conditions)

@@ -59,9 +59,10 @@ OF_A_STEP = ("sigmas", "sample_sigmas")
 class LoopSampler(comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
-    def __init__(self, call: Callable[[float], SamplerCall]) -> None:
-        """call: the guidance scale to what to ask for."""
-        self.call = call
+    def __init__(self, call: Callable[[float], SamplerCall], tell: Callable[[int, int], None]) -> None:
+        """call: the guidance scale to what to ask for. tell: told at the end, where a cache was asked for, how many
+        forwards it skipped, and of how many."""
+        self.call, self.tell = call, tell
 
     def sample(
         self,
@@ -89,7 +90,8 @@ class LoopSampler(comfy.samplers.Sampler):
             tensors["original"] = latent_image
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
-        return run_loop(guider, self.call(guider.cfg), tensors, sigmas, extra_args, callback, disable_pbar)
+        call = self.call(guider.cfg)
+        return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar, self.tell)
 
 
 def run_loop(
@@ -100,6 +102,7 @@ def run_loop(
     extra_args: dict[str, Any],
     callback: Callback | None,
     disable_pbar: bool,
+    tell: Callable[[int, int], None],
 ) -> torch.Tensor:
     """Sends the call, and shows its steps as ComfyUI's samplers do."""
     remote = stand_in(guider.inner_model)
@@ -112,6 +115,8 @@ def run_loop(
         nonlocal latest
         if denoised is not None:
             latest = denoised.to(noise)
+        if "skipped" in event:
+            tell(event["skipped"], event["forwards"])
         bar.total = event["steps"]
         bar.update()
         if callback is not None:

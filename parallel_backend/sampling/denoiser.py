@@ -7,31 +7,42 @@ are yet to come. What comes out depends on the number of patches, not on the num
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..errors import RequestError
 from ..groups.collectives import gather
 from ..groups.mesh import Axis, Mesh
-from ..groups.mesh_layout import shard_sizes
+from ..models.comfyui.spec import HostSpec
+from ..models.spec import ModelSpec
 from ..seams.attention import StaleCache
-from ..seams.forward import Forward
+from ..seams.forward import Forward, ForwardSlot
 from ..seams.stages import Message, StageLink
 from ..transformer import Conditions, ParallelTransformer
+from .caches import NONE, CacheSettings
+from .regions import part_of, patch_regions, put_part
 from .schedulers import check_patchwise
 from .stepper import Stepper
+
+if TYPE_CHECKING:
+    from .step_cache import Skipped, StepCache
+
+
+ALONE = Axis(None, 1, 0)
 
 
 class Predictor(Protocol):
     """A model on a mesh, a step of which is a forward or several; see ParallelTransformer and ParallelModule."""
 
+    model: Any  # a torch.nn.Module
     mesh: Mesh
+    slot: ForwardSlot
     link: StageLink | None
 
+    @property
+    def spec(self) -> ModelSpec | HostSpec | None: ...
     def patch(self, latents: torch.Tensor, /) -> tuple[int, ...]: ...
     def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, /) -> None: ...
     def predict(
@@ -57,9 +68,11 @@ class Watch:
     """Follows a run, and may end it. This one does neither.
 
     previews: whether `stepped` wants the estimate of the clean latents; the same on every rank.
+    skipped: of a run with a step cache, what it skipped; there with the last step.
     """
 
     previews = False
+    skipped: Skipped | None = None
 
     def proceed(self, step: int) -> bool:
         """Whether this step runs; asked once for each, in order. Every rank must give the same answer."""
@@ -96,6 +109,7 @@ class Denoiser:
         guidance: float = 1.0,
         *,
         inpainting: Inpainting | None = None,
+        cache: CacheSettings | None = None,
         watch: Watch | None = None,
         to_first: bool = False,
     ) -> torch.Tensor | None:
@@ -104,6 +118,7 @@ class Denoiser:
         latents: noise at the scheduler's first timestep, (B, C, H, W) or (B, C, F, H, W).
         scheduler: a diffusers scheduler whose timesteps are set, or a Stepper of one; it is not changed.
         negative: the unconditional branch of classifier-free guidance, whose weight is `guidance`.
+        cache: what skips blocks in some of the steps.
         to_first: the result comes back to the ranks of the first stage, and is None on the last.
         Raises RequestError, on every rank alike, for input that the model cannot take, and LoopStopped.
         """
@@ -118,6 +133,7 @@ class Denoiser:
             guidance,
             timestep_scale=spec.timestep_scale,
             inpainting=inpainting,
+            cache=cache,
             watch=watch,
             to_first=to_first,
         )
@@ -132,6 +148,7 @@ def denoise(
     *,
     timestep_scale: float,
     inpainting: Inpainting | None = None,
+    cache: CacheSettings | None = None,
     watch: Watch | None = None,
     to_first: bool = False,
 ) -> torch.Tensor | None:
@@ -143,6 +160,8 @@ def denoise(
         run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
         timeline = model.mesh.timeline
         try:
+            if cache and cache.kind != NONE:
+                run.keep(cache)
             for step in range(run.steps):
                 with timeline.step(f"step {step + 1}"):
                     if not run.watch.proceed(step):
@@ -198,9 +217,16 @@ class _Run:
         self.regions: list[torch.Tensor] = []
         if len(self.patches) > 1:
             self.regions = patch_regions(latents, model.patch(latents), len(self.patches), device)
+        self.step_cache: StepCache | None = None
         self.caches = [StaleCache() if self.plan.patch_count > 1 else None for _ in self.passes]
         if self.link:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
+
+    def keep(self, settings: CacheSettings) -> None:
+        """Has a step cache skip blocks from here on. Raises RequestError."""
+        from .step_cache import StepCache  # diffusers, which other runs of ComfyUI's classes do without
+
+        self.step_cache = StepCache(self.model, settings)
 
     def messages(self) -> list[Message]:
         """What this stage gets from the one before: tokens of every forward, or the latents after every step."""
@@ -226,6 +252,9 @@ class _Run:
         axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
             forward = Forward(segments, self.caches[index], step, index)
+            if self.step_cache:
+                self.step_cache.begin(index, axis)
+                forward.absent = self.step_cache.absent
             arguments = self.arguments(step, self.passes[index])
             predictions.append(self.model.predict(*arguments, axis, forward))
         if predictions[0] is None or len(self.branches) == 1:
@@ -301,6 +330,8 @@ class _Run:
         """Tells the watch of a step once its last segment is there."""
         if denoised is not None and self.denoised is not None:
             put_part(self.denoised, self.region(segments), denoised)
+        if self.step_cache and step + 1 == self.steps:
+            self.watch.skipped = self.step_cache.skipped(self.model.mesh["cfg"] if self.splits_passes else ALONE)
         if segments[-1] == self.patches[-1]:
             self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
 
@@ -331,6 +362,8 @@ class _Run:
     def release(self) -> None:
         """Drops the request's state; the next request finds none of it."""
         self.model.forget()
+        if self.step_cache:
+            self.step_cache.remove()
 
 
 def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Pass]:
@@ -345,31 +378,3 @@ def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tupl
     if alike and all(negative[name].shape == value.shape for name, value in conditions.items()):
         return [Pass((0, 1), {name: torch.cat([value, negative[name]]) for name, value in conditions.items()})]
     return [Pass((0,), conditions), Pass((1,), negative)]
-
-
-def patch_regions(
-    latents: torch.Tensor, patch: tuple[int, ...], patches: int, device: torch.device
-) -> list[torch.Tensor]:
-    """The latent pixels of each of PipeFusion's patches, by their places in the latents' last dims as one: they are
-    ranges of tokens. patch: what becomes a token. No masks: to read by one has the host wait for the device."""
-    grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
-    tokens = math.prod(grid)
-    if patches > tokens:
-        raise RequestError(f"The image has {tokens} tokens and cannot fall into {patches} patches.", "Use fewer.")
-    owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
-    for dim, side in enumerate(patch):
-        owner = owner.repeat_interleave(side, dim)
-    return [(owner.flatten() == index).nonzero().flatten().to(device) for index in range(patches)]
-
-
-def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:
-    """The pixels of a region, (B, C, pixels); or all, as they are."""
-    return values if region is None else values.flatten(2)[..., region]
-
-
-def put_part(values: torch.Tensor, region: torch.Tensor | None, part: torch.Tensor) -> None:
-    """Puts pixels in place of those of a region. values: contiguous."""
-    if region is None:
-        values.copy_(part)
-    else:
-        values.view(*values.shape[:2], -1)[..., region] = part

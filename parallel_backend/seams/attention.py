@@ -24,6 +24,7 @@ from .exchange.formats import FORMATS
 from .exchange.heads import HeadPart, head_parts, repeated
 from .exchange.ring import ring_attention
 from .exchange.ulysses import UlyssesExchange, windows
+from .forward import ForwardSlot
 from .layout import TokenLayout
 
 Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
@@ -283,10 +284,11 @@ def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
     return attend(*args, **kwargs)
 
 
-def install_attention(module: torch.nn.Module, attends: Sequence[Attend], hooks: Hooks) -> None:
+def install_attention(module: torch.nn.Module, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot) -> None:
     """Runs the module's attention arithmetic by `attends`, see AttentionSeam; its projections and norms stay its own.
 
     A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
+    One that a step cache passes by does none.
     """
     seam = AttentionSeam(attends)
 
@@ -296,7 +298,7 @@ def install_attention(module: torch.nn.Module, attends: Sequence[Attend], hooks:
 
     def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
         seam.__exit__(None, None, None)
-        if output is not None and not seam.calls:
+        if output is not None and not seam.calls and not slot.forward.passed:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     hooks.before(module, enter)

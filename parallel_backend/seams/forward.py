@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,16 @@ class Forward:
     index: int = 0
     # Of the image, where it falls into patches.
     image_tokens: int = 0
+    # What a rank without rows of the batch does where the others come to an agreement behind their first block.
+    absent: Callable[[], None] | None = None
     # By stream, the lengths of all its segments, known once the streams reach the first block.
     segments: dict[str, list[int]] = field(default_factory=dict)
     # By name, a side input of the blocks, and this rank's share of it.
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     # By whose they are and where they lie, the places of tokens in whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    # Whether a step cache has passed by the block that was called last.
+    passed: bool = False
     # Whether the tokens of all ranks have come together, where not the head's alone do.
     gathered: bool = False
     # By place of the block that made it, what skips to or from another stage.

@@ -169,10 +169,17 @@ class FetchedBlocks:
         while self.done < len(self.rows):
             self._pass()
 
-    def serve(self) -> None:
-        """In place of a forward, where there is nothing to compute: gives to the other ranks what they ask for."""
-        if self.store and self.store.is_collective:
+    def serve(self, agree: Callable[[], None] | None = None) -> None:
+        """In place of a forward, where there is nothing to compute: gives to the other ranks what they ask for.
+
+        agree: what the others wait for behind their first block, before they ask for more.
+        """
+        serves = self.store and self.store.is_collective
+        if serves:
             self.begin()
+        if agree:
+            agree()
+        if serves:
             self.finish()
 
     def settle(self) -> None:

@@ -61,7 +61,7 @@ from .job import Cancelled, Job, ModelFailed
 from .memory.release import release_memory
 from .memory.room import memory_use
 from .request_checks import made
-from .sampling import first_latents, given_passes, inpainting_of, scale_of, stepper_of
+from .sampling import cache_of, first_latents, given_passes, inpainting_of, kept_by, scale_of, stepper_of
 from .sources import Source, source_of
 from .state import RankState
 from .step_watch import Emit, JobWatch
@@ -207,20 +207,22 @@ class Operations:
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
         host = self.loaded(job, HostModel) if isinstance(self.state.transformer, HostModel) else None
-        model = host.module if host else self.loaded(job, ParallelTransformer)
+        whole = host or self.loaded(job, ParallelTransformer)
+        model = whole.module if isinstance(whole, HostModel) else whole
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         call = SamplerCall.from_json(job.header["call"])
+        cache = cache_of(call)
+        cache.check(model.mesh.plan)
         stepper = stepper_of(call, own["noise"], model)
         passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
         being: AbstractContextManager[None] = nullcontext()
         refuses_alike = True
         rows = max(len(each.branches) for each in passes) * len(own["noise"])
         shape = (rows, *own["noise"].shape[1:])
-        if isinstance(model, ParallelTransformer):
-            self.make_room(job, model, job.alone(lambda: model.working(shape)))
+        working = job.alone(lambda: whole.working(shape))
+        self.make_room(job, whole, working + kept_by(cache, working, len(passes)))
         if host:
-            self.make_room(job, host, job.alone(lambda: host.working(shape)))
             passes, inside = host.passes(passes)
             being = host.being(inside)
             refuses_alike = host.refuses_alike([len(each.branches) * len(own["noise"]) for each in passes])
@@ -229,8 +231,8 @@ class Operations:
             job.step = (event["step"] + 1, event["steps"])
             self.emit({"id": job.id, **event}, preview)
 
-        whole = job.groups.whole(CPU).group
-        watch = JobWatch(whole, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
+        everyone = job.groups.whole(CPU).group
+        watch = JobWatch(everyone, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
             with being:
                 latents = denoise(
@@ -241,6 +243,7 @@ class Operations:
                     call.guidance,
                     timestep_scale=scale_of(call, model),
                     inpainting=inpainting_of(own),
+                    cache=cache,
                     watch=watch,
                     to_first=True,
                 )

@@ -9,6 +9,7 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.module import ModuleConditions
+from parallel_backend.sampling.caches import FIRST_BLOCK, CacheSettings
 from parallel_backend.sampling.denoiser import Inpainting, Pass, Predictor, passes_of
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
@@ -22,6 +23,17 @@ from ..wire.tree import unpack
 def scale_of(call: SamplerCall, model: Predictor) -> float:
     """What a scheduler's timestep is multiplied with for the model."""
     return model.spec.timestep_scale if isinstance(model, ParallelTransformer) else call.timestep_scale
+
+
+def cache_of(call: SamplerCall) -> CacheSettings:
+    """The step cache that a call asks for."""
+    return CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
+
+
+def kept_by(cache: CacheSettings, working: int, passes: int) -> int:
+    """The bytes that a cache keeps on a rank, for forwards that take so many beside the weights: of each pass the first
+    block's residual, and of its streams, five times, their share of the tokens, of which a block takes twenty."""
+    return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 
 
 def given_passes(passes: Sequence[dict], tensors: Tensors, model: Predictor) -> list[Pass]:

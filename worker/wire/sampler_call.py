@@ -41,6 +41,7 @@ class SamplerCall:
     previews: whether the steps' events carry estimates of the clean latents.
     timestep_scale: what a scheduler's timestep is multiplied with for one of ComfyUI's own classes; for diffusers' the
     engine knows it.
+    cache, cache_threshold, cache_interval: see the engine's CacheSettings.
     """
 
     scheduler: str = ""
@@ -53,6 +54,9 @@ class SamplerCall:
     seed: int = 0
     previews: bool = False
     timestep_scale: float = 1.0
+    cache: str = "none"
+    cache_threshold: float = 0.08
+    cache_interval: int = 4
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,5 +1,7 @@
 """Models whose image and text attend together: HiDream I1, Lens, JoyImage, PixelDiT and PiD."""
 
+from dataclasses import replace
+
 from .spec import BlockList, HostSpec, register
 
 # Every block brings some text of its own, and forgets it.
@@ -78,12 +80,11 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-register(
-    HostSpec(
-        "comfy.ldm.pixeldit.model.PixDiT_T2I",
-        (PIXELDIT,),
-        heads="num_groups",
-        width="hidden_size",
-    ),
-    "comfy.ldm.pixeldit.pid.PidNet",
+PIXELS = HostSpec(
+    "comfy.ldm.pixeldit.model.PixDiT_T2I",
+    (PIXELDIT,),
+    heads="num_groups",
+    width="hidden_size",
 )
+register(PIXELS)
+register(replace(PIXELS, model_class="comfy.ldm.pixeldit.pid.PidNet", uncached="it adds the small image between them"))

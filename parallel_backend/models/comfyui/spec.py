@@ -124,6 +124,8 @@ class HostSpec:
     unstaged: str = ""
     # Whether the first half of its blocks feeds the second, last to first, as "skip".
     skips: bool = False
+    # Why a step cache cannot skip its blocks together, if it cannot; what is unstaged cannot either.
+    uncached: str = ""
 
     @property
     def cut(self) -> tuple[BlockList, ...]:

@@ -26,14 +26,25 @@ register(
     "comfy.ldm.wan.model.CameraWanModel",
     "comfy.ldm.wan.model.SCAILWanModel",
     "comfy.ldm.wan.model.SCAIL2WanModel",
-    "comfy.ldm.wan.model.WanModel_S2V",
-    "comfy.ldm.wan.model_animate.AnimateWanModel",
+)
+register(
+    replace(MODEL, model_class="comfy.ldm.wan.model.WanModel_S2V", uncached="it adds sound between them"),
+)
+register(
+    replace(MODEL, model_class="comfy.ldm.wan.model_animate.AnimateWanModel", uncached="it adds faces between them"),
 )
 # Frame by frame, its blocks keep keys and values.
 CAUSAL = replace(BLOCKS, refused=("kv_cache", "crossattn_cache"))
 register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blocks=(CAUSAL,)))
 # It has two heads.
-register(replace(MODEL, model_class="comfy.ldm.wan.model_wandancer.WanDancerModel", head=None))
+register(
+    replace(
+        MODEL,
+        model_class="comfy.ldm.wan.model_wandancer.WanDancerModel",
+        head=None,
+        uncached="it adds music between them",
+    )
+)
 
 # Each frame's tokens attend to that frame's sound.
 HUMO = replace(BLOCKS, filled={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -194,15 +195,29 @@ def behind(node: str, **inputs: Any) -> Callable[[Graph, Link], Link]:
     return lambda graph, loaded: graph.add(node, model=loaded, **inputs)
 
 
-@pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)
+CACHED = [("EasyCache", {"cfg": 1}), ("EasyCache", {"ulysses": 2}), ("LazyCache", {"ulysses": 2})]
+
+
+@pytest.mark.parametrize(("node", "plan"), CACHED, ids=str)
 def test_a_wrapper_of_the_diffusion_model_runs_in_comfyui_around_the_call(
-    plan: dict[str, int], host: ComfyHost, stock: Callable
+    node: str, plan: dict[str, int], host: ComfyHost, stock: Callable
 ) -> None:
-    """EasyCache leaves out forwards of all ranks, where it does on the stock loader's model."""
-    cache_all = behind("EasyCache", reuse_threshold=3.0, start_percent=0.0, end_percent=1.0, verbose=False)
-    right = latents(host, prompt(QUANTISED, patch=cache_all))
+    """EasyCache and LazyCache leave out forwards of all ranks, as many as on the stock loader's model."""
+
+    def run(asked: dict) -> tuple[torch.Tensor, str]:
+        """The latents, and what the node logs of the steps that it has left out."""
+        before = len(host.log.read_text())
+        made = latents(host, asked)
+        (said,) = re.findall(rf"{node} - (skipped \d+/\d+ steps)", host.log.read_text()[before:])
+        return made, said
+
+    cache_all = behind(node, reuse_threshold=3.0, start_percent=0.0, end_percent=1.0, verbose=False)
+    right, left_out = run(prompt(QUANTISED, patch=cache_all))
+    assert not left_out.startswith("skipped 0/"), left_out
     assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is left out"
-    assert relative_error(latents(host, ours(QUANTISED, plan, patch=cache_all)), right) <= TOLERANCE
+    made, as_many = run(ours(QUANTISED, plan, patch=cache_all))
+    assert as_many == left_out
+    assert relative_error(made, right) <= TOLERANCE
 
 
 SKIPPED_LAYERS = {"double_layers": "0", "single_layers": "0", "scale": 3.0, "rescaling_scale": 0.0}

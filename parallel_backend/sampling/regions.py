@@ -1,0 +1,38 @@
+"""Where PipeFusion's patches are among the latents' pixels."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..errors import RequestError
+from ..groups.mesh_layout import shard_sizes
+
+
+def patch_regions(
+    latents: torch.Tensor, patch: tuple[int, ...], patches: int, device: torch.device
+) -> list[torch.Tensor]:
+    """The latent pixels of each of PipeFusion's patches, by their places in the latents' last dims as one: they are
+    ranges of tokens. patch: what becomes a token. No masks: to read by one has the host wait for the device."""
+    grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
+    tokens = math.prod(grid)
+    if patches > tokens:
+        raise RequestError(f"The image has {tokens} tokens and cannot fall into {patches} patches.", "Use fewer.")
+    owner = torch.arange(patches).repeat_interleave(torch.tensor(shard_sizes(tokens, patches))).reshape(grid)
+    for dim, side in enumerate(patch):
+        owner = owner.repeat_interleave(side, dim)
+    return [(owner.flatten() == index).nonzero().flatten().to(device) for index in range(patches)]
+
+
+def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:
+    """The pixels of a region, (B, C, pixels); or all, as they are."""
+    return values if region is None else values.flatten(2)[..., region]
+
+
+def put_part(values: torch.Tensor, region: torch.Tensor | None, part: torch.Tensor) -> None:
+    """Puts pixels in place of those of a region. values: contiguous."""
+    if region is None:
+        values.copy_(part)
+    else:
+        values.view(*values.shape[:2], -1)[..., region] = part

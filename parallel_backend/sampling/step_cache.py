@@ -1,0 +1,366 @@
+"""Step caches on a mesh: diffusers' own hooks on a model's blocks, inside of the seams, for as long as a request runs.
+
+Each rank keeps what is of its own tokens. Whether blocks are skipped is one decision for all ranks that compute a
+forward together: TaylorSeer decides by the step alone; the first-block cache by sums over all of these ranks
+(`Decision`), which gives what one device would decide. diffusers' own looks at the tokens of one rank, and ranks that
+decide apart wait for one another for ever.
+
+A block that is skipped is still called, so that fetched weights come in their order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import permutations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from diffusers.hooks.first_block_cache import FBCSharedBlockState
+from diffusers.hooks.hooks import CacheContext, HookRegistry, ModelHook, StateManager
+from diffusers.hooks.taylorseer_cache import TaylorSeerCacheHook, TaylorSeerState
+
+from ..compat import first_block_hook
+from ..errors import RequestError
+from ..groups.collectives import gather
+from ..groups.mesh import Axis, Mesh
+from ..hooks import Hooks
+from ..models.comfyui.checks import modules_at
+from ..models.comfyui.spec import HostSpec, names
+from ..models.spec import ModelSpec
+from ..seams.arguments import Arguments
+from ..seams.filled.streams import StreamLayout
+from ..seams.forward import ForwardSlot
+from .caches import FIRST_BLOCK, CacheSettings
+
+if TYPE_CHECKING:
+    from .denoiser import Predictor
+
+HIDDEN, OTHER = "hidden_states", "encoder_hidden_states"  # of a block's two streams, diffusers' names
+ADVICE = "Use cache=none, or EasyCache or LazyCache before a stock KSampler."
+ORDER = 1  # of TaylorSeer's series
+WARM_UP = 3  # forwards that TaylorSeer computes before it predicts any
+
+
+class Skipped(NamedTuple):
+    """How many of a run's forwards went without their blocks, and how many there were."""
+
+    skipped: int
+    forwards: int
+
+
+class Streams(NamedTuple):
+    """Of one list of blocks: the streams in the order in which a block returns them, the arguments that it takes them
+    by, and the dim of tokens. Streams that lie one after the other have their names joined by "+"."""
+
+    path: str
+    names: tuple[str, ...]
+    arguments: tuple[str, ...]
+    dim: int
+
+    def given(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """By stream, what a block is called with."""
+        values = Arguments(signature, args, kwargs).values
+        return {name: values[argument] for name, argument in zip(self.names, self.arguments, strict=True)}
+
+    def order_in(self, joined: Streams) -> tuple[str, ...] | None:
+        """In which order another list takes these streams as one; None if it does not."""
+        return next((order for order in permutations(self.names) if ("+".join(order),) == joined.names), None)
+
+    def goes_on_in(self, after: Streams) -> bool:
+        """Whether another list takes the same streams, apart or joined."""
+        return set(self.names) == set(after.names) or self.order_in(after) is not None
+
+
+class Passed(ModelHook):
+    """Notes that a block is called, to be passed by unless it is computed; innermost, that it is computed."""
+
+    def __init__(self, slot: ForwardSlot, passed: bool) -> None:
+        super().__init__()
+        self.slot, self.passed = slot, passed
+
+    def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple, dict[str, Any]]:
+        self.slot.forward.passed = self.passed
+        return args, kwargs
+
+
+class Counted(ModelHook):
+    """Counts how often a module is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple, dict[str, Any]]:
+        self.count += 1
+        return args, kwargs
+
+
+def original(hook: ModelHook, *args: Any, **kwargs: Any) -> Any:
+    """What a hook has its place in front of."""
+    forward: Any = hook.fn_ref.original_forward
+    return forward(*args, **kwargs)
+
+
+class Copied(ModelHook):
+    """Hands on a copy of what a module returns, which is kept: ComfyUI's blocks add in place to what they get."""
+
+    def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return output.clone()
+        return type(output)(part if part is None else part.clone() for part in output)
+
+
+class Whole(ModelHook):
+    """Has a last block that returns None for a stream, which nobody reads then, return it as it was."""
+
+    def __init__(self, streams: Streams, signature: inspect.Signature) -> None:
+        super().__init__()
+        self.streams, self.signature = streams, signature
+
+    def new_forward(self, _module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        output = original(self, *args, **kwargs)
+        if not isinstance(output, tuple) or all(part is not None for part in output):
+            return output
+        given = self.streams.given(self.signature, args, kwargs).values()
+        return tuple(old if part is None else part for part, old in zip(output, given, strict=True))
+
+
+class Apart(ModelHook):
+    """Has a block that returns streams joined return them apart. lengths: by stream, in this rank's tokens."""
+
+    def __init__(self, order: tuple[str, ...], wanted: tuple[str, ...], dim: int, lengths: Callable) -> None:
+        super().__init__()
+        self.order, self.wanted, self.dim, self.lengths = order, wanted, dim, lengths
+
+    def split(self, joined: torch.Tensor) -> dict[str, torch.Tensor]:
+        lengths = self.lengths()
+        parts = joined.split([lengths[name] for name in self.order], self.dim)
+        return dict(zip(self.order, parts, strict=True))
+
+    def new_forward(self, _module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        parts = self.split(original(self, *args, **kwargs))
+        return tuple(parts[name] for name in self.wanted)
+
+
+class Joined(ModelHook):
+    """`Apart`'s inverse, on top of what works on streams apart."""
+
+    def __init__(self, apart: Apart) -> None:
+        super().__init__()
+        self.apart = apart
+
+    def post_forward(self, module: torch.nn.Module, output: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        parts = dict(zip(self.apart.wanted, output, strict=True))
+        return torch.cat([parts[name] for name in self.apart.order], self.apart.dim)
+
+
+class Decision:
+    """Whether a forward's first block has changed so much that the others run: the same on every rank, by construction.
+
+    own: of a residual, the part that is of this rank's tokens.
+    """
+
+    def __init__(self, threshold: float, mesh: Mesh, own: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.threshold, self.mesh, self.own = threshold, mesh, own
+        self.axis = mesh["batch"]  # over which the forward's rows are shared
+
+    def __call__(self, residual: torch.Tensor, before: torch.Tensor | None) -> bool:
+        """residual, before: the first block's, now and when the others last ran; without one before, they run."""
+        if before is None:
+            one = torch.ones((), device=residual.device)
+            return self.agree(torch.stack([one, one - 1]))
+        now, then = self.own(residual).float(), self.own(before).float()
+        return self.agree(torch.stack([(now - then).abs().sum(), then.abs().sum()]))
+
+    def absent(self) -> None:
+        """The same on a rank without rows of the batch, whose part is nothing."""
+        self.agree(torch.zeros(2, device=self.mesh.device))
+
+    def agree(self, change_and_size: torch.Tensor) -> bool:
+        """By the sums over all ranks, whether the change is above the threshold; if one rank thinks so, all do. Waits
+        for the device, once: what runs next depends on it."""
+        axes = (self.axis, self.mesh["sequence"], self.mesh["tp"])
+        for axis in axes:
+            change_and_size = gather(change_and_size[None], 0, axis.degree, axis).sum(0)
+        runs = (change_and_size[:1] / change_and_size[1:] > self.threshold).float()
+        for axis in axes:
+            runs = gather(runs, 0, axis.degree, axis).amax(0, keepdim=True)
+        return bool(runs)
+
+
+class StepCache:
+    """A cache on the blocks of a model, until `remove`; a forward begins with `begin`. Its state is the request's."""
+
+    def __init__(self, model: Predictor, settings: CacheSettings) -> None:
+        """Raises RequestError for a plan or a model of which it is not known how its blocks can be skipped."""
+        settings.check(model.mesh.plan)
+        self.model, self.mesh = model, model.mesh
+        self.hooks, self.states = Hooks(), list[StateManager]()
+        self.forwards, self.computed = 0, Counted()
+        self.decision: Decision | None = None
+        lists = lists_of(model)
+        try:
+            if settings.kind == FIRST_BLOCK:
+                self.install_first_block(lists, settings.threshold)
+            else:
+                self.install_taylorseer(lists, settings.interval)
+        except BaseException:
+            self.remove()
+            raise
+
+    def begin(self, index: int, axis: Axis) -> None:
+        """One of a step's forwards begins, which has a state of its own. axis: over which its rows are shared."""
+        self.forwards += 1
+        for states in self.states:
+            states.set_context(CacheContext(str(index)))
+        if self.decision:
+            self.decision.axis = axis
+
+    def absent(self) -> None:
+        """What a rank without rows of the batch does where the others decide."""
+        if self.decision:
+            self.decision.absent()
+
+    def skipped(self, over: Axis) -> Skipped:
+        """What of the forwards of all ranks on an axis went without their blocks. Rank 0 is right: it always has rows.
+        All ranks call it together."""
+        own = torch.tensor([[self.forwards - self.computed.count, self.forwards]], device=self.mesh.device)
+        skipped, forwards = gather(own, 0, over.degree, over).sum(0).tolist()
+        return Skipped(skipped, forwards)
+
+    def remove(self) -> None:
+        """Takes it off the model, with all that it has kept."""
+        self.hooks.remove()
+        self.states.clear()
+
+    def states_of(self, kind: Any, **options: Any) -> StateManager:
+        self.states.append(StateManager(kind, (), options))
+        return self.states[-1]
+
+    def put(self, module: torch.nn.Module, *hooks: ModelHook) -> None:
+        """Puts diffusers' hooks on a module, the innermost first, within the seams'."""
+        self.hooks.replace(module, "forward", module.forward)
+        registry = HookRegistry(module)
+        slot = self.model.slot
+        for place, hook in enumerate((Passed(slot, False), *hooks, Passed(slot, True))):
+            registry.register_hook(hook, str(place))
+
+    def install_first_block(self, lists: Sequence[Streams], threshold: float) -> None:
+        lists = [each for at, each in enumerate(lists) if all(each.goes_on_in(after) for after in lists[at + 1 :])]
+        blocks = [(each, block) for each in lists for block in modules_at(self.model.model, each.path)]
+        if len(blocks) < 2 or len(lists[0].names) > 2:
+            raise RequestError(f"{self.name} has no blocks behind its first that could be skipped together.", ADVICE)
+        first, last = blocks[0][1], blocks[-1][1]
+        image = image_stream(self.model.spec, lists[0])
+        order = (image, *(name for name in lists[0].names if name != image))
+        states = self.states_of(FBCSharedBlockState)
+        self.decision = Decision(threshold, self.mesh, partial(self.own_tokens, image, lists[0].dim))
+        apart: Apart | None = None
+        for streams, block in blocks:
+            signature = inspect.signature(block.forward)
+            given, places = partial(by_their_names, streams, signature, order), places_of(streams, order)
+            if block is first:
+                untouched = partial(copies_of, given)
+                self.put(block, first_block_hook(states, untouched, places, self.decision), Copied())
+            elif block is not last:
+                self.put(block, first_block_hook(states, given, places))
+            elif taken := lists[0].order_in(streams) if len(order) > 1 else None:
+                apart = Apart(taken, order, streams.dim, partial(kept_lengths, states, order, streams.dim))
+                tail = first_block_hook(states, partial(split_of, given, apart), (0, 1), is_tail=True)
+                self.put(block, self.computed, apart, tail, Joined(apart))
+            else:
+                tail = first_block_hook(states, given, places, is_tail=True)
+                self.put(block, self.computed, Whole(streams, signature), tail)
+
+    def install_taylorseer(self, lists: Sequence[Streams], interval: int) -> None:
+        spec, model = self.model.spec, self.model.model
+        blocks = [(each, block) for each in lists for block in modules_at(model, each.path)]
+        head = spec.head if isinstance(spec, ModelSpec) else spec and spec.head and spec.head.path
+        kept = model.get_submodule(head) if head else blocks[-1][1]
+
+        def predicted(inactive: bool) -> TaylorSeerCacheHook:
+            options = {"taylor_factors_dtype": torch.float32, "max_order": ORDER, "is_inactive": inactive}
+            states = self.states_of(TaylorSeerState, **options)
+            return TaylorSeerCacheHook(interval, WARM_UP, torch.float32, states)
+
+        for streams, block in blocks:
+            if block is not kept:
+                self.put(block, Whole(streams, inspect.signature(block.forward)), predicted(inactive=True))
+        self.put(kept, self.computed, predicted(inactive=False), Copied())
+
+    @property
+    def name(self) -> str:
+        return type(self.model.model).__name__
+
+    def own_tokens(self, stream: str, dim: int, residual: torch.Tensor) -> torch.Tensor:
+        """Without the token of padding that a rank of ComfyUI's classes has in place of none."""
+        sequence = self.mesh["sequence"]
+        if sequence.degree == 1 or not isinstance(self.model.spec, HostSpec):
+            return residual
+        return StreamLayout("", sequence, self.model.slot).drop_padding(residual, names(stream), dim)
+
+
+def lists_of(model: Predictor) -> list[Streams]:
+    """A model's lists of blocks, in the order in which they run. Raises RequestError where that is not known."""
+    spec, name = model.spec, type(model.model).__name__
+    if isinstance(spec, ModelSpec):
+        joined = {path: ("+".join(order),) for path, order in spec.joined.items()}
+        return [
+            Streams(path, joined[path], spec.streams[:1], 1)
+            if path in joined
+            else Streams(path, spec.returned, spec.returned, 1)
+            for path in spec.blocks
+        ]
+    if spec is None or not spec.blocks:
+        raise RequestError(f"Which blocks {name} has is not known here, and so none can be skipped.", ADVICE)
+    if reason := spec.uncached or spec.unstaged:
+        raise RequestError(f"The blocks of {name} cannot be skipped together: {reason}.", ADVICE)
+    found = []
+    for each in spec.blocks:
+        returns = each.returns if isinstance(each.returns, tuple) else (each.returns,)
+        found.append(Streams(each.path, tuple(str(name) for name in returns), each.row().returned, each.dim))
+    return found
+
+
+def image_stream(spec: ModelSpec | HostSpec | None, streams: Streams) -> str:
+    """Which of a list's streams is the image's, or has it."""
+    image = spec.streams[0] if isinstance(spec, ModelSpec) else spec.patches[0] if spec and spec.patches else "img"
+    return next((name for name in streams.names if image in names(name)), streams.names[0])
+
+
+def by_their_names(
+    streams: Streams, signature: inspect.Signature, order: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """What a block is given, by diffusers' names. order: of the streams; one of all of them joined has the first."""
+    given = streams.given(signature, args, kwargs)
+    return dict(zip((HIDDEN, OTHER), [given[name] for name in order if name in given] or given.values(), strict=False))
+
+
+def copies_of(
+    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The image that a first block is given, as it is before the block adds to it in place."""
+    return {HIDDEN: given(args, kwargs)[HIDDEN].clone()}
+
+
+def split_of(
+    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]], apart: Apart, args: tuple, kwargs: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The same of a block that takes streams joined."""
+    parts = apart.split(given(args, kwargs)[HIDDEN])
+    return {HIDDEN: parts[apart.wanted[0]], OTHER: parts[apart.wanted[1]]}
+
+
+def places_of(streams: Streams, order: tuple[str, ...]) -> tuple[int, int | None]:
+    """Where a block returns the image, and the other stream, if it returns that."""
+    if len(streams.names) == 1:
+        return 0, None
+    return streams.names.index(order[0]), streams.names.index(order[1])
+
+
+def kept_lengths(states: StateManager, order: tuple[str, ...], dim: int) -> dict[str, int]:
+    """This rank's tokens of each stream, as the first block returned them."""
+    outputs = states.get_state().head_block_output
+    return {name: part.shape[dim] for name, part in zip(order, outputs, strict=True)}
