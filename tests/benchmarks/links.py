@@ -17,8 +17,9 @@ One run of the ranks a number of ranks, one model after the other. Each round me
 every method, in an order that changes by round; figures are medians over the rounds of ratios within one. Before that,
 each method's result is compared with one rank's, to 1e-4.
 
-ulysses, ring, cfg: ours, as a plan has them. no overlap: ours with Ulysses over all ranks, with each exchange waited
-for as soon as it is called. diffusers: its own context parallel (Ulysses) of the same model; its ring needs attention
+ulysses, ring, cfg: ours, as a plan has them; heads: Ulysses that exchanges queries, keys and values, where it would
+exchange hidden states by itself. no overlap: that over all ranks, with each exchange waited for as soon as it is
+called. diffusers: its own context parallel (Ulysses) of the same model; its ring needs attention
 that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange adds without overlap,
 how many are left with it; without any exchange ("nothing sent") the same is computed, and nothing travels. gloo's own
 copying takes a rank's CPU time and shows from some 100 MB/s on: NVLink's figures are lower than the real ones.

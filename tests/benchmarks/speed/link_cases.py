@@ -120,7 +120,9 @@ def methods(case: Case, ranks: int) -> list[Method]:
         found.append(
             Method("cfg 2" if ranks == 2 else f"cfg 2, ulysses {ranks // 2}", {"cfg": 2, "ulysses": ranks // 2})
         )
-    plain = {"ulysses": ranks}
+    plain = {"ulysses": ranks, "exchange": "heads"}
+    if ranks == 2:  # where an automatic exchange may be of hidden states
+        found.append(Method("heads", plain))
     return [
         *found,
         Method(SYNCHRONOUS, plain, overlap=False),
