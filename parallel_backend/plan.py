@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
 from .errors import PlanError
 
 MAX_DEGREE = 1024
+MAX_SPEED = 1e6
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 CHOICES = {"attention": ATTENTION, "weights": WEIGHTS}
@@ -34,6 +35,8 @@ class ParallelPlan:
     weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
+    speeds: how fast each rank's device is beside the others, by rank, in any unit; what ranks share is shared out in
+    this proportion. Empty: all alike.
     """
 
     dp: int = 1
@@ -47,9 +50,11 @@ class ParallelPlan:
     attention: str = "auto"
     weights: str = AUTO
     weight_blocks: int = 0
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
+        del numbers["speeds"]
         for name, choices in CHOICES.items():
             if (value := numbers.pop(name)) not in choices:
                 raise PlanError(f"There is no {name}={value!r} in a plan.", f"Use {', '.join(choices)}.", name)
@@ -59,6 +64,34 @@ class ParallelPlan:
                 raise PlanError(
                     f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
                 )
+        object.__setattr__(self, "speeds", self.checked_speeds())
+
+    def checked_speeds(self) -> tuple[float, ...]:
+        """The speeds; none where all are alike, so that plans that do the same are equal. Raises PlanError."""
+        speeds = self.speeds
+        if not isinstance(speeds, (list, tuple)) or not all(map(is_speed, speeds)):
+            raise PlanError(
+                f"speeds={speeds!r:.200} does not work.",
+                f"Use a positive number for each rank, from {1 / MAX_SPEED:g} to {MAX_SPEED:g}, or none.",
+                "speeds",
+            )
+        if speeds and len(speeds) != self.world_size:
+            raise PlanError(
+                f"There are {len(speeds)} speeds, and the plan {replace(self, speeds=())} has "
+                f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}.",
+                "Give one for each rank, or none where all are alike.",
+                "speeds",
+            )
+        unlike = [speeds[start : start + self.tp] for start in range(0, len(speeds), self.tp)]
+        if any(len(set(row)) > 1 for row in unlike):
+            raise PlanError(
+                f"tp={self.tp} gives each rank as much of every weight, and ranks that share them differ in speed: "
+                f"{' and '.join(in_proportion(row) for row in unlike if len(set(row)) > 1)}.",
+                "Use equal speeds for each run of tp ranks, or tp=1 and ulysses, ring or pipefusion in its place.",
+                "speeds",
+                "tp",
+            )
+        return tuple(map(float, speeds)) if len(set(speeds)) > 1 else ()
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ParallelPlan:
@@ -71,7 +104,7 @@ class ParallelPlan:
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
-        return asdict(self)
+        return asdict(self) | {"speeds": [*self.speeds]}
 
     @classmethod
     def auto(cls, devices: int, heads: int, guided: bool) -> ParallelPlan:
@@ -89,6 +122,12 @@ class ParallelPlan:
     def patch_count(self) -> int:
         """Into how many patches the image's tokens fall."""
         return self.patches or self.pipefusion
+
+    @property
+    def stages_by_time(self) -> bool:
+        """Whether the pipeline's stages are to take as long as one another, each on its device, and not as much memory:
+        where speeds are given, or all blocks wait elsewhere, so that no stage has more of them on its device."""
+        return bool(self.speeds) or (self.weights in (SHARED, HOST) and not self.weight_blocks)
 
     @property
     def world_size(self) -> int:
@@ -214,7 +253,20 @@ class ParallelPlan:
         if self.weights != AUTO:
             blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
             parts.append(f"{self.weights} weights{blocks}")
+        if self.speeds:
+            parts.append(f"speeds {in_proportion(self.speeds)}")
         return " × ".join(parts) or "one rank"
+
+
+def is_speed(value: object) -> bool:
+    """Whether it is a number that a speed can be."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 / MAX_SPEED <= value <= MAX_SPEED
+
+
+def in_proportion(speeds: Iterable[float]) -> str:
+    """Speeds in words, the fastest being 1."""
+    known = [*speeds]
+    return ":".join(f"{speed / max(known):.3g}" for speed in known)
 
 
 def nearest_divisors(number: int, degree: int) -> str:

@@ -24,18 +24,31 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
     if axis.degree == 1 or not size:
         return local
     sizes = axis.sizes(size)
-    longest = sizes[0]
+    longest = max(sizes)
     local = local.movedim(dim, 0)
+    if longest - min(sizes) > 1:
+        return _gather_unpadded(local, sizes, axis).movedim(0, dim)
     send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
     if len(local) < longest:
         send[: len(local)] = local
     received = send.new_empty((axis.degree * longest, *send.shape[1:]))
     with axis.timeline.communication("all_gather"):
         getattr(dist, ALL_GATHER)(received, send, group=axis.group)
-    if sizes[-1] < longest:
+    if min(sizes) < longest:
         shares = received.split(longest)
         received = torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)])
     return received.movedim(0, dim)
+
+
+def _gather_unpadded(local: torch.Tensor, sizes: list[int], axis: Axis) -> torch.Tensor:
+    """`gather` of a first dim whose shares differ, where an all-gather, of as much from each rank, would send padding:
+    as many bytes as there are, by an all-to-all in which a rank gives all others the same."""
+    send = local.contiguous().repeat(axis.degree, *(1 for _ in local.shape[1:]))
+    received = local.new_empty((sum(sizes), *local.shape[1:]))
+    to = [len(local)] * axis.degree
+    with axis.timeline.communication("all_to_all"):
+        dist.all_to_all_single(received, send, sizes, to, group=axis.group)
+    return received
 
 
 def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor | None:

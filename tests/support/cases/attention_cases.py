@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 STREAMS = ("encoder_hidden_states", "hidden_states")
@@ -11,10 +13,13 @@ BATCH, HEADS, HEAD_DIM = 2, 4, 8
 PATCHES = 3
 
 
-def plans(world: int) -> dict[str, dict[str, int]]:
+def plans(world: int) -> dict[str, dict[str, Any]]:
     """The sequence-parallel plans of a world size, by name."""
-    every = {"ulysses": {"ulysses": world}, "ring": {"ring": world}}
-    return {**every, "usp": {"ring": 2, "ulysses": 2}} if world == 4 else every
+    every: dict[str, dict[str, Any]] = {"ulysses": {"ulysses": world}, "ring": {"ring": world}}
+    if world == 4:
+        every["usp"] = {"ring": 2, "ulysses": 2}
+    unlike = {name: {**plan, "speeds": [1, 0.25, 0.5, 1][:world]} for name, plan in every.items()}
+    return every | {f"{name}, unlike": plan for name, plan in unlike.items()}
 
 
 def qkv() -> torch.Tensor:
