@@ -51,10 +51,11 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
     stages = None if blocks is None else stages_of(plan, blocks)
     parts = []
     for rank, places in enumerate(places_of_ranks(plan)):
-        batch, stage, heads_of, weights_of = (
+        batch, stage, weights_of = (
             (joint_place(axes, plan.degrees(), places), plan.ways(axes))
-            for axes in (BATCH_AXES, STAGE_AXES, HEAD_AXES, names_that(splits=WEIGHTS))
+            for axes in (BATCH_AXES, STAGE_AXES, names_that(splits=WEIGHTS))
         )
+        own = None if heads is None else own_heads(heads, plan, places)
         parts.append(
             RankPart(
                 rank,
@@ -63,9 +64,9 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
                 fraction(places["batch"], plan.ways(BATCH_AXES), axis_shares(plan, BATCH_AXES, places)),
                 stage,
                 None if stages is None else stages[stage[0]],
-                None if heads is None else shard_range(heads, *heads_of),
+                own,
                 token_spans(plan, places),
-                fraction(*heads_of) if heads_of[1] > 1 else None,
+                head_share(heads, own, plan, places),
                 fraction(*weights_of) if weights_of[1] > 1 else None,
             )
         )
@@ -103,6 +104,30 @@ def largest_share(plan: ParallelPlan, axes: Sequence[str]) -> float:
     """What the rank that has the most gets of what these axes share, as a fraction."""
     found = [axis_shares(plan, axes, places) for places in (places_of_ranks(plan) if plan.speeds else ())]
     return max((max(shares) / sum(shares) for shares in found if shares), default=1 / plan.ways(axes))
+
+
+def own_heads(heads: int, plan: ParallelPlan, places: Mapping[str, int]) -> range:
+    """The heads at a rank's places: each axis shares out those that the one before left."""
+    own = range(heads)
+    for axis in HEAD_AXES:
+        shares = axis_shares(plan, (axis,), places)
+        sizes = split_sizes(len(own), shares) if shares else shard_sizes(len(own), getattr(plan, axis))
+        start = sum(sizes[: places[axis]])
+        own = own[start : start + sizes[places[axis]]]
+    return own
+
+
+def head_share(heads: int | None, own: range | None, plan: ParallelPlan, places: Mapping[str, int]) -> Share | None:
+    """What a rank has of the heads, as fractions; of heads whose number is not known, about. None where it has all."""
+    if plan.ways(HEAD_AXES) == 1:
+        return None
+    if heads and own is not None:
+        return own.start / heads, own.stop / heads
+    start, stop = 0.0, 1.0
+    for axis in HEAD_AXES:
+        first, last = fraction(places[axis], getattr(plan, axis), axis_shares(plan, (axis,), places))
+        start, stop = start + first * (stop - start), start + last * (stop - start)
+    return start, stop
 
 
 def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping[str, int]) -> int:
