@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -82,13 +83,32 @@ class ParallelPlanNode(io.ComfyNode):
                 ),
                 *weight_inputs(),
                 *exchange_inputs(),
+                speeds_input(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
 
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
-        return io.NodeOutput(None if mode == AUTO else ParallelPlan.from_json(values))
+        return io.NodeOutput(None if mode == AUTO else plan_of(values))
+
+
+def plan_of(values: Mapping[str, int | str]) -> ParallelPlan:
+    """The plan of the node's values. Raises PlanError."""
+    return ParallelPlan.from_json({**values, "speeds": speeds_of(values.get("speeds", ""))})
+
+
+def speeds_of(words: int | str) -> tuple[float, ...]:
+    """Those in a text such as "1, 0.5"; none in an empty one. Raises PlanError."""
+    try:
+        return tuple(float(word) for word in re.split(r"[\s,;:]+", str(words).strip()) if word)
+    except ValueError as error:
+        raise PlanError(
+            f"speeds={words!r:.200} are no numbers.",
+            'Use a number for each rank, such as "1, 0.5" for a second one that is half as fast; or nothing, where all '
+            "are alike.",
+            "speeds",
+        ) from error
 
 
 def weight_inputs() -> list[io.Input]:
@@ -141,6 +161,18 @@ def exchange_inputs() -> list[io.Input]:
             "Used in manual mode.",
         ),
     ]
+
+
+def speeds_input() -> io.Input:
+    """How fast the ranks' devices are."""
+    return io.String.Input(
+        "speeds",
+        default="",
+        optional=True,
+        advanced=True,
+        tooltip="How fast each rank's device is beside the others, by rank, such as 1, 0.5: a slower one gets less of "
+        "the tokens, blocks and images, in proportion. Empty: all alike. Used in manual mode.",
+    )
 
 
 class ResolvedPlan(NamedTuple):

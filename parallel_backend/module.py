@@ -16,6 +16,7 @@ from .errors import PlanError, RequestError
 from .groups.calls import Call, Output, collect_calls, share_out
 from .groups.collectives import gather
 from .groups.mesh import Axis, Mesh
+from .groups.mesh_layout import stages_of
 from .hooks import Hooks
 from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, modules_at, patch_of, sizes_of
@@ -89,7 +90,8 @@ class ParallelModule:
         ends = None
         if plan.pipefusion > 1:
             rows = [blocks.row() for blocks in spec.blocks]
-            stage = keep_stage(model, rows, mesh["pipefusion"], self.hooks, spec.skips, self.sizes.blocks)
+            own = stages_of(plan, self.sizes.blocks)[mesh["pipefusion"].index]
+            stage = keep_stage(model, rows, own, self.hooks, spec.skips)
             self.link = StageLink(mesh, self.slot)
             ends = StageEnds(layout, stage, self.link)
         attention = ParallelAttention(mesh, layout, backend)
@@ -150,7 +152,7 @@ class ParallelModule:
         if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
             raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
         axis, sizes = self.mesh["batch"], [call.size for call in calls]
-        parts = share_out(sizes, axis.degree)
+        parts = share_out(sizes, axis)
         with self.mesh.without_autograd(), self.mesh.timeline.step("forward"):
             outputs = []
             for call, _, rows in (part for part in parts if part.group == axis.index):
@@ -160,7 +162,7 @@ class ParallelModule:
                 self.fetched.serve()
             if any(self.mesh[name].index for name in EVERY_AXES):
                 return None  # another rank has the same and sends it
-            return collect_calls(outputs, parts, sizes, axis)
+            return collect_calls(outputs, parts, sizes, axis, self.mesh.device)
 
     def predict(
         self,

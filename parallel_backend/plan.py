@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,7 @@ from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
 from .errors import PlanError
 
 MAX_DEGREE = 1024
+MAX_SPEED = 1e6
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 EXCHANGE = ("auto", "heads", "hidden")
@@ -43,6 +44,8 @@ class ParallelPlan:
     makes those of its own heads. auto: what is fewer bytes.
     exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
     fp8, float8 e4m3 with a scale for each token's head, which is lossy.
+    speeds: how fast each rank's device is beside the others, by rank, in any unit; what ranks share is shared out in
+    this proportion. Empty: all alike.
     """
 
     dp: int = 1
@@ -58,9 +61,11 @@ class ParallelPlan:
     weight_blocks: int = 0
     exchange: str = AUTO
     exchange_dtype: str = MODEL
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
+        del numbers["speeds"]
         for name, choices in CHOICES.items():
             if (value := numbers.pop(name)) not in choices:
                 raise PlanError(f"There is no {name}={value!r} in a plan.", f"Use {', '.join(choices)}.", name)
@@ -70,6 +75,34 @@ class ParallelPlan:
                 raise PlanError(
                     f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
                 )
+        object.__setattr__(self, "speeds", self.checked_speeds())
+
+    def checked_speeds(self) -> tuple[float, ...]:
+        """The speeds; none where all are alike, so that plans that do the same are equal. Raises PlanError."""
+        speeds = self.speeds
+        if not isinstance(speeds, (list, tuple)) or not all(map(is_speed, speeds)):
+            raise PlanError(
+                f"speeds={speeds!r:.200} does not work.",
+                f"Use a positive number for each rank, from {1 / MAX_SPEED:g} to {MAX_SPEED:g}, or none.",
+                "speeds",
+            )
+        if speeds and len(speeds) != self.world_size:
+            raise PlanError(
+                f"There are {len(speeds)} speeds, and the plan {replace(self, speeds=())} has "
+                f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}.",
+                "Give one for each rank, or none where all are alike.",
+                "speeds",
+            )
+        unlike = [speeds[start : start + self.tp] for start in range(0, len(speeds), self.tp)]
+        if any(len(set(row)) > 1 for row in unlike):
+            raise PlanError(
+                f"tp={self.tp} gives each rank as much of every weight, and ranks that share them differ in speed: "
+                f"{' and '.join(in_proportion(row) for row in unlike if len(set(row)) > 1)}.",
+                "Use equal speeds for each run of tp ranks, or tp=1 and ulysses, ring or pipefusion in its place.",
+                "speeds",
+                "tp",
+            )
+        return tuple(map(float, speeds)) if len(set(speeds)) > 1 else ()
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ParallelPlan:
@@ -82,7 +115,7 @@ class ParallelPlan:
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` takes."""
-        return asdict(self)
+        return asdict(self) | {"speeds": [*self.speeds]}
 
     @classmethod
     def auto(cls, devices: int, heads: int, guided: bool) -> ParallelPlan:
@@ -100,6 +133,12 @@ class ParallelPlan:
     def patch_count(self) -> int:
         """Into how many patches the image's tokens fall."""
         return self.patches or self.pipefusion
+
+    @property
+    def stages_by_time(self) -> bool:
+        """Whether the pipeline's stages are to take as long as one another, each on its device, and not as much memory:
+        where speeds are given, or all blocks wait elsewhere, so that no stage has more of them on its device."""
+        return bool(self.speeds) or (self.weights in (SHARED, HOST) and not self.weight_blocks)
 
     @property
     def world_size(self) -> int:
@@ -270,7 +309,20 @@ class ParallelPlan:
             parts.append(f"{self.exchange} exchange")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
+        if self.speeds:
+            parts.append(f"speeds {in_proportion(self.speeds)}")
         return " × ".join(parts) or "one rank"
+
+
+def is_speed(value: object) -> bool:
+    """Whether it is a number that a speed can be."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 / MAX_SPEED <= value <= MAX_SPEED
+
+
+def in_proportion(speeds: Iterable[float]) -> str:
+    """Speeds in words, the fastest being 1."""
+    known = [*speeds]
+    return ":".join(f"{speed / max(known):.3g}" for speed in known)
 
 
 def ulysses_of(ranks: int, heads: int) -> int:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .axes import EVERY_AXES
+from .axes import EVERY_AXES, TOKEN_AXES
 from .errors import RequestError
 from .groups.collectives import collect, gather, shard
 from .groups.mesh import Axis, Mesh
-from .groups.mesh_layout import same_weights
+from .groups.mesh_layout import largest_share, same_weights, stages_of
 from .hooks import Hooks
 from .memo import memoise
 from .models import ModelSpec, spec_for
@@ -101,15 +101,16 @@ class ParallelTransformer:
         return latents[0] * math.prod(size // side for size, side in zip(latents[2:], patch, strict=False))
 
     def working(self, latents: Sequence[int]) -> int:
-        """The bytes that a forward takes on a rank beside the weights, for latents of this shape, (B, C, …).
+        """The bytes that a forward takes beside the weights, for latents of this shape, (B, C, …), on the rank that has
+        the most of it; alike on all.
 
         With A the bytes of all tokens: 20 A/N in a block, 3 A where streams are whole; see docs/architecture.md.
         """
         heads, head_dim, _ = self.spec.sizes(self.model.config)
-        rows = -(-latents[0] // self.mesh["batch"].degree)
+        rows = max(self.mesh["batch"].sizes(latents[0]))
         tokens = self.token_count((rows, *latents[1:]))
         whole = tokens * heads * head_dim * self.dtype.itemsize
-        return whole * 20 // self.mesh["sequence"].degree + whole * 3
+        return math.ceil(whole * 20 * largest_share(self.mesh.plan, TOKEN_AXES)) + whole * 3
 
     def spared(self, free: int) -> int:
         """What weights may have of so much memory of the device."""
@@ -129,7 +130,8 @@ class ParallelTransformer:
         layout = TokenLayout(spec.streams[0], mesh["sequence"], self.slot)
         attention = ParallelAttention(mesh, layout, backend)
         skips = spec.skips is not None
-        self.stage = keep_stage(model, spec.rows(), mesh["pipefusion"], hooks, skips, self.sizes.blocks)
+        own = stages_of(plan, self.sizes.blocks)[mesh["pipefusion"].index]
+        self.stage = keep_stage(model, spec.rows(), own, hooks, skips)
         self.link = StageLink(mesh, self.slot) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:

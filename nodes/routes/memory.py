@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import comfy.model_base
 
-from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from ...parallel_backend.device import CPU
+from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, Room
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
@@ -77,7 +78,7 @@ def work_of(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture]
         if shape := memory.latents(picture):
             all_rows = rows * shape[0]
             estimate = memory.model.memory_required([all_rows, *shape[1:]])
-            tokens = memory.tokens(shape) * math.ceil(all_rows / plan.ways(BATCH_AXES)) / plan.token_ways
+            tokens = memory.tokens(shape) * largest_rows(plan, all_rows) * largest_share(plan, TOKEN_AXES)
             products = FLOPS_A_WEIGHT * memory.parameters / (plan.pipefusion * plan.tp) * tokens
             known.append(Work(working_on_a_rank(estimate, all_rows, plan), products / ASSUMED_TERAFLOPS / 1e12))
     return max(known, default=None)

@@ -38,6 +38,7 @@ from ..parallel_plan import (
     auto_host_plan,
     devices_of_machine,
     fit_to_machine,
+    plan_of,
     resolve_host_plan,
     resolve_plan,
 )
@@ -188,7 +189,7 @@ def answer(question: Question) -> dict[str, Any]:
     models, unknown = find_models(question.loaders)
     common = {"device": device_type(), "unknown": unknown, "error": "", "widgets": []}
     try:
-        asked = None if question.plan is None else ParallelPlan.from_json(question.plan)
+        asked = None if question.plan is None else plan_of(question.plan)
         resolved, remarks = resolve(asked, models, samplers)
         if resolved and any(sampler.is_stock for sampler in samplers):
             resolved.plan.check_step_mode()
@@ -316,10 +317,12 @@ def ranks_of(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> li
 
 
 def rank_json(part: RankPart) -> dict[str, Any]:
-    """Ranges of blocks and heads are from the first to the last, both counted. share, stage: which, of how many."""
+    """Ranges of blocks and heads are from the first to the last, both counted. share, stage: which, of how many. rows:
+    of the batch, a fraction from where to where."""
     return {
         "rank": part.rank,
         "share": part.share,
+        "rows": part.rows,
         "stage": part.stage,
         "blocks": part.blocks and [part.blocks[0], part.blocks[-1]],
         "heads": part.heads and [part.heads[0], part.heads[-1]],

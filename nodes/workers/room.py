@@ -12,8 +12,9 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.axes import TOKEN_AXES
 from ...parallel_backend.device import CPU
+from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, Room, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
@@ -56,4 +57,4 @@ def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room | None) 
 
 def working_on_a_rank(estimate: float, rows: int, plan: ParallelPlan) -> float:
     """What a rank needs for its part of a call of so many rows. estimate: bytes for the whole call."""
-    return estimate * math.ceil(rows / plan.ways(BATCH_AXES)) / rows / plan.token_ways
+    return estimate * largest_rows(plan, rows) / rows * largest_share(plan, TOKEN_AXES)

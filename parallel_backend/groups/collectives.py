@@ -27,23 +27,33 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
 
 
 def begin_gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> Callable[[], torch.Tensor]:
-    """`gather`, under way; what it returns waits for it."""
+    """`gather`, under way; what it returns waits for it.
+
+    An all-gather is of as much from each rank. Where shares differ by more than one, its padding would be sent, too:
+    then it is an all-to-all, in which a rank gives all others the same.
+    """
     if axis.degree == 1 or not size:
         return lambda: local
     sizes = axis.sizes(size)
     longest = max(sizes)
-    local = local.movedim(dim, 0)
-    send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
-    if len(local) < longest:
-        send[: len(local)] = local
-    received = send.new_empty((axis.degree * longest, *send.shape[1:]))
-    work = getattr(dist, ALL_GATHER)(received, send, group=axis.group, async_op=True)
+    local, is_padded = local.movedim(dim, 0), longest - min(sizes) <= 1
+    if is_padded:
+        send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
+        if len(local) < longest:
+            send[: len(local)] = local
+        received = send.new_empty((axis.degree * longest, *send.shape[1:]))
+        work = getattr(dist, ALL_GATHER)(received, send, group=axis.group, async_op=True)
+    else:
+        send = local.contiguous().repeat(axis.degree, *(1 for _ in local.shape[1:]))
+        received = local.new_empty((size, *local.shape[1:]))
+        to = [len(local)] * axis.degree
+        work = dist.all_to_all_single(received, send, sizes, to, group=axis.group, async_op=True)
 
     def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
-        with axis.timeline.communication("all_gather"):
+        with axis.timeline.communication("all_gather" if is_padded else "all_to_all"):
             if work is not None:  # none only where a rank is outside of the group
                 work.wait()
-        if min(sizes) == longest:
+        if not is_padded or min(sizes) == longest:
             return received.movedim(0, dim)
         shares = received.split(longest)
         return torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)]).movedim(0, dim)

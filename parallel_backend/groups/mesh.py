@@ -29,7 +29,7 @@ from ..device import (
 )
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
-from .mesh_layout import shard_sizes
+from .mesh_layout import axis_shares, places_of_ranks, shard_sizes, split_sizes
 from .timeline import SILENT, Timeline
 
 HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
@@ -39,17 +39,26 @@ HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
 class Axis:
     """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it.
 
-    timeline: records what the rank waits for on it.
+    timeline: records what the rank waits for on it. shares: the relative speed of each place, in proportion to which
+    what the axis splits is shared out; empty where all are alike. least: what each place has all the same, where
+    there is so much.
     """
 
     group: dist.ProcessGroup | None  # none for an axis of one
     degree: int
     index: int
     timeline: Timeline = field(default=SILENT, compare=False, repr=False)
+    shares: tuple[float, ...] = ()
+    least: int = 0
+
+    @property
+    def evenly(self) -> Axis:
+        """The same ranks, of which each has as much."""
+        return replace(self, shares=())
 
     def sizes(self, size: int) -> list[int]:
         """How a dim of this size is split over the axis, by index."""
-        return shard_sizes(size, self.degree)
+        return [*split_sizes(size, self.shares, self.least)] if self.shares else shard_sizes(size, self.degree)
 
     def own(self, size: int) -> slice:
         """This rank's places in a dim of this size."""
@@ -151,7 +160,10 @@ def build_mesh(
     tensor_mesh = None
     if group := axes["tp"].group:
         tensor_mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))
-    axes = {name: replace(axis, timeline=timeline) for name, axis in axes.items()}
+    places = places_of_ranks(plan)[dist.get_rank()]
+    shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
+    axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
+    axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks do not run on no tokens
     mesh = Mesh(plan, device, axes, tensor_mesh, link_in, link_out, timeline)
     for group in mesh.groups():
         shake_hands(group, device)

@@ -261,7 +261,7 @@ class _Run:
             return predictions[0]
         prediction = torch.cat(predictions)
         if self.splits_passes:
-            prediction = gather(prediction, 0, 2 * len(prediction), mesh["cfg"])
+            prediction = gather(prediction, 0, 2 * len(prediction), mesh["cfg"].evenly)
         parts = prediction.float().chunk(2)
         cond, uncond = (parts[self.branches.index(branch)] for branch in (0, 1))
         return uncond + self.guidance * (cond - uncond)

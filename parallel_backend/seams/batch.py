@@ -33,12 +33,13 @@ class BatchSplit:
     """Hooks on a model whose callers, one a rank, all call it alike, with tensors or with lists of one tensor a row.
 
     A rank without rows, in a batch smaller than the axis, runs a row of another rank and drops what comes out: only so
-    does it know the output's shape, and it is no slower than the ranks that it waits for.
+    does it know the output's shape, and it is no slower than the ranks that it waits for. So a slow one that would have
+    none by its speed has as much as the others.
     """
 
     def __init__(self, model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks) -> None:
         self.spec = spec
-        self.axis = axis
+        self.whole_axis = self.axis = axis
         self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *spec.conditions)))
         self.signature = inspect.signature(model.forward)
         self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -56,6 +57,7 @@ class BatchSplit:
         self.check_names(given)
         self.check_agreement({name: given[name] for name in self.batch_first if is_batch(given.get(name))})
         self.size = next(len(given[name]) for name in LATENTS if name in given)
+        self.axis = self.whole_axis if all(self.whole_axis.sizes(self.size)) else self.whole_axis.evenly
         return (), {name: self.take(name, value) for name, value in arguments.items()}
 
     def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
@@ -71,13 +73,13 @@ class BatchSplit:
         if isinstance(value, dict):
             return {key: self.take(key, inner) for key, inner in value.items()}
         if name in self.batch_first and isinstance(value, list):
-            return value[self.axis.own(self.size)] or value[: self.axis.sizes(self.size)[0]]
+            return value[self.axis.own(self.size)] or value[:1]
         if name not in self.batch_first or not torch.is_tensor(value) or not value.ndim or len(value) == 1:
             return value
         if len(value) % self.size:
             raise RequestError(f"{name} is for a batch of {len(value)}, hidden_states for one of {self.size}.")
-        shares = value.unflatten(BATCH_DIM, (self.size, -1)).split(self.axis.sizes(self.size), BATCH_DIM)
-        mine = shares[self.axis.index] if len(shares[self.axis.index]) else shares[0]
+        rows = value.unflatten(BATCH_DIM, (self.size, -1))
+        mine = rows[self.axis.own(self.size) if self.axis.own_size(self.size) else slice(1)]
         return mine.flatten(0, 1).contiguous()
 
     def check_names(self, given: dict[str, Any]) -> None:

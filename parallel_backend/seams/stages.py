@@ -16,8 +16,7 @@ from typing import NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from ..groups.mesh import Axis, Mesh
-from ..groups.mesh_layout import stage_ranges
+from ..groups.mesh import Mesh
 from ..groups.timeline import Timeline
 from ..hooks import Hooks
 from ..models.rows import BlockRow
@@ -93,17 +92,14 @@ def block_list(model: torch.nn.Module, name: str) -> torch.nn.ModuleList:
     return cast("torch.nn.ModuleList", model.get_submodule(name))
 
 
-def keep_stage(
-    model: torch.nn.Module, rows: Sequence[BlockRow], axis: Axis, hooks: Hooks, skips: bool, sizes: Sequence[int]
-) -> Stage:
+def keep_stage(model: torch.nn.Module, rows: Sequence[BlockRow], own: range, hooks: Hooks, skips: bool) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
-    skips: whether the first half of the blocks feeds the second, as `skip_sources` says. sizes: the bytes of each
-    block, by which `stage_ranges` shares them out.
+    own: which of all blocks the local ones are. skips: whether the first half of the blocks feeds the second, as
+    `skip_sources` says.
     """
     by_path = {row.path: row for row in rows}
     places = [(path, index) for path in by_path for index in range(len(block_list(model, path)))]
-    own = stage_ranges(sizes, axis.degree)[axis.index]
     local = places[own.start : own.stop]
     missing = []
     for name, index in places:

@@ -48,7 +48,7 @@ def statistics(band_BGN: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, torch.
         squares.append((part - means[-1].unsqueeze(-1)).square_().sum(-1))
     mean_BG = torch.cat(means, 1)
     local = torch.stack((mean_BG, torch.cat(squares, 1), torch.full_like(mean_BG, band_BGN.shape[2])))
-    mean, square, count = gather(local.unsqueeze(0), 0, axis.degree, axis).unbind(1)
+    mean, square, count = gather(local.unsqueeze(0), 0, axis.degree, axis.evenly).unbind(1)
     share = count / count.sum(0)
     whole_mean = (mean * share).sum(0)
     variance = square.sum(0) / count.sum(0) + ((mean - whole_mean).square() * share).sum(0)

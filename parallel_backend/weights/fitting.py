@@ -58,7 +58,8 @@ def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room, links: Li
     fitting = [found for found in fewest if found]
     if fitting:
         return min(fitting, key=lambda found: seconds_a_forward(found, sizes, links))
-    most = [whole, *(replace(plan, weights=way) for way in ways)]
+    every = max(map(len, sizes.by_stage(plan)))  # said as a number: stages stay as they are, see `stages_by_time`
+    most = [whole, *(replace(plan, weights=way, weight_blocks=every) for way in ways)]
     return min((each for each in most if in_host(each, sizes) <= room.host), key=lambda each: max(sizes.kept(each)))
 
 

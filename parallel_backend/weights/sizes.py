@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..groups.mesh_layout import stage_ranges
+from ..groups.mesh_layout import stages_of
 from ..models import spec_for
 from ..models.comfyui import host_spec
 from ..plan import HOST, SHARED, ParallelPlan
@@ -42,7 +42,7 @@ class WeightSizes:
             whole - split + split // plan.tp
             for whole, split in zip(self.blocks, self.split or [0] * len(self.blocks), strict=True)
         ]
-        return [[local[place] for place in stage] for stage in stage_ranges(self.blocks, plan.pipefusion)]
+        return [[local[place] for place in stage] for stage in stages_of(plan, self.blocks)]
 
     def kept(self, plan: ParallelPlan) -> list[int]:
         """What a rank keeps under this plan on its device, by its pipeline stage; weights=auto counts as whole."""

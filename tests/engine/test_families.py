@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from parallel_backend.models import spec_for
+from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
+Degrees = dict[str, Any]  # a plan in JSON
+
 TOLERANCE = 1e-5
-PLANS = [
+PLANS: list[Degrees] = [
     {},
     {"ulysses": 2},
     {"ring": 2},
@@ -37,28 +40,41 @@ BF16_TOLERANCE = 2e-2
 UNDER_EVERY_PLAN = ("pixart-alpha", "flux-dev", "wan-t2v")
 
 
-def world_size(plan: dict[str, int]) -> int:
-    return math.prod(plan.values())
+# Devices of unlike speed: tokens and rows by it, one with next to nothing among them.
+SPEED_PLANS: list[Degrees] = [
+    {"ulysses": 2, "speeds": [1, 0.5]},
+    {"ulysses": 2, "speeds": [0.001, 1]},
+    {"ring": 2, "speeds": [1, 0.001]},
+    {"cfg": 2, "speeds": [0.2, 1]},
+    {"dp": 2, "speeds": [1, 3]},
+    {"ring": 3, "speeds": [3, 1, 2]},
+    {"ring": 2, "ulysses": 2, "speeds": [1, 1, 1, 0.25]},
+    {"cfg": 2, "ulysses": 2, "speeds": [1, 0.5, 0.25, 1]},
+]
 
 
-def plans_of(family: str, plans: list[dict[str, int]], tensor_plans: list[dict[str, int]]) -> list[dict[str, int]]:
+def world_size(plan: Degrees) -> int:
+    return ParallelPlan.from_json(plan).world_size
+
+
+def plans_of(family: str, plans: list[Degrees], tensor_plans: list[Degrees]) -> list[Degrees]:
     return plans + (tensor_plans if spec_for(FAMILIES[family].model_class).tensor_parallel else [])
 
 
-def marks(family: str, plan: dict[str, int]) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if world_size(plan) > 2 and family not in UNDER_EVERY_PLAN else []
+def marks(family: str, plan: Degrees) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if (world_size(plan) > 2 or "speeds" in plan) and family not in UNDER_EVERY_PLAN else []
 
 
 CASES = [
     pytest.param(family, plan, shape, marks=marks(family, plan))
     for family in FAMILIES
-    for plan in plans_of(family, PLANS, TENSOR_PLANS)
+    for plan in plans_of(family, PLANS + SPEED_PLANS, TENSOR_PLANS)
     for shape in FAMILIES[family].shapes
 ]
 BF16_CASES = [(family, plan) for family in FAMILIES for plan in plans_of(family, BF16_PLANS, BF16_TENSOR_PLANS)]
 
 
-def case_name(family: str, plan: dict[str, int], shape: str, dtype: str = "fp32") -> str:
+def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> str:
     return f"{family} | {json.dumps(plan)} | {shape} | {dtype}"
 
 
@@ -74,9 +90,7 @@ def predictions(
     return run_cases(wanted, ranks, tmp_path_factory.mktemp("predictions"))
 
 
-def run_cases(
-    wanted: list[tuple[str, dict[str, int], str, str]], ranks: RankPool, root: Path
-) -> dict[str, torch.Tensor]:
+def run_cases(wanted: list[tuple[str, Degrees, str, str]], ranks: RankPool, root: Path) -> dict[str, torch.Tensor]:
     """Cases of family, plan, shape and dtype, all of a world size at once: rank 0's prediction by case name."""
     folders = {name: FAMILIES[name].save(root / name) for name in {family for family, *_ in wanted}}
     results: dict[str, torch.Tensor] = {}
@@ -102,7 +116,7 @@ def run_cases(
 
 @pytest.mark.parametrize(("family", "plan", "shape"), CASES, ids=lambda value: str(value))
 def test_sharded_prediction_equals_plain_diffusers(
-    family: str, plan: dict[str, int], shape: str, predictions: dict[str, torch.Tensor]
+    family: str, plan: Degrees, shape: str, predictions: dict[str, torch.Tensor]
 ) -> None:
     expected = plain_diffusers(family, shape)
     got = predictions[case_name(family, plan, shape)]
@@ -112,7 +126,7 @@ def test_sharded_prediction_equals_plain_diffusers(
 
 @pytest.mark.parametrize(("bf16_family", "plan"), BF16_CASES, ids=lambda value: str(value))
 def test_sharding_in_bf16_costs_no_more_than_bf16_itself(
-    bf16_family: str, plan: dict[str, int], predictions: dict[str, torch.Tensor]
+    bf16_family: str, plan: Degrees, predictions: dict[str, torch.Tensor]
 ) -> None:
     one, sharded = (predictions[case_name(bf16_family, degrees, UNEVEN, "bf16")] for degrees in ({}, plan))
     exact = plain_diffusers(bf16_family, UNEVEN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from tests.support.cases.shelf_plans import LONG, allows
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
+Degrees = dict[str, Any]  # a plan in JSON
+
 TOLERANCE = 1e-5
 PLANS = [{"cfg": 2}, {"ulysses": 2}, {"ring": 2}, {"ring": 2, "ulysses": 2}]
 # Of these, a sampling: stages with all tokens at once, and PipeFusion.
@@ -26,30 +29,48 @@ STAGES = [
     {"pipefusion": 2, "ulysses": 2, "patches": 3},
     {"pipefusion": 2, "ring": 2, "patches": 2},
 ]
-UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks
+# Devices of unlike speed, one with next to nothing among them.
+SPEEDS = [
+    {"cfg": 2, "speeds": [0.2, 1]},
+    {"ulysses": 2, "speeds": [1, 0.4]},
+    {"ring": 2, "speeds": [0.001, 1]},
+    {"ring": 2, "ulysses": 2, "speeds": [1, 1, 1, 0.25]},
+    {"pipefusion": 2, "patches": 1, "speeds": [1, 0.4]},
+    {"pipefusion": 2, "ring": 2, "patches": 3, "speeds": [1, 0.5, 0.25, 1]},
+]
+UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks, alike
 
 
-def ranks_of(plan: dict[str, int]) -> int:
+def ranks_of(plan: Degrees) -> int:
     return ParallelPlan.from_json(plan).world_size
 
 
-def serial(plan: dict[str, int]) -> dict[str, int]:
+def serial(plan: Degrees) -> Degrees:
     """What of a plan makes a difference to the result: with stages it is a sampling, by so many patches."""
     return {"pipefusion": 2, "patches": plan["patches"]} if "pipefusion" in plan else {}
 
 
-def is_slow(row: str, plan: dict[str, int]) -> bool:
-    return row in LONG or (ranks_of(plan) > 2 and row not in UNDER_EVERY_PLAN)
+def is_slow(row: str, plan: Degrees) -> bool:
+    return row in LONG or ((ranks_of(plan) > 2 or "speeds" in plan) and row not in UNDER_EVERY_PLAN)
 
 
 CASES = [
     pytest.param(row, plan, marks=[pytest.mark.slow] if is_slow(row, plan) else [])
     for row in ROWS
-    for plan in [*PLANS, *STAGES]
+    for plan in [*PLANS, *STAGES, *SPEEDS]
     if allows(row, plan)
 ]
 # Three calls of three sizes at a time.
-SEVERAL = [("wan-t2v × 3", plan) for plan in ({"cfg": 2}, {"cfg": 2, "ulysses": 2}, {"dp": 2, "cfg": 2})]
+SEVERAL = [
+    ("wan-t2v × 3", plan)
+    for plan in (
+        {"cfg": 2},
+        {"cfg": 2, "ulysses": 2},
+        {"dp": 2, "cfg": 2},
+        {"cfg": 2, "speeds": [0.2, 1]},
+        {"dp": 2, "cfg": 2, "speeds": [0.01, 1, 1, 0.4]},
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +80,7 @@ def outputs(
     """What rank 0 gets for the tests that run, by row and plan, and what the plain class gives."""
     root = tmp_path_factory.mktemp("host-models")
     wanted = running(request, "row", "plan")
-    by_world: dict[int, list[tuple[str, dict[str, int], bool]]] = {
+    by_world: dict[int, list[tuple[str, Degrees, bool]]] = {
         1: [(row, json.loads(plan), False) for row, plan in {(row, json.dumps(serial(plan))) for row, plan in wanted}]
     }
     for row, plan in wanted:
@@ -74,9 +95,7 @@ def outputs(
 
 
 @pytest.mark.parametrize(("row", "plan"), [*CASES, *SEVERAL], ids=str)
-def test_a_class_of_comfyui_on_ranks_equals_itself(
-    row: str, plan: dict[str, int], outputs: dict[str, torch.Tensor]
-) -> None:
+def test_a_class_of_comfyui_on_ranks_equals_itself(row: str, plan: Degrees, outputs: dict[str, torch.Tensor]) -> None:
     alone = outputs[f"{row} | {json.dumps(serial(plan))} | False"]
     shared = outputs[f"{row} | {json.dumps(plan)} | True"]
     assert alone.abs().mean() > 1e-3, "a model that gives nothing shows nothing"

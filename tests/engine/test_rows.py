@@ -84,7 +84,7 @@ def test_a_rank_without_rows_does_not_call_the_model() -> None:
 def test_several_calls_are_shared_out_in_as_few_parts_as_give_every_group_as_many(
     sizes: list[int], groups: int, shares: list[str]
 ) -> None:
-    parts = share_out(sizes, groups)
+    parts = share_out(sizes, Axis(None, groups, 0))
     assert parts[0].group == parts[0].call == 0
     of_groups = [[part.rows for part in parts if part.group == group] for group in range(groups)]
     assert [" ".join(f"{rows.index + 1}/{rows.degree}" for rows in each) for each in of_groups] == shares

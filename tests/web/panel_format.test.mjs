@@ -72,6 +72,7 @@ test('a plan in words, as its Python class says it', () => {
   assert.equal(planWords({ ...one, ulysses: 2, exchange: 'hidden' }, t), 'ulysses=2 × panel.planExchange hidden')
   assert.equal(planWords({ ...one, ulysses: 2, exchange: 'auto' }, t), 'ulysses=2')
   assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
+  assert.equal(planWords({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })
 
 test('bars: heights by time, communication within them', () => {

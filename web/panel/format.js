@@ -3,7 +3,16 @@
 const MEBIBYTE = 2 ** 20
 const GIBIBYTE = 2 ** 30
 // Of a plan; all else are degrees, the outermost axis first.
-const NO_AXES = ['patches', 'sync_steps', 'attention', 'weights', 'weight_blocks', 'exchange', 'exchange_dtype']
+const NO_AXES = [
+  'patches',
+  'sync_steps',
+  'attention',
+  'weights',
+  'weight_blocks',
+  'exchange',
+  'exchange_dtype',
+  'speeds'
+]
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */
 export function bytes(count) {
@@ -47,6 +56,9 @@ export function secondsLeft(run) {
   return known ? (Math.max(0, run.total - run.at) * known.median * run.made) / run.at : null
 }
 
+/** "1:0.5": speeds, the fastest being 1. */
+const inProportion = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':')
+
 /** A plan in the words of its Python class. t: the texts, by path and values. */
 export function planWords(plan, t) {
   const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1)
@@ -56,5 +68,6 @@ export function planWords(plan, t) {
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
   if (plan.exchange && plan.exchange !== 'auto') parts.push(t('panel.planExchange', { name: plan.exchange }))
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
+  if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: inProportion(plan.speeds) }))
   return parts.join(' × ') || t('panel.planOneRank')
 }

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from parallel_backend.axes import TOKEN_AXES
 from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
-from parallel_backend.groups.mesh import Mesh
+from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.groups.mesh_layout import largest_share
 from parallel_backend.module import ParallelModule, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
@@ -163,18 +165,19 @@ class HostModel:
         self.working_bytes = working_bytes
         self.fetched.rebind()  # ComfyUI makes new parameters of quantised weights
 
-    def working(self, *latents: Sequence[int], ways: int = 0) -> int:
-        """The bytes that a forward takes on a rank beside the weights, for latents of these shapes, (B, C, …): of its
-        share of the tokens, by ComfyUI's estimate. ways: in which their batch is shared, 0 being the plan's."""
-        ways = ways or self.mesh["batch"].degree
-        shapes = [[-(-rows // ways), *sizes] for rows, *sizes in latents]
-        return math.ceil(sum(map(self.patcher.memory_required, shapes)) / self.mesh["sequence"].degree)
+    def working(self, *latents: Sequence[int], axis: Axis | None = None) -> int:
+        """The bytes that a forward takes beside the weights, for latents of these shapes, (B, C, …), by ComfyUI's
+        estimate: of the largest share of rows and tokens, alike on all ranks. axis: over which the rows are shared; the
+        plan's without."""
+        axis = axis or self.mesh["batch"]
+        shapes = [[max(axis.sizes(rows)), *sizes] for rows, *sizes in latents]
+        return math.ceil(sum(map(self.patcher.memory_required, shapes)) * largest_share(self.mesh.plan, TOKEN_AXES))
 
     def working_of_calls(self, calls: Sequence[Call]) -> int:
         """Of the call that takes the most."""
-        parts = share_out([call.size for call in calls], self.mesh["batch"].degree)
+        parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
-        return max(self.working(*shapes[part.call], ways=part.rows.degree) for part in parts)
+        return max(self.working(*shapes[part.call], axis=part.rows) for part in parts)
 
     def spared(self, free: int) -> int:
         """What weights may have of so much memory of the device, as ComfyUI's flags say."""
@@ -236,7 +239,7 @@ class HostModel:
 
         Each runs rows of the only call, and has no stage before it. Else one may wait for another that has refused.
         """
-        return len(sizes) == 1 and sizes[0] >= self.mesh["batch"].degree and self.module.link is None
+        return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.module.link is None
 
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import diffusers
 import torch
-
-from parallel_backend.plan import ParallelPlan
 
 Conditions = dict[str, torch.Tensor]
 TEXT_WIDTH = 256
@@ -112,7 +110,6 @@ CASES = {
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
 HIDDEN, FP8 = "hidden 2", "fp8"
-PLAN_FIELDS = {field.name for field in fields(ParallelPlan)}
 
 
 def methods(case: Case, ranks: int) -> list[Method]:

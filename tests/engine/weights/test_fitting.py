@@ -83,7 +83,7 @@ def test_a_host_without_room_leaves_the_peers_even_where_they_are_slower() -> No
 
 def test_where_nothing_fits_as_much_goes_as_can() -> None:
     found = fitted_weights(TWO, EVEN, Room(0, PLENTY), PEERS_FASTER)
-    assert (found.weights, found.weight_blocks) == (HOST, 0)
+    assert (found.weights, found.weight_blocks) == (HOST, 40)
     assert kept(found, EVEN) == EVEN.rest + BUFFERS * max(EVEN.blocks)
     assert fitted_weights(TWO, EVEN, Room(0, 0)).weights == SHARED, "the host has no room at all"
     assert fitted_weights(ParallelPlan(), EVEN, Room(0, 0)).weights == WHOLE, (

@@ -18,13 +18,15 @@ MASKS = ("none", "padding", "block", "bias", "square")
 @dataclass(frozen=True)
 class Case:
     """A plan, and the attention under it. shares: what each rank of the plan's one axis gets, where not as much as the
-    others. parts: into how many the exchange is cut."""
+    others. parts: into how many the exchange is cut. heads_by_speed: what ranks get of
+    the heads under the plan's speeds."""
 
     plan: dict[str, Any]
     heads: int = 4
     kv_heads: int = 4
     parts: int = 1
     shares: tuple[int, ...] = ()
+    heads_by_speed: tuple[int, ...] = ()
 
     @property
     def is_lossy(self) -> bool:
@@ -32,6 +34,8 @@ class Case:
 
     def share_out(self, size: int, degree: int) -> list[int]:
         """How many of so many each rank of an axis gets."""
+        if self.heads_by_speed and size == self.heads:
+            return [*self.heads_by_speed]
         order = [rank for rank, share in enumerate(self.shares or (1,) * degree) for _ in range(share)]
         turns = [order[place % len(order)] for place in range(size)]
         return [turns.count(rank) for rank in range(degree)]
@@ -48,12 +52,14 @@ CASES: dict[int, dict[str, Case]] = {
         "ring, 6 heads on 2": Case({"ring": 2}, 6, 2),
         "ulysses, fp8": Case({"ulysses": 2, **FP8}, 5, 5, parts=2),
         "ring, fp8": Case({"ring": 2, **FP8}),
+        "ulysses, of unlike speed": Case({"ulysses": 2, "speeds": [1, 0.4]}, 5, 5, parts=2, heads_by_speed=(4, 1)),
     },
     3: {
         "ulysses, 5 heads": Case({"ulysses": 3}, 5, 5, parts=2),
         "ulysses, 6 heads on 2": Case({"ulysses": 3}, 6, 2),
         "ulysses, nothing for one": Case({"ulysses": 3}, 7, 7, parts=3, shares=(4, 0, 2)),
         "ring, nothing for one": Case({"ring": 3}, shares=(4, 0, 2)),
+        "ring, of unlike speed": Case({"ring": 3, "speeds": [3, 1, 2]}),
     },
     4: {
         "ulysses": Case({"ulysses": 4}),
@@ -62,6 +68,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ring": Case({"ring": 4}),
         "usp, 5 heads": Case({"ring": 2, "ulysses": 2}, 5, 5, parts=3),
         "usp, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2),
+        "usp, of unlike speed": Case({"ring": 2, "ulysses": 2, "speeds": [1, 0.25, 0.5, 1]}, 6, 2, parts=2),
         "usp, 6 heads on 2, fp8": Case({"ring": 2, "ulysses": 2, **FP8}, 6, 2, parts=2),
     },
     8: {

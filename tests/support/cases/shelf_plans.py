@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
 from parallel_backend.models import spec_for
 from parallel_backend.models.comfyui import named_spec
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 
-Plan = dict[str, int]
+Plan = dict[str, Any]
 
 # Rows of classes that can be cut to patches, with references or padding beside the image's tokens.
 WITH_MORE_TOKENS = (

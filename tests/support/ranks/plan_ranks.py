@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.groups.mesh_layout import stages_of
 from parallel_backend.hooks import Hooks
 from parallel_backend.models.spec import ModelSpec
 from parallel_backend.plan import ParallelPlan
@@ -32,6 +33,8 @@ PLANS = (
     {"pipefusion": 4, "ulysses": 2},
     {"cfg": 2, "pipefusion": 2, "tp": 2},
     {"ring": 2, "ulysses": 2, "tp": 2},
+    {"cfg": 2, "pipefusion": 2, "ring": 2, "patches": 2, "speeds": [3, 1, 3, 1, 1, 2, 1, 2]},
+    {"pipefusion": 4, "ring": 2, "patches": 1, "speeds": [2, 1, 4, 2, 2, 1, 2, 1]},
 )
 SPEC = ModelSpec(
     model_class="Toy",
@@ -59,7 +62,8 @@ def toy() -> torch.nn.Module:
 def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
-    stage = keep_stage(toy(), SPEC.rows(), mesh["pipefusion"], Hooks(), skips=False, sizes=BLOCK_BYTES)
+    own = stages_of(plan, BLOCK_BYTES)[mesh["pipefusion"].index]
+    stage = keep_stage(toy(), SPEC.rows(), own, Hooks(), skips=False)
     layout = TokenLayout(SPEC.streams[0], mesh["sequence"], ForwardSlot(plan.patch_count))
     layout.begin({"x": TOKENS})
     tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()

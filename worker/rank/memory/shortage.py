@@ -14,6 +14,7 @@ import torch
 from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh
+from parallel_backend.groups.mesh_layout import largest_share
 from parallel_backend.models import spec_for
 from parallel_backend.models.spec import Limits
 from parallel_backend.plan import ParallelPlan
@@ -124,7 +125,7 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
-        return max(sizes.kept(plan)) + working * own.token_ways / plan.token_ways
+        return max(sizes.kept(plan)) + working * largest_share(plan, TOKEN_AXES) / largest_share(own, TOKEN_AXES)
 
     for times in MORE_RANKS:
         plans = [plan for plan in alternatives(short, own, times) if estimate(plan) < room]
@@ -142,9 +143,10 @@ def alternatives(short: Shortage, plan: ParallelPlan, times: int) -> Iterator[Pa
         rest, remainder = divmod(ranks, math.prod(degrees))
         if remainder or not rest:
             continue
-        # Whole images in the stages, which every model can do.
-        other = replace(plan, **dict(zip(axes, (*degrees, rest), strict=True)), patches=1)
+        split = dict(zip(axes, (*degrees, rest), strict=True))
         try:
+            # Whole images in the stages, which every model can do. How fast further ranks are nobody knows.
+            other = replace(plan, **split, patches=1, speeds=plan.speeds if times == 1 else ())
             if short.check:
                 short.check(other)
             if short.operation.is_step:
