@@ -34,7 +34,8 @@ class Amounts(NamedTuple):
     few: int = 4096
 
 
-OF_A_CARD, OF_CORES = Amounts(4096, 4096, 24, 1 << 26, MEASURED), Amounts(512, 512, 4, 1 << 21, 4 << 20)
+# Of cores long enough that ranks which share them have their share, and none is alone in its turn.
+OF_A_CARD, OF_CORES = Amounts(4096, 4096, 24, 1 << 26, MEASURED), Amounts(1024, 1024, 8, 1 << 23, 4 << 20)
 
 
 def measured(axis: Axis, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup | None) -> dict[str, Any]:

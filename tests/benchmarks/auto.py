@@ -8,9 +8,11 @@ exact plan from that, and then every one is run, in rounds whose order changes; 
 So is that of one rank by itself, which runs while the others run the same, each by itself, as it has less of the
 machine then; ranks that a plan has no work for are kept busy likewise.
 
-best: the chosen plan's time by that of the fastest. one rank: its time by one rank's. predicted: by what was measured
-of the chosen plan, before any step, and corrected by its first. Of mixed ranks the last half are throttled to half
-their speed in products and attention (tests/benchmarks/speed/throttle.py).
+chosen: the plan that is chosen once its own steps, and those of plans chosen before it, have corrected what is
+predicted. best: its time by that of the fastest; first: likewise of the plan that is chosen before any step. one rank:
+its time by one rank's. predicted, after: by what was measured of it, before any step and as corrected by its own. Of
+mixed ranks the last half are throttled to half their speed in products and attention
+(tests/benchmarks/speed/throttle.py).
 """
 
 from __future__ import annotations
@@ -63,12 +65,13 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a case, as ratios. near: the chosen plan's time by the fastest's; alone: by one rank's; before, after: what
-    was predicted of it by its time, before the first step and after it."""
+    """Of a case, as ratios. first, near: the time of the plan chosen before any step, and of the one chosen after
+    steps, by the fastest's; alone: the latter's by one rank's; before, after: what was predicted of it by its time."""
 
     chosen: str
     best: str
     seconds: float
+    first: float
     near: float
     alone: float
     before: float
@@ -77,10 +80,10 @@ class Verdict:
     @classmethod
     def of(cls, found: dict) -> Verdict:
         medians = {name: statistics.median(seconds) for name, seconds in found["seconds"].items()}
-        chosen, best = found["chosen"], min(medians, key=lambda name: medians[name])
-        own = medians[chosen]
-        predicted = found["predicted"][chosen] / own
-        return cls(chosen, best, own, own / medians[best], own / medians[str(ONE)], predicted, found["first"] / own)
+        first, chosen, best = found["chosen"][0], found["chosen"][-1], min(medians, key=lambda name: medians[name])
+        own, least = medians[chosen], medians[best]
+        before, after = (found[when][chosen] / own for when in ("predicted", "corrected"))
+        return cls(chosen, best, own, medians[first] / least, own / least, own / medians[str(ONE)], before, after)
 
 
 def measure(group: Group, cases: list[tuple[str, str]], rounds: int) -> Iterator[tuple[tuple[str, str], dict | None]]:
@@ -103,14 +106,15 @@ def measure(group: Group, cases: list[tuple[str, str]], rounds: int) -> Iterator
 
 def print_summary(verdicts: list[Verdict]) -> int:
     """Prints what holds of all cases; returns how many of the three claims do not."""
-    near = sum(each.near <= NEAR for each in verdicts)
+    first, near = (sum(getattr(each, which) <= NEAR for each in verdicts) for which in ("first", "near"))
     worse = sum(each.alone > NOISE for each in verdicts)
     expected = sum(abs(each.after - 1) <= EXPECTED for each in verdicts)
     count = len(verdicts)
+    before = sum(abs(each.before - 1) <= EXPECTED for each in verdicts)
     print(
-        f"\n{count} cases. Within {NEAR - 1:.0%} of the best of all plans: {near}. Slower than one rank, by more than "
-        f"{NOISE - 1:.0%}: {worse}.\nPredicted within {EXPECTED:.0%} after the first step: {expected}; before it: "
-        f"{sum(abs(each.before - 1) <= EXPECTED for each in verdicts)}."
+        f"\n{count} cases. Within {NEAR - 1:.0%} of the best of all plans: {near}, before any step {first}.\n"
+        f"Slower than one rank, by more than {NOISE - 1:.0%}: {worse}.\n"
+        f"Predicted within {EXPECTED:.0%} after its first steps: {expected}, before any step {before}."
     )
     return (near < FEWEST * count) + bool(worse) + (expected < count)
 
@@ -127,7 +131,7 @@ def main() -> int:
         parser.error(f"no case has {arguments.only!r} in its name")
     others = busy_share()
     print(f"{os.cpu_count()} cores, {others:.0%} busy with something else{': NOT QUIET' if others > 0.05 else ''}")
-    titles = f"{'s':>7}{'best':>6}{'one rank':>10}{'predicted':>11}{'after':>7}"
+    titles = f"{'s':>7}{'first':>7}{'best':>6}{'one rank':>10}{'predicted':>11}{'after':>7}"
     print(f"{'':38}{'link':28}{'chosen':24}{'fastest':24}{titles}")
     everything, verdicts, failures = {}, [], 0
     for group, cases in groups.items():
@@ -141,9 +145,9 @@ def main() -> int:
             for profile, each in found["profiles"].items():
                 verdict = Verdict.of(each)
                 verdicts.append(verdict)
-                ratios = f"{verdict.seconds:7.3f}{verdict.near:6.2f}{verdict.alone:10.2f}{verdict.before:11.2f}"
                 plans = f"{profile:28}{verdict.chosen:24}{verdict.best:24}"
-                print(f"{name:38}{plans}{ratios}{verdict.after:7.2f}", flush=True)
+                times = f"{verdict.seconds:7.3f}{verdict.first:7.2f}{verdict.near:6.2f}{verdict.alone:10.2f}"
+                print(f"{name:38}{plans}{times}{verdict.before:11.2f}{verdict.after:7.2f}", flush=True)
             for plan, reason in found["refused"].items():
                 print(f"  {plan}: {reason}", flush=True)
     if arguments.json:

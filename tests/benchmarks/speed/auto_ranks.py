@@ -15,23 +15,25 @@ import torch.distributed as dist
 
 from parallel_backend.axes import BATCH_AXES
 from parallel_backend.costs.choose import ranked
+from parallel_backend.costs.correct import Correction, preferred
 from parallel_backend.costs.forward import Forward, forward_of
 from parallel_backend.costs.machine import Machine, assumed
 from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.groups.mesh import Axis
+from parallel_backend.groups.timeline import Timeline
 from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.rates import measured
 from parallel_backend.seams.forward import Forward as Running
 from parallel_backend.transformer import ParallelTransformer
-from tests.benchmarks.speed.contest import UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
+from tests.benchmarks.speed.contest import CPU, UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
 from tests.benchmarks.speed.link_cases import CASES, Case
-from tests.benchmarks.speed.measured import measured_links, measured_speeds
 from tests.benchmarks.speed.throttle import Throttle
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
 ALONE = Axis(None, 1, 0)
-ONE = ParallelPlan()
+ONE, UNCORRECTED = ParallelPlan(), Correction()
 SAMPLES = 3
 # Blocks, and latents, smaller ones of them first; a step takes a rank some tenths of a second.
 SIZES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
@@ -50,7 +52,8 @@ class Runner:
     """
 
     def __init__(self, plan: ParallelPlan, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
-        self.transformer = ParallelTransformer(twin(model), meshes.of(plan))
+        self.timeline = Timeline(CPU)
+        self.transformer = ParallelTransformer(twin(model), meshes.of(plan, self.timeline))
         self.request = case.request()
         rows, ways, ranks = case.latents[0], plan.ways(BATCH_AXES), dist.get_world_size()
         self.idles = plan == ONE or ways > rows
@@ -69,6 +72,14 @@ class Runner:
     def seconds(self) -> float:
         """A step, of the slowest rank that has a part of it."""
         return max(timed(self.step)[: self.busy])
+
+    def usual(self) -> tuple[float, float]:
+        """Seconds of a step, and of those the communication that this rank waited for: of the median of some."""
+        found = []
+        for _ in range(SAMPLES):
+            before = self.timeline.communicated()
+            found.append((self.seconds(), self.timeline.communicated() - before))
+        return sorted(found)[SAMPLES // 2]
 
 
 def forward_cost(case: Case) -> Forward:
@@ -115,29 +126,42 @@ class Contest:
         """That of one rank for a plan in which one rank has all that there is."""
         return str(ONE if self.rows == 1 and plan.ways(BATCH_AXES) == self.ranks else plan)
 
-    def ranked(self, machine: Machine) -> list[Prediction]:
+    def ranked(self, machine: Machine, correction: Correction = UNCORRECTED) -> list[Prediction]:
+        """As ComfyUI's process does it."""
         check = lambda plan: plan.check_model(**self.limits)  # noqa: E731
-        return ranked(self.forward, self.rows, machine, self.ranks, check=check, branches=self.case.guided)
+        options = {"check": check, "branches": self.case.guided, "corrected": correction.of}
+        return ranked(self.forward, self.rows, machine, self.ranks, **options)
 
     def measured_speed(self) -> float:
         """FLOP/s of a rank in a step by itself, while all are in theirs; of the fastest rank."""
         found = [timed(self.runners[str(ONE)].step) for _ in range(SAMPLES)]
         return self.flops / min(statistics.median(each) for each in zip(*found, strict=True))
 
+    def settled(self, machine: Machine) -> tuple[list[str], dict[str, float]]:
+        """The plans that are chosen one after the other, each corrected by the steps of those before, until one is
+        chosen again, which is the last; and what is predicted of each plan by then."""
+        raw = {self.name(each.plan): each for each in self.ranked(machine)}
+        correction, chosen = UNCORRECTED, []
+        while True:
+            found = [each for each in self.ranked(machine, correction) if self.name(each.plan) in self.runners]
+            names = [self.name(preferred(found, correction).plan)]
+            dist.broadcast_object_list(names, 0)
+            chosen += names
+            if names[0] in chosen[:-1]:
+                return chosen, {self.name(each.plan): each.seconds for each in found}
+            correction = correction.noted(raw[names[0]], *self.runners[names[0]].usual())
+
     def measure(self, machine: Machine, rounds: int, turn: int) -> dict:
         """What is predicted and what is measured, on a link that is set by now."""
-        best = self.ranked(machine)
         predicted = {str(ONE): predict(self.forward, self.rows, ONE, machine).seconds}
-        predicted |= {self.name(each.plan): each.seconds for each in best}
-        names = [next(name for each in best if (name := self.name(each.plan)) in self.runners)]
-        dist.broadcast_object_list(names, 0)
-        first = self.runners[names[0]].seconds()
+        predicted |= {self.name(each.plan): each.seconds for each in self.ranked(machine)}
+        chosen, corrected = self.settled(machine)
         seconds: dict[str, list[float]] = {name: [] for name in self.runners}
         order = random.Random(turn)
         for _ in range(rounds):
             for name in order.sample(list(self.runners), len(self.runners)):
                 seconds[name].append(self.runners[name].seconds())
-        return {"predicted": predicted, "chosen": names[0], "first": first, "seconds": seconds}
+        return {"predicted": predicted, "corrected": corrected, "chosen": chosen, "seconds": seconds}
 
 
 def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> dict:
@@ -145,15 +169,14 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
     depth, sizes = SIZES[name]
     case = replace(CASES[name], depth=depth, latents=sizes[size])
     set_rate(namespace, UNLIMITED)
-    contest = Contest(case, meshes)
+    contest, world = Contest(case, meshes), meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
     found = {}
     for turn, profile in enumerate(options["profiles"]):
         say(f"{name} {size}, {contest.ranks} ranks: {profile}")
         set_rate(namespace, UNLIMITED)
-        speeds = measured_speeds()
         rate = PROFILES[profile].rate(contest.measured_speed(), shrink=case.shrink)
         set_rate(namespace, rate)
-        machine = Machine(speeds, **measured_links(rate))
+        machine = Machine.of(measured(world, CPU, torch.float32, None))
         found[profile] = {"rate": rate, "machine": machine.to_json()} | contest.measure(
             machine, options["rounds"], turn
         )

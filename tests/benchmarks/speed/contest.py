@@ -18,6 +18,7 @@ import torch.distributed as dist
 from diffusers.utils import logging
 
 from parallel_backend.groups.mesh import Mesh, build_mesh, new_group
+from parallel_backend.groups.timeline import SILENT, Timeline
 from parallel_backend.plan import ParallelPlan
 from tests.support.links.link import limit
 
@@ -44,9 +45,9 @@ class Meshes:
     def __init__(self) -> None:
         self.group = functools.cache(lambda *ranks: new_group(CPU, list(ranks)))
 
-    def of(self, plan: ParallelPlan) -> Mesh:
+    def of(self, plan: ParallelPlan, timeline: Timeline = SILENT) -> Mesh:
         with mock.patch("parallel_backend.groups.mesh.new_group", lambda _device, ranks: self.group(*ranks)):
-            return build_mesh(plan, CPU)
+            return build_mesh(plan, CPU, timeline=timeline)
 
 
 def twin(model: torch.nn.Module) -> torch.nn.Module:

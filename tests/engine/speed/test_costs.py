@@ -74,7 +74,7 @@ def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
 @pytest.mark.parametrize("degree", [2, 3, 8])
 def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str, degree: int):
     model, size = DIFFUSERS["flux-dev"], "1024²"
-    plan = ParallelPlan(**{axis: degree})
+    plan = ParallelPlan(**{axis: degree}, exchange="heads")
     activation = (64 * 64 + 512) * 3072 * 2
     assert EXCHANGES[axis].sent(activation, degree) * 57 == pytest.approx(sent_bytes(model, size, plan)[kind][axis])
 

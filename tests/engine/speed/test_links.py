@@ -101,7 +101,7 @@ def test_every_plan_is_tried_beside_the_automatic_one_from_end_to_end(possible: 
     found, said = found_by("tests.benchmarks.auto", tmp_path, "--only", "Wan-shaped 81 frames, 2 ranks, mixed")
     (case,) = found["Wan-shaped 81 frames, 2 ranks, mixed"]["profiles"].values()
     assert {"one rank", "ulysses=2", "ring=2"} <= set(case["seconds"]) == set(case["predicted"])
-    assert case["chosen"] in case["seconds"]
+    assert set(case["chosen"]) <= set(case["seconds"])
     fast, slow = (speed["linear"] for speed in case["machine"]["speeds"])
     assert slow < 0.8 * fast, "a throttled rank is found to be slower"
     assert "1 cases" in said
