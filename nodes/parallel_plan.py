@@ -16,7 +16,7 @@ from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import ATTENTION, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
@@ -81,6 +81,16 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
+                io.Combo.Input(
+                    "exchange_dtype",
+                    options=list(EXCHANGE_DTYPES),
+                    default=MODEL,
+                    optional=True,
+                    advanced=True,
+                    tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
+                    "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
+                    "Used in manual mode.",
+                ),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )

@@ -22,6 +22,7 @@ from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
+from .seams.exchange.heads import with_unrepeated
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
@@ -136,7 +137,10 @@ class ParallelTransformer:
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
                         module = block.get_submodule(name)
-                        install_attention(module, [partial(attention, module, streams)], hooks)
+                        attend = partial(attention, module, streams)
+                        if spec.kv_heads:
+                            attend = partial(with_unrepeated, attend, spec.kv_heads(model.config))
+                        install_attention(module, [attend], hooks)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams

@@ -17,6 +17,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work
+from ...parallel_backend.models.comfyui.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
@@ -33,7 +34,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..costs.machine import measure
-from ..costs.plans import ModelCosts, usual_step
+from ..costs.plans import ModelCosts, is_covered, usual_step
 from ..errors import Refused
 from ..plan_words import Remark, in_words
 from .patches import bearable, check_inside, check_plan, sendable
@@ -191,7 +192,7 @@ class RemoteModule(RemoteWeights):
     def learn(self) -> None:
         """Has what the run's steps took correct what is predicted of this plan."""
         run = self.group.runs.current
-        if self.asked and self.asked.forward and run and (steps := run.of_plan):
+        if self.asked and self.asked.forward and is_covered(self.plan) and run and (steps := run.of_plan):
             self.costs.learn(self.asked.forward, self.asked, self.plan, *usual_step(steps))
 
     def shares_calls(self) -> bool:
@@ -220,7 +221,7 @@ class RemoteModule(RemoteWeights):
         if work == self.asked and not self.group.runs.is_new:
             return
         self.asked = work
-        if work.forward:
+        if work.forward and is_covered(self.plan):
             predicted = self.costs.predict(work.forward, work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
@@ -258,6 +259,9 @@ class RemoteModule(RemoteWeights):
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}
+
+    def check_model(self, plan: ParallelPlan) -> None:
+        check_module(plan, self.module)
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:

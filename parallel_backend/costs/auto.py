@@ -15,7 +15,7 @@ import torch
 from ..axes import BATCH_AXES
 from ..models.comfyui.checks import changes_of, sizes_of
 from ..models.comfyui.spec import HostSpec, host_spec
-from ..plan import ParallelPlan
+from ..plan import ParallelPlan, ulysses_of
 from .forward import Forward
 
 IDLE_REQUESTS = 2
@@ -69,7 +69,7 @@ def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
     ranks = devices if shares_rows or tokens else 1
     ways = 1 if not shares_rows else math.gcd(ranks, work.parts) if tokens else ranks
     cfg = 2 if work.has_branches and ways % 2 == 0 else 1
-    ulysses = math.gcd(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
+    ulysses = ulysses_of(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
     return ParallelPlan(dp=ways // cfg, cfg=cfg, ulysses=ulysses, ring=ranks // ways // ulysses)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
@@ -33,7 +33,7 @@ TURN_RING = """() => {
 }"""
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 MEMORY = re.compile(r"Each rank: \d+ MiB of weights")
-HEADS = "ulysses=3 does not divide the model's 8 heads. Use 2 or 4, or ring=3."
+HEADS = "ulysses=9 is more than the model's 8 heads. Use 8 or less, or ring=9."
 
 
 def template(name: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
     expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
-    shared_editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
+    shared_editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=9)
     alert = page.locator(".paralleldit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]
@@ -94,6 +94,28 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
         "weights=shared needs ranks that compute with the same weights"
     )
     assert page.evaluate(OUTLINED) == ["weights"]
+
+
+def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_editor: Editor) -> None:
+    """Over a link that is slow: the answer of a machine that has one."""
+    page = shared_editor.page
+    best = [{"plan": plan, "seconds": 2.5, "bytes": 3 << 30, "fits": True} for plan in ("dp=2", "ulysses=2", "ring=2")]
+
+    def answer(route: Route) -> None:
+        predicted = {"plan": best[0], "best": best, "alone": True, "is_measured": False}
+        route.fulfill(json={**route.fetch().json(), "predicted": predicted})
+
+    page.route(ROUTE, answer)
+    try:
+        shared_editor.prompt(template("demo"))
+        rows = page.get_by_test_id("paralleldit-plan-predicted").get_by_role("listitem")
+        expect(rows).to_have_count(3)
+        expect(rows.first).to_have_text("dp=2: 2.50 s a step, 3.0 GiB a rank")
+        expect(rows.first).to_have_attribute("aria-current", "true")
+        expect(page.locator(".paralleldit-plan-content")).to_contain_text("One device is faster here")
+        expect(page.locator(".paralleldit-plan-content")).to_contain_text("assumed speeds")
+    finally:
+        page.unroute(ROUTE)
 
 
 def test_the_panel_shows_what_the_ranks_tell(shared_editor: Editor) -> None:

@@ -136,9 +136,10 @@ def test_seconds_by_hand():
     where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
     told = predict(forward, 1, ParallelPlan(ulysses=2), where)
     assert told.computing == pytest.approx((100 / 10 + 50 / 5 + 20 / 2) / 2 + 10 * 0.1 + 10 / 10)
-    # In each block 4 A / 4 = 8 bytes and two exchanges, of which a half can be behind attention; then 2 bytes of 4.
-    a_block = 8 / 10 + 2 * 0.5
-    assert told.waiting == pytest.approx(5 * (a_block - min(a_block / 2, 1.0 / 2)) + 2 / 10 + 0.5)
+    # In each block 4 A / 4 = 8 bytes in four parts there and back, three of them behind attention, which takes a
+    # second; then 2 bytes of 4.
+    a_block = 8 / 10 + 8 * 0.5
+    assert told.waiting == pytest.approx(5 * (a_block - min(a_block, 1.0) * 3 / 4) + 2 / 10 + 0.5)
     # 24 of the 40 bytes are all of its tokens' streams, before and after the blocks.
     assert told.bytes == 1000 + 24 + 16 / 2
 
