@@ -10,6 +10,7 @@ import diffusers
 import pytest
 import torch
 
+from parallel_backend.costs.auto import PlanOfRun, Work
 from parallel_backend.costs.choose import Weights, ranked
 from parallel_backend.costs.forward import Cost, Forward, forward_of
 from parallel_backend.costs.machine import Link, Machine, Speed, assumed
@@ -164,3 +165,16 @@ def test_a_machine_keeps_its_figures_in_json_and_refuses_others():
         with pytest.raises((KeyError, TypeError, ValueError)):
             Machine.of(broken)
     assert not assumed(["a"], on_cpu=False).is_measured
+
+
+def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling():
+    """One device is the faster; what is learnt of steps meanwhile is for the next sampling."""
+    alone, shared = ParallelPlan(dp=2), ParallelPlan(ulysses=2)
+    best = [alone]
+    run = PlanOfRun(lambda _work: (best[0], ()))
+    run.begin()
+    run.follow(Work())
+    best[0] = shared
+    assert not any(run.follow(Work()) for _ in range(5)) and run.plan == alone
+    run.begin()
+    assert run.follow(Work()) and run.plan == shared
