@@ -16,7 +16,7 @@ from ...parallel_backend.costs.forward import Forward
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.models.comfyui.checks import check_module
-from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.plan import MODEL, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count
@@ -44,7 +44,8 @@ class ModelCosts:
         """What one row of a call takes; counted once for each size."""
         key = shapes_of([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
         if key not in self.counted:
-            self.counted[key] = forward_of_call(self.module, args, kwargs, len(args[0]))
+            rows = len(args[0][0]) if isinstance(args[0], (list, tuple)) else len(args[0])
+            self.counted[key] = forward_of_call(self.module, args, kwargs, rows)
         return self.counted[key]
 
     def of_latents(self, shape: Sequence[int]) -> Forward | None:
@@ -104,6 +105,11 @@ class ModelCosts:
         """Of model and size."""
         name = type(self.module).__name__
         return f"{name} of {self.sizes.total} bytes, {work.parts} × {forward.flops:.4g} FLOPs"
+
+
+def is_covered(plan: ParallelPlan) -> bool:
+    """Whether a plan is of those that are predicted: what PipeFusion and fp8 send, no formula here has."""
+    return plan.pipefusion == plan.patch_count == 1 and plan.exchange_dtype == MODEL
 
 
 def usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:

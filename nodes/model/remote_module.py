@@ -34,7 +34,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..costs.machine import measure
-from ..costs.plans import ModelCosts, usual_step
+from ..costs.plans import ModelCosts, is_covered, usual_step
 from ..errors import Refused
 from ..plan_words import Remark, in_words
 from .patches import bearable, check_inside, check_plan, sendable
@@ -192,7 +192,7 @@ class RemoteModule(RemoteWeights):
     def learn(self) -> None:
         """Has what the run's steps took correct what is predicted of this plan."""
         run = self.group.runs.current
-        if self.asked and self.asked.forward and run and (steps := run.of_plan):
+        if self.asked and self.asked.forward and is_covered(self.plan) and run and (steps := run.of_plan):
             self.costs.learn(self.asked.forward, self.asked, self.plan, *usual_step(steps))
 
     def shares_calls(self) -> bool:
@@ -221,7 +221,7 @@ class RemoteModule(RemoteWeights):
         if work == self.asked and not self.group.runs.is_new:
             return
         self.asked = work
-        if work.forward:
+        if work.forward and is_covered(self.plan):
             predicted = self.costs.predict(work.forward, work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 

@@ -26,7 +26,7 @@ from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import sizes_of_source
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
-from ..costs.plans import ModelCosts
+from ..costs.plans import ModelCosts, is_covered
 from ..load_model import folder_dtype
 from ..model.families import family_for
 from ..model.host_file import HostFile, describe_host_file
@@ -277,7 +277,7 @@ def predictions(plan: ParallelPlan, model: Bounds, samplers: list[Sampler]) -> d
     each with its words, seconds and bytes a rank. is_measured: whether by what was measured of this machine. alone:
     whether one device is the fastest. None where nobody knows what is sampled."""
     forward, pictures = forward_of(model, samplers), [each.picture for each in samplers if each.picture]
-    if forward is None or model.costs is None or plan.patch_count > 1:
+    if forward is None or model.costs is None or not is_covered(plan):
         return None
     guided = any(each.cfg != 1 for each in samplers)
     work = Work((1 + guided) * max(each.batch_size for each in pictures), has_branches=guided, forward=forward)

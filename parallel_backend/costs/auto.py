@@ -85,6 +85,7 @@ class PlanOfRun(Generic[Reason]):
         self.choose = choose
         self.plan, self.why = choose(Work())
         self.is_open, self.idle = True, 0
+        self.parts = 1  # for which the plan was chosen: ranks that were to wait from the first change nothing
 
     def begin(self) -> None:
         """A sampling begins: its first request decides."""
@@ -93,12 +94,12 @@ class PlanOfRun(Generic[Reason]):
     def follow(self, work: Work) -> bool:
         """Whether a request about this work changes the plan, or decides on it."""
         ways, is_first = self.plan.ways(BATCH_AXES), self.is_open
-        self.idle = self.idle + 1 if work.parts < ways else 0
+        self.idle = self.idle + 1 if work.parts < min(ways, self.parts) else 0
         if not is_first and self.idle < IDLE_REQUESTS:
             return False
         plan, why = self.choose(work)
         self.is_open, self.idle = False, 0
         if not is_first and plan.ways(BATCH_AXES) >= ways:
             return False
-        self.plan, self.why = plan, why
+        self.plan, self.why, self.parts = plan, why, work.parts
         return True

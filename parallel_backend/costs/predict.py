@@ -42,10 +42,14 @@ class Exchange(NamedTuple):
     during: Callable[[int], float] = lambda N: 0.0
 
 
-# As in tests/support/fakes/formulas.py. Ulysses: queries, keys and values in one exchange, the result in another, of
-# which one half travels while the other is attended to. Ring: the next keys travel while those at hand are attended to.
+# As in tests/support/fakes/formulas.py. Ulysses: queries, keys and values in one exchange, the result in another, in
+# parts (`seams/attention.py`), of which one travels while another is attended to; the first to come and the last to go
+# are waited for. Ring: the next keys travel while those at hand are attended to.
+PARTS = 4
 EXCHANGES = {
-    "ulysses": Exchange(lambda A, N: 4 * A * (N - 1) / N**2, lambda N: 2, "all_to_all", 0.5, lambda N: 0.5),
+    "ulysses": Exchange(
+        lambda A, N: 4 * A * (N - 1) / N**2, lambda N: 2 * PARTS, "all_to_all", 1 - 1 / PARTS, lambda N: 1 - 1 / PARTS
+    ),
     "ring": Exchange(lambda A, N: 2 * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
     "tp": Exchange(lambda A, N: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
@@ -94,6 +94,28 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
         "weights=shared needs ranks that compute with the same weights"
     )
     assert page.evaluate(OUTLINED) == ["weights"]
+
+
+def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_editor: Editor) -> None:
+    """Over a link that is slow: the answer of a machine that has one."""
+    page = shared_editor.page
+    best = [{"plan": plan, "seconds": 2.5, "bytes": 3 << 30, "fits": True} for plan in ("dp=2", "ulysses=2", "ring=2")]
+
+    def answer(route: Route) -> None:
+        predicted = {"plan": best[0], "best": best, "alone": True, "is_measured": False}
+        route.fulfill(json={**route.fetch().json(), "predicted": predicted})
+
+    page.route(ROUTE, answer)
+    try:
+        shared_editor.prompt(template("demo"))
+        rows = page.get_by_test_id("paralleldit-plan-predicted").get_by_role("listitem")
+        expect(rows).to_have_count(3)
+        expect(rows.first).to_have_text("dp=2: 2.50 s a step, 3.0 GiB a rank")
+        expect(rows.first).to_have_attribute("aria-current", "true")
+        expect(page.locator(".paralleldit-plan-content")).to_contain_text("One device is faster here")
+        expect(page.locator(".paralleldit-plan-content")).to_contain_text("assumed speeds")
+    finally:
+        page.unroute(ROUTE)
 
 
 def test_the_panel_shows_what_the_ranks_tell(shared_editor: Editor) -> None:

@@ -96,6 +96,22 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
     assert answer["widgets"] == ["ulysses"] and "is more than the model's 2 heads" in answer["error"]
 
 
+def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost, comfyui: Path, models: Path) -> None:
+    """On links that cost nothing: cond and uncond apart, or else the tokens; and a plan by hand beside the best."""
+    write_cases(comfyui, models, ["longcat-image"])
+    picture = {"picture": {"width": 512, "height": 384}}
+    for cfg, best in ((2.0, "cfg=2"), (1.0, "ulysses=2")):
+        answer = ask(host, about({}, {**KSAMPLER, "cfg": cfg, **picture}, model="longcat-image.safetensors"))
+        told = answer["predicted"]
+        assert (answer["plan"], told["best"][0]["plan"], told["plan"]["plan"]) == (best, best, best)
+        assert told["is_measured"] and not told["alone"] and len(told["best"]) == 3
+        seconds = [each["seconds"] for each in told["best"]]
+        assert seconds == sorted(seconds) and 0 < seconds[0] < 100 and told["best"][0]["bytes"] > 1e5
+    answer = ask(host, about({"dp": 2}, {**KSAMPLER, "cfg": 1.0, **picture}, model="longcat-image.safetensors"))
+    assert answer["predicted"]["plan"]["seconds"] > answer["predicted"]["best"][0]["seconds"]
+    assert ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))["predicted"] is None
+
+
 @pytest.mark.parametrize(
     ("job", "plan", "widgets"),
     [

@@ -5,6 +5,7 @@ import { asker } from '../../web/plan/ask.js'
 import { questionOf } from '../../web/plan/graph.js'
 import { memoryWords } from '../../web/plan/memory.js'
 import { meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
+import { predictedWords } from '../../web/plan/predicted.js'
 import { words } from '../../web/words.js'
 
 const texts = (language) =>
@@ -266,4 +267,26 @@ test('an answer to an older question is dropped, and after a failure the questio
   await after(15)
   assert.deepEqual(failed, ['gone'])
   assert.ok(waiting.lost)
+})
+
+test('the best plans are told with their seconds and bytes, and what they follow from', () => {
+  const GIB = 1 << 30
+  const row = (plan, seconds, fits = true) => ({ plan, seconds, bytes: 12 * GIB, fits })
+  const best = [row('dp=2', 1.25), row('ulysses=2', 1.5), row('ring=2', 2, false)]
+  const told = (plan, more) =>
+    predictedWords({ predicted: { plan, best, alone: true, is_measured: true, ...more } }, say)
+  const first = told(best[0], {})
+  assert.deepEqual(first.best.slice(0, 2), [
+    'dp=2: 1.25 s a step, 12.0 GiB a rank',
+    'ulysses=2: 1.50 s a step, 12.0 GiB a rank'
+  ])
+  assert.match(first.best[2], /does not fit/)
+  assert.match(first.alone, /One device is faster here/)
+  assert.match(first.title, /measured here/)
+  assert.deepEqual([first.chosen, first.own], [0, null])
+  const other = told(row('tp=2', 3), { alone: false, is_measured: false })
+  assert.equal(other.own, 'This plan: tp=2: 3.00 s a step, 12.0 GiB a rank')
+  assert.match(other.title, /assumed/)
+  assert.deepEqual([other.chosen, other.alone], [-1, null])
+  assert.equal(predictedWords({ predicted: null }, say), null)
 })

@@ -10,6 +10,7 @@ import diffusers
 import pytest
 import torch
 
+from parallel_backend.costs.auto import PlanOfRun, Work
 from parallel_backend.costs.choose import Weights, ranked
 from parallel_backend.costs.forward import Cost, Forward, forward_of
 from parallel_backend.costs.machine import Link, Machine, Speed, assumed
@@ -136,9 +137,10 @@ def test_seconds_by_hand():
     where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
     told = predict(forward, 1, ParallelPlan(ulysses=2), where)
     assert told.computing == pytest.approx((100 / 10 + 50 / 5 + 20 / 2) / 2 + 10 * 0.1 + 10 / 10)
-    # In each block 4 A / 4 = 8 bytes and two exchanges, of which a half can be behind attention; then 2 bytes of 4.
-    a_block = 8 / 10 + 2 * 0.5
-    assert told.waiting == pytest.approx(5 * (a_block - min(a_block / 2, 1.0 / 2)) + 2 / 10 + 0.5)
+    # In each block 4 A / 4 = 8 bytes in four parts there and back, three of them behind attention, which takes a
+    # second; then 2 bytes of 4.
+    a_block = 8 / 10 + 8 * 0.5
+    assert told.waiting == pytest.approx(5 * (a_block - min(a_block, 1.0) * 3 / 4) + 2 / 10 + 0.5)
     # 24 of the 40 bytes are all of its tokens' streams, before and after the blocks.
     assert told.bytes == 1000 + 24 + 16 / 2
 
@@ -163,3 +165,16 @@ def test_a_machine_keeps_its_figures_in_json_and_refuses_others():
         with pytest.raises((KeyError, TypeError, ValueError)):
             Machine.of(broken)
     assert not assumed(["a"], on_cpu=False).is_measured
+
+
+def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling():
+    """One device is the faster; what is learnt of steps meanwhile is for the next sampling."""
+    alone, shared = ParallelPlan(dp=2), ParallelPlan(ulysses=2)
+    best = [alone]
+    run = PlanOfRun(lambda _work: (best[0], ()))
+    run.begin()
+    run.follow(Work())
+    best[0] = shared
+    assert not any(run.follow(Work()) for _ in range(5)) and run.plan == alone
+    run.begin()
+    assert run.follow(Work()) and run.plan == shared
