@@ -16,7 +16,7 @@ from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import ATTENTION, COMPILE, COMPILED_STEPS, OFF, WEIGHTS, ParallelPlan
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
@@ -80,6 +80,16 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
+                io.Combo.Input(
+                    "compile",
+                    options=list(COMPILE),
+                    default=OFF,
+                    optional=True,
+                    advanced=True,
+                    tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first "
+                    f"steps of a size longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual "
+                    "mode.",
+                ),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )

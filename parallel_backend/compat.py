@@ -87,3 +87,24 @@ def check_attention_backend(kernel: str) -> None:
     from diffusers.models import attention_dispatch
 
     attention_dispatch._check_attention_backend_requirements(attention_dispatch.AttentionBackendName(kernel))
+
+
+def why_no_compiler(is_cpu: bool) -> str | None:
+    """What inductor lacks, which makes C++ of graphs for a CPU and Triton's kernels for others; None where it lacks
+    nothing. Since torch 2.6."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch.utils._triton import has_triton
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler (g++)"
+    return None if is_cpu or has_triton() else "there is no Triton for this device"
+
+
+def options_of_mode(mode: str) -> dict[str, Any]:
+    """What a mode of `torch.compile` is short for. Since torch 2.0."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options(mode)

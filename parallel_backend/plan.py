@@ -13,7 +13,9 @@ from .errors import PlanError
 MAX_DEGREE = 1024
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
-CHOICES = {"attention": ATTENTION, "weights": WEIGHTS}
+OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
+CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "compile": COMPILE}
+COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
 FROM_ZERO = ("patches", "weight_blocks")
 
 
@@ -34,6 +36,7 @@ class ParallelPlan:
     weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
+    compile: whether blocks run through `torch.compile`; auto: for samplings of at least COMPILED_STEPS steps.
     """
 
     dp: int = 1
@@ -47,6 +50,7 @@ class ParallelPlan:
     attention: str = "auto"
     weights: str = AUTO
     weight_blocks: int = 0
+    compile: str = OFF
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
@@ -84,6 +88,10 @@ class ParallelPlan:
     def degrees(self) -> dict[str, int]:
         """Axis name to degree, outermost axis first."""
         return {axis.name: getattr(self, axis.name) for axis in AXES}
+
+    def compiles(self, steps: int) -> bool:
+        """Whether blocks run compiled in a sampling of so many steps."""
+        return self.compile == ON or self.compile == AUTO and steps >= COMPILED_STEPS
 
     @property
     def patch_count(self) -> int:
@@ -198,7 +206,8 @@ class ParallelPlan:
         if devices != 1 and not cores:
             self.check_devices(devices)
         weights = AUTO if self.weights == SHARED else self.weights
-        return ParallelPlan(attention=self.attention, weights=weights, weight_blocks=self.weight_blocks)
+        kept = {"attention": self.attention, "weight_blocks": self.weight_blocks, "compile": self.compile}
+        return ParallelPlan(weights=weights, **kept)
 
     @property
     def replicas(self) -> int:
@@ -214,6 +223,8 @@ class ParallelPlan:
         if self.weights != AUTO:
             blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
             parts.append(f"{self.weights} weights{blocks}")
+        if self.compile != OFF:
+            parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
         return " × ".join(parts) or "one rank"
 
 

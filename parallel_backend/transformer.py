@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
+from .seams.compiled import CompiledBlocks
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
@@ -78,6 +80,7 @@ class ParallelTransformer:
         self.whole_bytes = held_bytes(model)  # read by other threads, which are not to look into the model meanwhile
         own = {path: block for path, block in blocks_at(model, self.spec.blocks).items() if block in self.stage.blocks}
         self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared, timeline=mesh.timeline)
+        self.compiled = CompiledBlocks(self.stage.blocks, mesh.device)
 
     @property
     def weight_bytes(self) -> int:
@@ -109,6 +112,10 @@ class ParallelTransformer:
         whole = tokens * heads * head_dim * self.dtype.itemsize
         return whole * 20 // self.mesh["sequence"].degree + whole * 3
 
+    def compiling(self, steps: int) -> AbstractContextManager[None]:
+        """While entered, the blocks run as they are to in a sampling of so many steps: compiled, or as they are."""
+        return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
+
     def spared(self, free: int) -> int:
         """What weights may have of so much memory of the device."""
         return free - SPARE
@@ -135,8 +142,8 @@ class ParallelTransformer:
             for block in self.stage.blocks:
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
-                        module = block.get_submodule(name)
-                        install_attention(module, [partial(attention, module, streams)], hooks)
+                        attends = [partial(attention, block.get_submodule(name), streams)]
+                        install_attention(block, name, attends, hooks)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams
@@ -235,16 +242,18 @@ class ParallelTransformer:
         write_weights(self.model, self.source, self.parts, names, additions, tensors, put, check)
         self.adapted = wanted
 
-    def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
+    def __call__(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, steps: int = 1
+    ) -> torch.Tensor | None:
         """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
         latents: (B, C, H, W), or (B, C, F, H, W) for video. timestep_B: in the model's own units.
-        conditions: the spec's, each batch first. Raises RequestError, on every rank alike, for input that the model
-        cannot take.
+        conditions: the spec's, each batch first. steps: of its sampling. Raises RequestError, on every rank alike, for
+        input that the model cannot take.
         """
         self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
-        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"):
+        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"), self.compiling(steps):
             forward = Forward(self.slot.every_segment())
             local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
             if local is None or any(self.mesh[axis].index for axis in EVERY_AXES):

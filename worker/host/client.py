@@ -140,15 +140,15 @@ class WorkerGroup:
             known.additions = key
 
     def forward(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check, steps: int = 1
     ) -> torch.Tensor:
-        """One forward of the loaded model: the prediction, in the shape of the latents.
+        """One forward of the loaded model: the prediction, in the shape of the latents. steps: of its sampling.
 
         Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(conditions)
-            header = FORWARD.header(conditions=keys, drop=dropped)
+            header = FORWARD.header(conditions=keys, drop=dropped, steps=steps)
             tensors = {"latents": latents, "timestep": timestep_B, **new}
             return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
 

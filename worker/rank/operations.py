@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,9 @@ from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
+from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import Check
@@ -114,6 +115,8 @@ class Operations:
             raise RequestError(
                 f"The plan {plan} is not for the group's {dist.get_world_size()} ranks.", "Restart ComfyUI."
             )
+        if plan.compile == ON:
+            job.together(lambda: check_compiler(BY_PLAN, self.state.device))
         kept = self.state.model_of(source, plan)
         if kept is None:
             self.state.drop_model()
@@ -172,6 +175,7 @@ class Operations:
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         given = {**fresh, **conditions}
         calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
+        self.check_compiler(job, model, calls[0].kwargs)
         self.make_room(job, model, job.alone(lambda: model.working_of_calls(calls)))
         outputs = from_model(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
         if outputs is None:
@@ -181,6 +185,12 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
+
+    def check_compiler(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
+        """Raises Ended, on all ranks, where one cannot compile what a node asks for in a call's arguments."""
+        asked = made(model.compiles_anew, kwargs, "options")
+        if asked:
+            job.together(lambda: check_compiler(asked, self.state.device))
 
     def part(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
@@ -196,7 +206,7 @@ class Operations:
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         self.make_room(job, transformer, job.alone(lambda: transformer.working(latents.shape)))
-        prediction = transformer(latents, timestep_B, conditions)
+        prediction = transformer(latents, timestep_B, conditions, job.header["steps"])
         return None if prediction is None else {"prediction": prediction.cpu()}
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
@@ -215,6 +225,7 @@ class Operations:
         if isinstance(model, ParallelTransformer):
             self.make_room(job, model, job.alone(lambda: model.working(shape)))
         if host:
+            self.check_compiler(job, host, passes[0].conditions.kwargs)
             self.make_room(job, host, job.alone(lambda: host.working(shape)))
             passes, inside = host.passes(passes)
             being = host.being(inside)

@@ -197,7 +197,7 @@ def install_filled_boundary(
             module = block.get_submodule(path)
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [attend_by(attention, layout, module, blocks, path, call) for call in calls]
-            install_attention(module, attends, hooks)
+            install_attention(block, path, attends, hooks)
     if ends and not ends.link.is_last:
         blocks, block = every[own[-1][0] + 1]
         following = FilledBlock(block, blocks, layout, is_last=False, arrivals=())
