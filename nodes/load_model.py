@@ -10,8 +10,8 @@ import comfy.model_management
 import torch
 from comfy_api.latest import io
 
+from ..parallel_backend.costs.auto import PlanOfRun
 from ..parallel_backend.models import spec_for
-from ..parallel_backend.models.comfyui.auto import PlanOfRun
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
 from .errors import Refused

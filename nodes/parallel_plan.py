@@ -11,12 +11,21 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BY_NAME
+from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
-from ..parallel_backend.models.comfyui.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, COMPILE, COMPILED_STEPS, OFF, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import (
+    ATTENTION,
+    COMPILE,
+    COMPILED_STEPS,
+    EXCHANGE_DTYPES,
+    MODEL,
+    OFF,
+    WEIGHTS,
+    ParallelPlan,
+)
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
@@ -80,16 +89,7 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
-                io.Combo.Input(
-                    "compile",
-                    options=list(COMPILE),
-                    default=OFF,
-                    optional=True,
-                    advanced=True,
-                    tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first "
-                    f"steps of a size longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual "
-                    "mode.",
-                ),
+                *advanced_inputs(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -121,6 +121,32 @@ def weight_inputs() -> list[io.Input]:
             advanced=True,
             tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
             "more memory, and less time. Used in manual mode, with weights shared or host.",
+        ),
+    ]
+
+
+def advanced_inputs() -> list[io.Input]:
+    """What makes steps faster under any degrees."""
+    return [
+        io.Combo.Input(
+            "exchange_dtype",
+            options=list(EXCHANGE_DTYPES),
+            default=MODEL,
+            optional=True,
+            advanced=True,
+            tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
+            "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
+            "Used in manual mode.",
+        ),
+        io.Combo.Input(
+            "compile",
+            options=list(COMPILE),
+            default=OFF,
+            optional=True,
+            advanced=True,
+            tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first "
+            f"steps of a size longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual "
+            "mode.",
         ),
     ]
 

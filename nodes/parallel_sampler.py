@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import comfy.model_management
 import comfy.sample
 import comfy.samplers
+import comfy.sd
 import comfy.utils
 import latent_preview
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
+from server import PromptServer
 
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
+from .comparison import NEVER, ONCE, StepClock, compared
 from .model.loop_mode import LoopSampler, stand_in
 from .model.own_schedule import own_schedule
 from .model.remote_module import RemoteModule
@@ -70,7 +75,9 @@ class ParallelSampler(io.ComfyNode):
                     step=0.01,
                     tooltip="Below 1, the latent's image shows through: only the last steps run.",
                 ),
+                *compare_inputs(),
             ],
+            hidden=[io.Hidden.unique_id],
             outputs=[io.Latent.Output(tooltip="The denoised latent.")],
         )
 
@@ -86,6 +93,8 @@ class ParallelSampler(io.ComfyNode):
         negative: list,
         latent_image: dict[str, Any],
         denoise: float,
+        compare: str = NEVER,
+        vae: comfy.sd.VAE | None = None,
     ) -> io.NodeOutput:
         remote = stand_in(model.model)
         schedule, scale = own_schedule(model) if isinstance(remote, RemoteModule) else (remote.schedule, 1.0)
@@ -94,36 +103,71 @@ class ParallelSampler(io.ComfyNode):
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
         if denoise == 0:
             return io.NodeOutput({**output, "samples": samples})
-        previewer = latent_preview.get_previewer(model.load_device, model.model.latent_format)
-
-        def call(guidance: float) -> SamplerCall:
-            return SamplerCall(
-                scheduler=scheduler,
-                config=schedule.config,
-                default=schedule.default,
-                linear_sigmas=schedule.linear_sigmas,
-                timestep_scale=scale,
-                steps=steps,
-                denoise=denoise,
-                guidance=guidance,
-                seed=seed,
-                previews=previewer is not None,
-            )
-
-        guider = comfy.samplers.CFGGuider(model)
-        guider.set_conds(positive, negative)
-        guider.set_cfg(cfg)
-        noise = comfy.sample.prepare_noise(samples, seed, latent_image.get("batch_index"))
-        sigma_max = float(model.get_model_object("model_sampling").sigma_max)
-        denoised = guider.sample(
-            noise,
-            samples,
-            LoopSampler(call),
-            torch.tensor([sigma_max, 0.0]),  # the schedule is diffusers'; these are for the host's conditioning alone
-            denoise_mask=latent_image.get("noise_mask"),
-            callback=latent_preview.prepare_callback(model, steps),
-            disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
+        call = SamplerCall(
+            scheduler=scheduler,
+            config=schedule.config,
+            default=schedule.default,
+            linear_sigmas=schedule.linear_sigmas,
+            timestep_scale=scale,
+            steps=steps,
+            denoise=denoise,
+            guidance=cfg,
             seed=seed,
+            previews=latent_preview.get_previewer(model.load_device, model.model.latent_format) is not None,
         )
-        device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
-        return io.NodeOutput({**output, "samples": denoised.to(device=device, dtype=dtype)})
+        latent = {**latent_image, "samples": samples}
+        sample = functools.partial(run_sampler, model, positive, negative, latent)
+        if compare == NEVER:
+            return io.NodeOutput({**output, "samples": sample(call, StepClock())})
+        latents, text, shown = compared(model, remote, call, sample, vae)
+        PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
+        pictures = {} if shown is None else ui.PreviewImage(shown, cls=cls).as_dict()
+        return io.NodeOutput({**output, "samples": latents}, ui={**pictures, "text": (text,)})
+
+
+def compare_inputs() -> list[io.Input]:
+    """Whether a lossy setting is compared with the exact one."""
+    return [
+        io.Combo.Input(
+            "compare",
+            options=[NEVER, ONCE],
+            default=NEVER,
+            optional=True,
+            tooltip="once: where the setting is lossy, as PipeFusion is, the first prompt runs exactly, too: "
+            "the node shows both pictures, how far they are apart, and both times. Later prompts with the same "
+            "setting show what was found.",
+        ),
+        io.Vae.Input(
+            "vae",
+            optional=True,
+            tooltip="Decodes the pictures that are compared. Without it they are shown as previews are.",
+        ),
+    ]
+
+
+def run_sampler(
+    model: Any,
+    positive: list,
+    negative: list,
+    latent: dict[str, Any],
+    call: SamplerCall,
+    clock: StepClock,
+) -> torch.Tensor:
+    """The denoised latents, as ComfyUI hands them on. clock: is told of the steps."""
+    samples = latent["samples"]
+    guider = comfy.samplers.CFGGuider(model)
+    guider.set_conds(positive, negative)
+    guider.set_cfg(call.guidance)
+    sigma_max = float(model.get_model_object("model_sampling").sigma_max)
+    denoised = guider.sample(
+        comfy.sample.prepare_noise(samples, call.seed, latent.get("batch_index")),
+        samples,
+        LoopSampler(lambda guidance: replace(call, guidance=guidance)),
+        torch.tensor([sigma_max, 0.0]),  # the schedule is diffusers'; these are for the host's conditioning alone
+        denoise_mask=latent.get("noise_mask"),
+        callback=clock.before(latent_preview.prepare_callback(model, call.steps)),
+        disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
+        seed=call.seed,
+    )
+    device, dtype = comfy.model_management.intermediate_device(), comfy.model_management.intermediate_dtype()
+    return denoised.to(device=device, dtype=dtype)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..parallel_backend.axes import BATCH_AXES
-from ..parallel_backend.models.comfyui.auto import Work
+from ..parallel_backend.costs.auto import Work
 from ..parallel_backend.plan import ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"

@@ -41,7 +41,7 @@ AXES = (
         "ulysses",
         TOKENS,
         EVERY,
-        "Ranks that share one image's tokens; must divide the model's attention heads.",
+        "Ranks that share one image's tokens; any number up to the model's attention heads.",
         splits_heads=True,
     ),
     PlanAxis(

@@ -11,7 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch
 
+DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; there is no public one
 LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
 
 
@@ -39,6 +41,16 @@ def flash_attention_with_lse(
     """CUDA's kernel for bf16 and fp16 without a mask, likewise. Since torch 2.1."""
     out_BhRD, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
     return out_BhRD, lse
+
+
+def packet_of(operation: Any) -> Any:
+    """What an operation's overloads have in common, by which torch's flop counter knows it. Since torch 1.12."""
+    return operation._overloadpacket
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Tells a storage from others while it lives, where it has no address. Since torch 2.0."""
+    return storage._cdata
 
 
 def forget_meshes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
 from typing import Any
 
 from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
@@ -14,9 +15,11 @@ MAX_DEGREE = 1024
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
-CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "compile": COMPILE}
 COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
+MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
+CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "compile": COMPILE, "exchange_dtype": EXCHANGE_DTYPES}
 FROM_ZERO = ("patches", "weight_blocks")
+UNEVEN = Fraction(5, 4)  # of an even share of the heads, what an automatic plan gives a rank at most
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class ParallelPlan:
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
     compile: whether blocks run through `torch.compile`; auto: for samplings of at least COMPILED_STEPS steps.
+    exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
+    fp8, float8 e4m3 with a scale for each token's head, which is lossy.
     """
 
     dp: int = 1
@@ -51,6 +56,7 @@ class ParallelPlan:
     weights: str = AUTO
     weight_blocks: int = 0
     compile: str = OFF
+    exchange_dtype: str = MODEL
 
     def __post_init__(self) -> None:
         numbers = asdict(self)
@@ -79,10 +85,10 @@ class ParallelPlan:
 
     @classmethod
     def auto(cls, devices: int, heads: int, guided: bool) -> ParallelPlan:
-        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as heads divide,
-        and what is left to ring. guided: whether there is classifier-free guidance to split."""
+        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as there are heads
+        (see `ulysses_of`), and what is left to ring. guided: whether there is classifier-free guidance to split."""
         cfg = 2 if guided and devices >= 2 and devices % 2 == 0 else 1
-        ulysses = math.gcd(devices // cfg, heads)
+        ulysses = ulysses_of(devices // cfg, heads)
         return cls(cfg=cfg, ulysses=ulysses, ring=devices // cfg // ulysses)
 
     def degrees(self) -> dict[str, int]:
@@ -145,14 +151,13 @@ class ParallelPlan:
             raise PlanError(
                 f"tp={self.tp} does not divide the model's {heads} heads.", f"Use {nearest}, or ring={self.tp}.", "tp"
             )
-        if heads // self.tp % self.ulysses:
-            nearest = nearest_divisors(heads // self.tp, self.ulysses)
+        if self.ulysses > heads // self.tp:
             of_heads = (
                 f"the {heads // self.tp} heads of a tp={self.tp} rank" if self.tp > 1 else f"the model's {heads} heads"
             )
             raise PlanError(
-                f"ulysses={self.ulysses} does not divide {of_heads}.",
-                f"Use {nearest}, or ring={self.ulysses}.",
+                f"ulysses={self.ulysses} is more than {of_heads}.",
+                f"Use {heads // self.tp} or less, or ring={self.ulysses}.",
                 *(("ulysses", "tp") if self.tp > 1 else ("ulysses",)),
             )
 
@@ -206,8 +211,9 @@ class ParallelPlan:
         if devices != 1 and not cores:
             self.check_devices(devices)
         weights = AUTO if self.weights == SHARED else self.weights
-        kept = {"attention": self.attention, "weight_blocks": self.weight_blocks, "compile": self.compile}
-        return ParallelPlan(weights=weights, **kept)
+        return ParallelPlan(
+            attention=self.attention, weights=weights, weight_blocks=self.weight_blocks, compile=self.compile
+        )
 
     @property
     def replicas(self) -> int:
@@ -225,7 +231,16 @@ class ParallelPlan:
             parts.append(f"{self.weights} weights{blocks}")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
+        if self.exchange_dtype != MODEL:
+            parts.append(f"{self.exchange_dtype} exchange")
         return " × ".join(parts) or "one rank"
+
+
+def ulysses_of(ranks: int, heads: int) -> int:
+    """How many of these ranks go to Ulysses in an automatic plan, the others going to ring: as many as have heads, and
+    the fullest not too many."""
+    degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
+    return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)
 
 
 def nearest_divisors(number: int, degree: int) -> str:

@@ -24,6 +24,7 @@ from .seams.attention import ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
 from .seams.compiled import CompiledBlocks
+from .seams.exchange.heads import with_unrepeated
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
@@ -142,8 +143,10 @@ class ParallelTransformer:
             for block in self.stage.blocks:
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
-                        attends = [partial(attention, block.get_submodule(name), streams)]
-                        install_attention(block, name, attends, hooks)
+                        attend = partial(attention, block.get_submodule(name), streams)
+                        if spec.kv_heads:
+                            attend = partial(with_unrepeated, attend, spec.kv_heads(model.config))
+                        install_attention(block, name, [attend], hooks)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams

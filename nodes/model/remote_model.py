@@ -9,6 +9,7 @@ import torch
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.patcher_extension import WrappersMP
 
+from ...parallel_backend.models import spec_for
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import ModelSource
 from ...parallel_backend.weights.sizes import sizes_of_source
@@ -64,6 +65,7 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
+        self.limits = spec_for(source.model_class).limits(source.config)
 
     def forward(
         self,
@@ -101,6 +103,9 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
     def takes(self, latents: torch.Tensor) -> bool:
         """Whether the sizes of the latents are multiples of the patch."""
         return not any(size % side for size, side in zip(latents.shape[2:], self.handover.geometry[1], strict=False))
+
+    def check_model(self, plan: ParallelPlan) -> None:
+        plan.check_model(**self.limits)
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         self.group.adapt(key, lambda: additions(self.names, patches), check_interrupt)

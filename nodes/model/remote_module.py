@@ -16,7 +16,8 @@ import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
 from ...parallel_backend.axes import BATCH_AXES
-from ...parallel_backend.models.comfyui.auto import PlanOfRun, Work
+from ...parallel_backend.costs.auto import PlanOfRun, Work
+from ...parallel_backend.models.comfyui.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
@@ -221,6 +222,9 @@ class RemoteModule(RemoteWeights):
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}
+
+    def check_model(self, plan: ParallelPlan) -> None:
+        check_module(plan, self.module)
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import comfy.model_management
 import torch
 
+from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.client import WorkerGroup
@@ -70,6 +71,18 @@ class RemoteWeights:
     def begin_run(self) -> str:
         """Called when a sampling begins: its plan, in words."""
         return str(self.plan)
+
+    def allows(self, plan: ParallelPlan) -> bool:
+        """Whether the model can run under this plan."""
+        try:
+            self.check_model(plan)
+        except PlanError:
+            return False
+        return True
+
+    def check_model(self, plan: ParallelPlan) -> None:
+        """Raises PlanError if the model cannot run under this plan."""
+        raise NotImplementedError
 
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from server import PromptServer
 
+from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.models.comfyui import host_spec
-from ...parallel_backend.models.comfyui.auto import Work
 from ...parallel_backend.models.comfyui.checks import patch_of, sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES

@@ -54,6 +54,7 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
             (joint_place(axes, degrees, places), plan.ways(axes))
             for axes in (BATCH_AXES, STAGE_AXES, HEAD_AXES, names_that(splits=WEIGHTS))
         )
+        own = None if heads is None else own_heads(heads, degrees, places)
         parts.append(
             RankPart(
                 rank,
@@ -61,13 +62,22 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
                 batch,
                 stage,
                 None if stages is None else stages[stage[0]],
-                None if heads is None else shard_range(heads, *heads_of),
+                own,
                 token_spans(plan, places["sequence"]),
-                fraction(*heads_of),
+                (own.start / heads, own.stop / heads) if heads and own and heads_of[1] > 1 else fraction(*heads_of),
                 fraction(*weights_of),
             )
         )
     return parts
+
+
+def own_heads(heads: int, degrees: Mapping[str, int], places: Mapping[str, int]) -> range:
+    """The heads at a rank's places: each axis shares out those that the one before left."""
+    own = range(heads)
+    for axis in HEAD_AXES:
+        within = shard_range(len(own), places[axis], degrees[axis])
+        own = own[within.start : within.stop]
+    return own
 
 
 def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping[str, int]) -> int:

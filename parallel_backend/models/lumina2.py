@@ -20,6 +20,7 @@ register(
         blocks=("layers",),
         streams=("hidden_states",),
         self_attention={"attn": ("hidden_states",)},
+        kv_heads=lambda config: config["num_kv_heads"],
         side_inputs=(SideInput("image_rotary_emb", 1, ("hidden_states",)),),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),

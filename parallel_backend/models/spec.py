@@ -91,6 +91,9 @@ class ModelSpec:
     # Block lists that take the streams joined, in the argument and the output of the first; in which order. The first
     # list is none of them, and the image comes last.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Config to the heads of keys and values, where self-attention repeats each for the queries' heads that share it,
+    # one after the other, before it attends. The others are not sent then.
+    kv_heads: Callable[[Config], int] | None = None
     # Per-token arguments of the blocks.
     side_inputs: tuple[SideInput, ...] = ()
     # Those of the conditions that may be absent.

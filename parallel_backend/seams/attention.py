@@ -1,28 +1,39 @@
 """Seam 2, attention: self-attention over shared tokens, around an unmodified attention module.
 
-Shapes: B batch, H heads, h = H / ulysses local heads, L local tokens, R the Ulysses group's tokens, C tokens in its
-key-value cache, D head dim.
+Shapes: B batch, H heads, h those of a part of this rank's, L local tokens, R the Ulysses group's tokens, C tokens in
+its key-value cache, D head dim, E a token's head as it travels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
+from ..plan import MODEL
 from .attention_op import RUNNING, Attend, Attention
 from .backends import Backend
+from .exchange.formats import FORMATS
+from .exchange.heads import HeadPart, head_parts, repeated
+from .exchange.ring import ring_attention
+from .exchange.ulysses import UlyssesExchange, windows
 from .layout import TokenLayout
-from .ring import ring_attention
 
 ATTENTION = "parallel_attention"  # attribute of a module whose attention is handed over
+
+# Into how many parts the exchange is cut at most: the first part's way in and the last one's way out are not hidden.
+PARTS = 4
+# Queries times heads of a part, at least: with fewer a card's multiprocessors would stand idle, 96 tiles of 128 queries
+# being most of them; on a CPU, messages would be too small to pay.
+ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 
 class StaleCache:
@@ -49,17 +60,51 @@ class StaleCache:
         return self.held[owner]
 
 
+@dataclass(frozen=True)
+class SharedCall:
+    """A call of attention over shared tokens, for what is the same in each of its parts.
+
+    lengths, seen_lengths: tokens by rank of the Ulysses group, of queries and of keys. ring_lengths: keys by rank of
+    the ring. places: of fresh keys in the cache, if there is one. group: heads of queries that share one of keys.
+    """
+
+    owner: object
+    lengths: list[int]
+    seen_lengths: list[int]
+    ring_lengths: list[int]
+    places: list[tuple[int, int]]
+    mask: torch.Tensor | None
+    scale: float | None
+    heads: int
+    group: int
+    dtype: torch.dtype
+
+    def own_mask(self, queries: range) -> torch.Tensor | None:
+        """The mask of these heads."""
+        mask = self.mask
+        if mask is None or mask.ndim < 3 or mask.shape[-3] != self.heads or self.heads == 1:
+            return mask
+        return mask.narrow(-3, queries.start, len(queries))
+
+
 class ParallelAttention:
     """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention, back.
 
-    Tokens run in rank order and not in the model's: attention does not mind, and a mask is put in that order.
+    Tokens run in rank order and not in the model's: attention does not mind, and a mask is put in that order. What
+    Ulysses exchanges is cut by heads, and one part is attended to while others travel.
     """
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend) -> None:
+    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = PARTS) -> None:
+        """parts: into how many parts the exchange is cut at most, where they are large enough."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
+        self.exchange = UlyssesExchange(self.ulysses)
+        exchanges = self.ulysses.degree * self.ring.degree > 1
+        self.format = FORMATS[mesh.plan.exchange_dtype if exchanges else MODEL]
         self.layout = layout
         self.backend = backend
+        self.parts = parts
+        self.rows = ROWS_OF_CARD if is_accelerator(mesh.device) else ROWS_OF_CPU
 
     def __call__(
         self,
@@ -84,52 +129,104 @@ class ParallelAttention:
                 "Self-attention with dropout or a causal mask is not supported on shared tokens.",
                 "Use ulysses=1, ring=1, pipefusion=1 and attention=native.",
             )
-        seen = seen or streams
-        if enable_gqa:
-            groups = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
-        ranks = range(self.ring.index * degree, (self.ring.index + 1) * degree)
-        lengths, seen_lengths = (self.group_lengths(names, ranks) for names in (streams, seen))
-        every_segment = layout.slot.every_segment()
-        columns = layout.running if cache is None else every_segment
-        mask = None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns, query.shape[1])
-        places = [] if cache is None else layout.cache_places(seen, ranks)
-        by_rank = layout.lengths_by_rank(seen, running=columns)
-        by_ring_rank = [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)]
+        call = self.shared_call(owner, streams, seen or streams, query, key, attn_mask, scale)
+        encode, decode = self.format
+        key, value = encode(key), encode(value)
+        if self.ulysses.degree == 1:
+            (part,) = head_parts((call.heads,), call.group, 1)
+            return self.attend(call, 0, part, query, key, value)
+        shape_BLHD = (len(query), query.shape[2], call.heads, query.shape[3])
+        out_BHLD = query.new_empty(shape_BLHD).transpose(1, 2)
+        parts = head_parts(tuple(self.ulysses.sizes(call.heads)), call.group, self.part_count(query, streams))
+        query = encode(query)
+        arriving = [self.scatter(call, part, query, key, value) for part in parts]
+        leaving = []
+        for index, (part, arrived) in enumerate(zip(parts, arriving, strict=True)):
+            q_BhRE, k_BhRE, v_BhRE = arrived()
+            out_BhRD = self.attend(call, index, part, decode(q_BhRE, call.dtype), k_BhRE, v_BhRE)
+            leaving.append(self.exchange.gather_heads(call.lengths, encode(out_BhRD), part.queries))
+        for part, arrived in zip(parts, leaving, strict=True):
+            for run, received in arrived():
+                windows(out_BHLD, part.queries, run).copy_(decode(received, call.dtype))
+        return out_BHLD
 
-        def attend(part: int, q_BhRD: torch.Tensor, k_BhCD: torch.Tensor, v_BhCD: torch.Tensor) -> torch.Tensor:
-            if cache is not None:
-                whole = layout.running == every_segment
-                k_BhCD, v_BhCD = cache.refresh((owner, part), places, whole, k_BhCD, v_BhCD)
-            own_mask = mask if mask is None or mask.ndim < 4 or len(mask) == 1 else mask.chunk(parts)[part]
-            if self.ring.degree > 1:
-                attend_with_lse = self.backend.attend_with_lse
-                return ring_attention(q_BhRD, k_BhCD, v_BhCD, by_ring_rank, self.ring, attend_with_lse, scale, own_mask)
-            return self.backend.attend(q_BhRD, k_BhCD, v_BhCD, scale, own_mask) if q_BhRD.shape[2] else q_BhRD
-
-        if degree == 1:
-            parts = 1
-            return attend(0, query, key, value)
-        # Two halves of the batch: one is attended to while the other travels.
-        parts = min(2, len(query))
-        halves = zip(*(tensor.chunk(parts) for tensor in (query, key, value)), strict=True)
-        arriving = [self.scatter_all(lengths, seen_lengths, *half) for half in halves]
-        leaving = [self.gather_heads(lengths, attend(part, *arrived())) for part, arrived in enumerate(arriving)]
-        return torch.cat([arrived() for arrived in leaving])
-
-    def scatter_all(
+    def shared_call(
         self,
-        lengths: list[int],
-        seen_lengths: list[int],
-        q_BHLD: torch.Tensor,
-        k_BHLD: torch.Tensor,
-        v_BHLD: torch.Tensor,
-    ) -> Callable[[], tuple[torch.Tensor, ...]]:
+        owner: object,
+        streams: tuple[str, ...],
+        seen: tuple[str, ...],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        scale: float | None,
+    ) -> SharedCall:
+        degree, layout, cache = self.ulysses.degree, self.layout, self.layout.forward.cache
+        ranks, heads = range(self.ring.index * degree, (self.ring.index + 1) * degree), query.shape[1]
+        columns = layout.running if cache is None else layout.slot.every_segment()
+        by_rank = layout.lengths_by_rank(seen, running=columns)
+        return SharedCall(
+            owner,
+            self.group_lengths(streams, ranks),
+            self.group_lengths(seen, ranks),
+            [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
+            [] if cache is None else layout.cache_places(seen, ranks),
+            None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns),
+            scale,
+            heads,
+            heads // key.shape[1],
+            query.dtype,
+        )
+
+    def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
+        """Into how many parts the exchange is cut. The same on all ranks, and in all forwards of a run, as the cache
+        has the keys of a part for itself."""
+        batch, heads = query.shape[:2]
+        tokens = sum(sum(self.layout.segments[stream]) for stream in streams)
+        rows = batch * heads * tokens // (self.layout.axis.degree * self.layout.patches)
+        return max(1, min(self.parts, rows // self.rows))
+
+    def attend(
+        self,
+        call: SharedCall,
+        index: int,
+        part: HeadPart,
+        q_BhRD: torch.Tensor,
+        k_BhRE: torch.Tensor,
+        v_BhRE: torch.Tensor,
+    ) -> torch.Tensor:
+        """Attention of a part of this rank's heads, BhRD. Keys and values stay as they travel until a kernel takes
+        them: in the cache, and on the ring."""
+        queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
+        layout = self.layout
+        if cache := layout.forward.cache:
+            whole = layout.running == layout.slot.every_segment()
+            k_BhRE, v_BhRE = cache.refresh((call.owner, index), call.places, whole, k_BhRE, v_BhRE)
+
+        def taken(kv_BhKE: torch.Tensor) -> torch.Tensor:
+            return repeated(self.format.decode(kv_BhKE, call.dtype), queries, keys, call.group)
+
+        mask = call.own_mask(queries)
+        if self.ring.degree > 1:
+
+            def attend_with_lse(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: Any) -> Any:
+                return self.backend.attend_with_lse(q, taken(k), taken(v), *more)
+
+            return ring_attention(
+                q_BhRD, k_BhRE, v_BhRE, call.ring_lengths, self.ring, attend_with_lse, call.scale, mask
+            )
+        if not q_BhRD.numel():
+            return q_BhRD
+        return self.backend.attend(q_BhRD, taken(k_BhRE), taken(v_BhRE), call.scale, mask)
+
+    def scatter(
+        self, call: SharedCall, part: HeadPart, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
+    ) -> Callable[[], Sequence[torch.Tensor]]:
         """`scatter_heads` of queries, keys and values; keys may be of other tokens, and travel by themselves then."""
-        if lengths == seen_lengths:
-            return self.scatter_heads(lengths, q_BHLD, k_BHLD, v_BHLD)
-        queries, seen = self.scatter_heads(lengths, q_BHLD), self.scatter_heads(seen_lengths, k_BHLD, v_BHLD)
+        scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
+        if call.lengths == call.seen_lengths:
+            return scatter_heads(call.lengths, (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys))
+        queries = scatter_heads(call.lengths, (q_BHLE,), (part.queries,))
+        seen = scatter_heads(call.seen_lengths, (k_BHLE, v_BHLE), keys)
         return lambda: (*queries(), *seen())
 
     def group_lengths(self, streams: tuple[str, ...], ranks: range) -> list[int]:
@@ -144,9 +241,8 @@ class ParallelAttention:
         seen: tuple[str, ...],
         ranks: range,
         columns: list[int],
-        heads: int,
     ) -> torch.Tensor:
-        """A mask over the whole streams joined (…, 1 or H, 1 or S, K), cut to this rank's heads and queries.
+        """A mask over the whole streams joined (…, 1 or H, 1 or S, K), cut to the queries of this rank's group.
 
         Its columns are the keys of every rank, of the segments in `columns`, in rank order. Raises RequestError for a
         mask over anything else.
@@ -162,48 +258,7 @@ class ParallelAttention:
         mask = mask.index_select(-1, layout.token_order(seen, every_rank, columns, mask.device))
         if mask.shape[-2] != 1:
             mask = mask.index_select(-2, layout.token_order(streams, ranks, layout.running, mask.device))
-        if mask.ndim > 2 and mask.shape[-3] == heads and heads > 1:
-            mask = mask.chunk(self.ulysses.degree, -3)[self.ulysses.index]
         return mask
-
-    def scatter_heads(self, lengths: list[int], *tensors_BHLD: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """Local tokens with all heads to the Ulysses group's tokens with a share of the heads: one all-to-all.
-
-        Returns once it is under way; what it returns waits for it. The buffer runs token-first, so that what arrives
-        already lies in rank order and nothing is unpacked.
-        """
-        degree = self.ulysses.degree
-        batch, heads, local_tokens, head_dim = tensors_BHLD[0].shape
-        send = tensors_BHLD[0].new_empty(degree, local_tokens, len(tensors_BHLD), batch, heads // degree, head_dim)
-        for index, tensor in enumerate(tensors_BHLD):
-            send[:, :, index] = tensor.unflatten(1, (degree, -1)).permute(1, 3, 0, 2, 4)
-        arrive = self.exchange(send.flatten(0, 1), [local_tokens] * degree, lengths)
-        return lambda: tuple(arrive().permute(1, 2, 3, 0, 4))
-
-    def gather_heads(self, lengths: list[int], out_BhRD: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The inverse of `scatter_heads` for one tensor."""
-        degree = self.ulysses.degree
-        local_tokens = lengths[self.ulysses.index]
-        arrive = self.exchange(out_BhRD.permute(2, 0, 1, 3).contiguous(), lengths, [local_tokens] * degree)
-
-        def local() -> torch.Tensor:
-            out_BLUhD = arrive().unflatten(0, (degree, local_tokens)).permute(2, 1, 0, 3, 4)
-            return out_BLUhD.flatten(2, 3).transpose(1, 2)
-
-        return local
-
-    def exchange(self, send: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], torch.Tensor]:
-        """An all-to-all of rows, under way; so many `to` each rank of the Ulysses group, and so many `of` each."""
-        received = send.new_empty(sum(of), *send.shape[1:])
-        work = dist.all_to_all_single(received, send, of, to, group=self.ulysses.group, async_op=True)
-
-        def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
-            with self.ulysses.timeline.communication("all_to_all"):
-                if work is not None:  # none only where a rank is outside of the group
-                    work.wait()
-            return received
-
-        return arrive
 
 
 class AttentionSeam(TorchFunctionMode):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ..compat import check_attention_backend
 from ..device import name_of, nvidia_capability
 from ..errors import PlanError
-from .ring import attention_with_lse
+from .exchange.ring import attention_with_lse
 
 
 @dataclass(frozen=True)

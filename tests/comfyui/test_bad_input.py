@@ -186,11 +186,11 @@ def test_a_text_conditioning_of_another_width(host: ComfyHost, models: Path) -> 
     assert_says(refusal(host, job.prompt(), GOOD), "48", "32")
 
 
-def test_a_plan_that_does_not_divide_the_heads_is_refused_before_a_rank_starts(host: ComfyHost) -> None:
+def test_a_plan_with_more_ranks_than_heads_is_refused_before_a_rank_starts(host: ComfyHost) -> None:
     latents(host, GOOD.prompt())
     processes = worker_processes(host)
-    message = refusal(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 3}).prompt(), GOOD)
-    assert_says(message, "ulysses=3", "4 heads", "Use 2 or 4")
+    message = refusal(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 5}).prompt(), GOOD)
+    assert_says(message, "ulysses=5", "4 heads", "Use 4 or less")
     assert worker_processes(host) == processes
 
 

@@ -33,7 +33,7 @@ TURN_RING = """() => {
 }"""
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 MEMORY = re.compile(r"Each rank: \d+ MiB of weights")
-HEADS = "ulysses=3 does not divide the model's 8 heads. Use 2 or 4, or ring=3."
+HEADS = "ulysses=9 is more than the model's 8 heads. Use 8 or less, or ring=9."
 
 
 def template(name: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
     expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
-    shared_editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=3)
+    shared_editor.set_widgets("ParallelDiT_Plan", cfg=1, ulysses=9)
     alert = page.locator(".paralleldit-plan").get_by_role("alert")
     expect(alert).to_have_text(HEADS)
     assert page.evaluate(STROKE) and page.evaluate(OUTLINED) == ["ulysses"]

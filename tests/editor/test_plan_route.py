@@ -93,13 +93,13 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
         assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "by_call"])
         assert "cfg=2 with cond and uncond, ulysses=2 without" in answer["remarks"][1]["text"]
     answer = ask(host, about({"ulysses": 3}, KSAMPLER, model="longcat-image.safetensors"))
-    assert answer["widgets"] == ["ulysses"] and "does not divide the model's 2 heads" in answer["error"]
+    assert answer["widgets"] == ["ulysses"] and "is more than the model's 2 heads" in answer["error"]
 
 
 @pytest.mark.parametrize(
     ("job", "plan", "widgets"),
     [
-        (Job("tiny-dit"), {"ulysses": 3}, ["ulysses"]),
+        (Job("tiny-dit"), {"ulysses": 5}, ["ulysses"]),
         (Job("tiny-dit"), {"tp": 2}, ["tp"]),
         (Job("tiny-dit"), {"pipefusion": 2}, ["pipefusion"]),
         (Job("tiny-dit", scheduler="model's own"), {"pipefusion": 8}, ["pipefusion"]),

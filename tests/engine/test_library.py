@@ -63,7 +63,7 @@ REFUSED = {
     "another world size": ("PlanError", "a world size of 4, and torchrun started 2"),
     "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
     "no folder": ("ModelFileError", "nowhere/transformer/config.json"),
-    "heads": ("PlanError", "ulysses=2 does not divide the model's 3 heads"),
+    "heads": ("PlanError", "ulysses=2 is more than the model's 1 heads"),
     "no tensor-parallel plan": ("PlanError", "tp=2 needs"),
     "no transformer": ("RequestError", "DDPMPipeline has no transformer"),
     "unknown transformer": ("UnknownModelError", "Linear"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from parallel_backend.costs.auto import PlanOfRun, Work, auto_plan
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models.comfyui.auto import PlanOfRun, Work, auto_plan
 from parallel_backend.models.comfyui.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer

@@ -21,11 +21,11 @@ from tests.support.ranks.pool import RankPool
 WORLD = 8
 
 
-def test_a_head_count_that_does_not_divide_names_the_nearest_degrees() -> None:
-    with pytest.raises(PlanError, match=r"ulysses=3 does not divide the model's 8 heads\.\n\nUse 2 or 4, or ring=3\."):
-        ParallelPlan(ulysses=3).check_model(heads=8)
-    with pytest.raises(PlanError, match=r"Use 6, or ring=7\."):
-        ParallelPlan(ulysses=7).check_model(heads=6)
+def test_ulysses_takes_any_number_of_ranks_up_to_the_heads() -> None:
+    for degree in range(1, 9):
+        ParallelPlan(ulysses=degree).check_model(heads=8)
+    with pytest.raises(PlanError, match=r"ulysses=9 is more than the model's 8 heads\.\n\nUse 8 or less, or ring=9\."):
+        ParallelPlan(ulysses=9).check_model(heads=8)
 
 
 def test_more_stages_than_blocks_are_refused() -> None:
@@ -37,10 +37,10 @@ def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
     with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads\.\n\nUse 2 or 4, or ring=3\."):
         ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)
     with pytest.raises(
-        PlanError, match=r"ulysses=4 does not divide the 6 heads of a tp=4 rank\.\n\nUse 3 or 6, or ring=4"
+        PlanError, match=r"ulysses=7 is more than the 6 heads of a tp=4 rank\.\n\nUse 6 or less, or ring=7"
     ):
-        ParallelPlan(tp=4, ulysses=4).check_model(heads=24, tensor_parallel=True)
-    ParallelPlan(tp=4, ulysses=2).check_model(heads=24, tensor_parallel=True)
+        ParallelPlan(tp=4, ulysses=7).check_model(heads=24, tensor_parallel=True)
+    ParallelPlan(tp=4, ulysses=5).check_model(heads=24, tensor_parallel=True)
 
 
 def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() -> None:
@@ -115,6 +115,12 @@ def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: in
 
 def test_an_automatic_plan_uses_every_device_where_the_heads_allow() -> None:
     assert ParallelPlan.auto(8, heads=16, guided=True) == ParallelPlan(cfg=2, ulysses=4)
+    assert [ParallelPlan.auto(devices, 30, guided=False).ulysses for devices in (4, 8)] == [4, 8]
+
+
+def test_an_automatic_plan_gives_no_rank_far_more_heads_than_its_share() -> None:
+    assert ParallelPlan.auto(4, heads=5, guided=False) == ParallelPlan(ulysses=2, ring=2)
+    assert ParallelPlan.auto(16, heads=24, guided=False) == ParallelPlan(ulysses=8, ring=2)
 
 
 def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None:
@@ -135,8 +141,8 @@ def test_an_unknown_transformer_class_points_to_the_manual() -> None:
 @pytest.mark.parametrize(
     ("plan", "check", "fields"),
     [
-        (ParallelPlan(ulysses=3), lambda plan: plan.check_model(8), ("ulysses",)),
-        (ParallelPlan(tp=4, ulysses=4), lambda plan: plan.check_model(24, tensor_parallel=True), ("ulysses", "tp")),
+        (ParallelPlan(ulysses=9), lambda plan: plan.check_model(8), ("ulysses",)),
+        (ParallelPlan(tp=4, ulysses=7), lambda plan: plan.check_model(24, tensor_parallel=True), ("ulysses", "tp")),
         (ParallelPlan(tp=2), lambda plan: plan.check_model(8), ("tp",)),
         (ParallelPlan(pipefusion=9), lambda plan: plan.check_model(8, blocks=8), ("pipefusion",)),
         (ParallelPlan(pipefusion=2), ParallelPlan.check_step_mode, ("pipefusion",)),

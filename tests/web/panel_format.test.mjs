@@ -68,6 +68,8 @@ test('a plan in words, as its Python class says it', () => {
   assert.equal(planWords({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
   const patches = 'pipefusion=2 × panel.planPatches 2 1 × panel.planAttention flash'
   assert.equal(planWords({ ...one, pipefusion: 2, attention: 'flash' }, t), patches)
+  assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
+  assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
 })
 
 test('bars: heights by time, communication within them', () => {

@@ -3,7 +3,7 @@
 const MEBIBYTE = 2 ** 20
 const GIBIBYTE = 2 ** 30
 // Of a plan; all else are degrees, the outermost axis first.
-const NO_AXES = ['patches', 'sync_steps', 'attention', 'weights', 'weight_blocks', 'compile']
+const NO_AXES = ['patches', 'sync_steps', 'attention', 'weights', 'weight_blocks', 'compile', 'exchange_dtype']
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */
 export function bytes(count) {
@@ -55,5 +55,6 @@ export function planWords(plan, t) {
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
   if (plan.compile && plan.compile !== 'off') parts.push(t('panel.planCompiled'))
+  if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   return parts.join(' × ') || t('panel.planOneRank')
 }

@@ -12,6 +12,7 @@ from .functions import Maker
 # arguments of `torch.compile` for its blocks.
 FUNCTIONS, RUN, ATTRIBUTES = "paralleldit_functions", "paralleldit_run", "paralleldit_attributes"
 COMPILED = "paralleldit_compiled"
+OPTIONS = "transformer_options"  # among the arguments of a call
 SCHEDULE = "sample_sigmas"  # of ComfyUI's own options: the noise before the first step, and after each
 
 
@@ -42,6 +43,12 @@ def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
         for name, functions in asked["patches_replace"].items()
     }
     return {"patches": patches, "patches_replace": replaced}
+
+
+def way_of(kwargs: Mapping[str, Any]) -> tuple[int, str]:
+    """Of a call's arguments, what decides whether blocks are compiled: a first step that is takes longer."""
+    options = kwargs.get(OPTIONS) or {}
+    return len(options.get(SCHEDULE, ())), str(options.get(COMPILED))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from parallel_backend.weights.stores import Store
 
 from ..comfyui.functions import Maker
 from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
-from ..comfyui.patched_options import COMPILED, Inside, attributes_of, with_functions
+from ..comfyui.patched_options import COMPILED, OPTIONS, Inside, attributes_of, with_functions
 from ..comfyui.patches import Patch, patched, put_on, restore, send_away
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
@@ -35,7 +35,6 @@ from .request_checks import made
 
 CPU = torch.device("cpu")
 PREFIX = "diffusion_model."  # of a module's names, in its patcher's
-OPTIONS = "transformer_options"
 
 
 @dataclass

@@ -172,7 +172,7 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
     known = {ALWAYS_WHOLE, *blocks.cut, *blocks.whole, *blocks.refused}
     yield from (f"{blocks.path} has an argument {name}" for name in sorted(takes - known))
     yield from lacking(block, (*blocks.attention, *blocks.filled, *blocks.windows), f"{blocks.path}: ")
-    for path, attribute in blocks.windows.items():
+    for path, attribute in (*blocks.windows.items(), *blocks.kv_heads.items()):
         with contextlib.suppress(AttributeError):
             if not hasattr(block.get_submodule(path), attribute):
                 yield f"{blocks.path}: it has no {path}.{attribute}"

@@ -43,6 +43,7 @@ KREA = BlockList(
     tokens={"x": "x"},
     returns="x",
     attention={"attn": "x"},
+    kv_heads={"attn": "kvheads"},
     sides={"freqs": (2, "x")},
     places={"timestep_zero_index": "x"},
     whole=("vec", "mask"),

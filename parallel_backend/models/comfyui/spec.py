@@ -61,6 +61,9 @@ class BlockList:
     # Submodules of `attention` that see only so many tokens to either side, and their attribute that says how many;
     # where it is None, they see all.
     windows: Mapping[str, str] = field(default_factory=dict)
+    # Submodules of `attention` that repeat each head of keys and values for the queries' heads that share it, one after
+    # the other, before they attend; and their attribute that says how many there are. The others are not sent then.
+    kv_heads: Mapping[str, str] = field(default_factory=dict)
     # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
     # them filled (see `seams/filled/streams.py`). They mix no tokens, and return the first of these streams.
     filled: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

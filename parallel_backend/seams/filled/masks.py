@@ -11,6 +11,7 @@ import torch
 from ...models.comfyui.spec import BlockList, names
 from ..attention import ParallelAttention
 from ..attention_op import Attend
+from ..exchange.heads import with_unrepeated
 from .streams import Names, StreamLayout
 
 
@@ -22,6 +23,8 @@ def attend_by(
     streams, _, seen = call.partition("|")
     owner = (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
+    if path in blocks.kv_heads:
+        attend = partial(with_unrepeated, attend, getattr(module, blocks.kv_heads[path]))
     if path in blocks.local_masks:
         return partial(with_whole_mask, attend, owner, layout, names(seen or streams))
     reach = getattr(module, blocks.windows[path]) if path in blocks.windows else None

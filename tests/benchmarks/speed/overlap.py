@@ -24,8 +24,8 @@ import tempfile
 from pathlib import Path
 
 from parallel_backend.plan import SHARED
-from tests.benchmarks.scaling import busy_share
 from tests.benchmarks.speed.overlap_ranks import CASES, WAYS
+from tests.benchmarks.speed.scaling import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
 

@@ -76,6 +76,20 @@ def test_what_a_killed_run_leaves_goes_with_the_next(possible: None) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
+def test_the_table_of_links_is_measured_from_end_to_end(possible: None, tmp_path: Path) -> None:
+    file, module = tmp_path / "found.json", "tests.benchmarks.links"
+    options = ["--only", "Flux", "--quick", "--rounds", "1", "--ranks", "2", "--json", str(file)]
+    run = subprocess.run([sys.executable, "-m", module, *options], cwd=REPOSITORY, text=True, capture_output=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads(file.read_text())["Flux-shaped"]["2"]
+    assert set(found["errors"]) == {"one rank", "ulysses 2", "ring 2", "no overlap", "diffusers"}
+    assert found["refused"] == {}
+    for profile in ("PCIe 4.0 x16", "10 Gbit/s Ethernet"):
+        assert profile in run.stdout
+        assert all(len(seconds) == 1 for seconds in found["seconds"][profile].values())
+
+
 def test_without_tools_a_link_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)

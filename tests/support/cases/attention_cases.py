@@ -1,36 +1,84 @@
-"""What the attention test and its ranks share: streams that do not divide, and masks."""
+"""What the attention test and its ranks share: streams and heads that do not divide, and masks."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 STREAMS = ("encoder_hidden_states", "hidden_states")
 LENGTHS = {"encoder_hidden_states": 5, "hidden_states": 22}
 TOKENS = sum(LENGTHS.values())
-BATCH, HEADS, HEAD_DIM = 2, 4, 8
+BATCH, HEAD_DIM = 2, 8
 PATCHES = 3
+MASKS = ("none", "padding", "block", "bias", "square")
 
 
-def plans(world: int) -> dict[str, dict[str, int]]:
-    """The sequence-parallel plans of a world size, by name."""
-    every = {"ulysses": {"ulysses": world}, "ring": {"ring": world}}
-    return {**every, "usp": {"ring": 2, "ulysses": 2}} if world == 4 else every
+@dataclass(frozen=True)
+class Case:
+    """A plan, and the attention under it. shares: what each rank of the plan's one axis gets, where not as much as the
+    others. parts: into how many the exchange is cut."""
+
+    plan: dict[str, Any]
+    heads: int = 4
+    kv_heads: int = 4
+    parts: int = 1
+    shares: tuple[int, ...] = ()
+
+    @property
+    def is_lossy(self) -> bool:
+        return "exchange_dtype" in self.plan
+
+    def share_out(self, size: int, degree: int) -> list[int]:
+        """How many of so many each rank of an axis gets."""
+        order = [rank for rank, share in enumerate(self.shares or (1,) * degree) for _ in range(share)]
+        turns = [order[place % len(order)] for place in range(size)]
+        return [turns.count(rank) for rank in range(degree)]
 
 
-def qkv() -> torch.Tensor:
-    """Query, key and value of all tokens, (3, B, H, S, D)."""
-    return torch.randn(3, BATCH, HEADS, TOKENS, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+FP8 = {"exchange_dtype": "fp8"}
+# By the number of ranks.
+CASES: dict[int, dict[str, Case]] = {
+    2: {
+        "ulysses": Case({"ulysses": 2}, parts=2),
+        "ulysses, 5 heads": Case({"ulysses": 2}, 5, 5, parts=3),
+        "ulysses, 6 heads on 3": Case({"ulysses": 2}, 6, 3, parts=2),
+        "ring": Case({"ring": 2}),
+        "ring, 6 heads on 2": Case({"ring": 2}, 6, 2),
+        "ulysses, fp8": Case({"ulysses": 2, **FP8}, 5, 5, parts=2),
+        "ring, fp8": Case({"ring": 2, **FP8}),
+    },
+    3: {
+        "ulysses, 5 heads": Case({"ulysses": 3}, 5, 5, parts=2),
+        "ulysses, 6 heads on 2": Case({"ulysses": 3}, 6, 2),
+        "ulysses, nothing for one": Case({"ulysses": 3}, 7, 7, parts=3, shares=(4, 0, 2)),
+        "ring, nothing for one": Case({"ring": 3}, shares=(4, 0, 2)),
+    },
+    4: {
+        "ulysses": Case({"ulysses": 4}),
+        "ulysses, 6 heads": Case({"ulysses": 4}, 6, 6, parts=2),
+        "ulysses, 10 heads on 5": Case({"ulysses": 4}, 10, 5, parts=4),
+        "ring": Case({"ring": 4}),
+        "usp, 5 heads": Case({"ring": 2, "ulysses": 2}, 5, 5, parts=3),
+        "usp, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2),
+        "usp, 6 heads on 2, fp8": Case({"ring": 2, "ulysses": 2, **FP8}, 6, 2, parts=2),
+    },
+}
 
 
-def masks() -> dict[str, torch.Tensor | None]:
-    """By name. "padding" hides the last text tokens; "block" hides more than one rank's keys from one image."""
-    generator = torch.Generator().manual_seed(1)
+def qkv(case: Case) -> tuple[torch.Tensor, ...]:
+    """Query, key and value of all tokens, (B, H, S, D)."""
+    generator = torch.Generator().manual_seed(0)
+    heads = (case.heads, case.kv_heads, case.kv_heads)
+    return tuple(torch.randn(BATCH, count, TOKENS, HEAD_DIM, generator=generator) for count in heads)
+
+
+def mask(name: str, case: Case) -> torch.Tensor | None:
+    """ "padding" hides the last text tokens; "block" hides more than one rank's keys from one image."""
     padding = torch.ones(BATCH, 1, 1, TOKENS, dtype=torch.bool)
     padding[0, ..., 3:5] = False
     block = padding.clone()
     block[1, ..., 4:] = False
-    bias = torch.randn(BATCH, HEADS, TOKENS, TOKENS, generator=generator)
-    return {"none": None, "padding": padding, "block": block, "bias": bias, "square": bias[:1, :1] > 0}
-
-
-MASKS = masks()
+    bias = torch.randn(BATCH, case.heads, TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
+    return {"none": None, "padding": padding, "block": block, "bias": bias, "square": bias[:1, :1] > 0}[name]

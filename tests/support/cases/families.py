@@ -281,7 +281,7 @@ def wan(
     text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, images: int = 1, by_frame: bool = False, **config: object
 ) -> Family:
     config = {
-        "num_attention_heads": 4,
+        "num_attention_heads": 5,
         "attention_head_dim": 12,
         "in_channels": 4,
         "out_channels": 4,
@@ -595,11 +595,11 @@ def lumina2(masked: bool) -> Family:
     config = {
         "sample_size": 16,
         "in_channels": 4,
-        "hidden_size": 64,
+        "hidden_size": 96,
         "num_layers": 3,
         "num_refiner_layers": 1,
-        "num_attention_heads": 4,
-        "num_kv_heads": 2,
+        "num_attention_heads": 6,
+        "num_kv_heads": 3,
         "multiple_of": 16,
         "axes_dim_rope": (4, 6, 6),
         "axes_lens": (32, 16, 16),

@@ -48,7 +48,8 @@ class Link(Namespaces):
     def run(self, module: str, *arguments: str, seconds: float) -> None:
         """Runs a module on all ranks, by torchrun, one thread each. Raises where it fails or takes longer."""
         launch = ["-m", "torch.distributed.run", f"--nproc-per-node={self.ranks}", "--master-addr=127.0.0.1"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # of names of hosts, which there are none of
+        environment = {**os.environ, **quiet, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         command = self.on("link", [sys.executable, *launch, "-m", module, *arguments])
         subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=seconds)
 

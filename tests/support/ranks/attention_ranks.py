@@ -4,19 +4,21 @@ masked attention over shared tokens, every plan of this world size."""
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.groups.mesh import Axis, Mesh, build_mesh
 from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention, StaleCache
 from parallel_backend.seams.backends import NATIVE
 from parallel_backend.seams.forward import Forward, ForwardSlot
 from parallel_backend.seams.layout import TokenLayout
-from tests.support.cases.attention_cases import LENGTHS, MASKS, PATCHES, STREAMS, plans, qkv
+from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STREAMS, Case, mask, qkv
+from tests.support.fakes.tally import Tally, sent
 from tests.support.ranks.leaving import leave
 
 
@@ -26,29 +28,61 @@ def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
     return torch.cat([layout.take(part, stream, 2) for part, stream in zip(parts, STREAMS, strict=True)], 2)
 
 
+@dataclass(frozen=True)
+class SharedOut(Axis):
+    """An axis whose ranks get what a case says."""
+
+    case: Case | None = None
+
+    def sizes(self, size: int) -> list[int]:
+        return self.case.share_out(size, self.degree) if self.case else super().sizes(size)
+
+
+def mesh_of(case: Case) -> Mesh:
+    mesh = build_mesh(ParallelPlan.from_json(case.plan), torch.device("cpu"))
+    if not case.shares:
+        return mesh
+    axes = {
+        name: axis if axis.degree == 1 else SharedOut(axis.group, axis.degree, axis.index, case=case)
+        for name, axis in mesh.axes.items()
+    }
+    return replace(mesh, axes=axes)
+
+
+def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, torch.Tensor]:
+    slot = ForwardSlot(patches)
+    layout = TokenLayout(spec_for("FluxTransformer2DModel").streams[0], mesh["sequence"], slot)
+    attention = ParallelAttention(mesh, layout, NATIVE, case.parts)
+    attention.rows = 1
+    rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
+    results = {}
+    for mask_name in MASKS:
+        # A whole pass fills the cache; the patches that follow have the same keys, so nothing is stale.
+        cache = StaleCache() if patches > 1 else None
+        runs = [list(range(patches)), *([index] for index in range(patches) if patches > 1)]
+        for run in runs:
+            key = f"{name} {mask_name} {patches} {run}"
+            with slot.enter(Forward(run, cache)):
+                layout.begin(LENGTHS)
+                parts = (take(layout, tensor) for tensor in qkv(case))
+                with Tally(of_cpu=True) as tally:
+                    attended = attention("module", STREAMS, *parts, attn_mask=mask(mask_name, case), enable_gqa=True)
+                results[key] = attended.contiguous()
+                results[f"{key} sent"] = torch.tensor(sum(sent(tally.exchanges).values()))
+                results[f"{key} positions"] = layout.token_order(STREAMS, rank, run, mesh.device)
+    return results
+
+
 def main(out_path: str) -> None:
     """Each rank saves its own tokens' results, with the positions of its tokens, by plan and mask."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = {}
-    for name, degrees in plans(dist.get_world_size()).items():
+    for name, case in CASES[dist.get_world_size()].items():
+        mesh = mesh_of(case)
         for patches in (1, PATCHES):
-            mesh = build_mesh(ParallelPlan.from_json(degrees), torch.device("cpu"))
-            slot = ForwardSlot(patches)
-            layout = TokenLayout(spec_for("FluxTransformer2DModel").streams[0], mesh["sequence"], slot)
-            attention = ParallelAttention(mesh, layout, NATIVE)
-            rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
-            for mask_name, mask in MASKS.items():
-                # A whole pass fills the cache; the patches that follow have the same keys, so nothing is stale.
-                cache = StaleCache() if patches > 1 else None
-                runs = [list(range(patches)), *([index] for index in range(patches) if patches > 1)]
-                for run in runs:
-                    key = f"{name} {mask_name} {patches} {run}"
-                    with slot.enter(Forward(run, cache)):
-                        layout.begin(LENGTHS)
-                        parts = (take(layout, tensor) for tensor in qkv())
-                        results[key] = attention("module", STREAMS, *parts, attn_mask=mask).contiguous()
-                        results[f"{key} positions"] = layout.token_order(STREAMS, rank, run, mesh.device)
+            results |= results_of(name, case, patches, mesh)
+        mesh.close()
     save_file(results, f"{out_path}.{dist.get_rank()}")
     leave()
 

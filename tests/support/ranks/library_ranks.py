@@ -58,8 +58,8 @@ def parallel(build: Callable, **plan: int) -> diffusers.DiffusionPipeline:
     return pipeline
 
 
-def three_heads() -> SimpleNamespace:
-    return SimpleNamespace(transformer=family_with("dit", num_attention_heads=3).build())
+def one_head() -> SimpleNamespace:
+    return SimpleNamespace(transformer=family_with("dit", num_attention_heads=1).build())
 
 
 def with_prompts_of_its_own() -> None:
@@ -89,7 +89,7 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "another world size": lambda: parallel(dit, ulysses=2, ring=2),
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
-    "heads": lambda: parallel(three_heads, ulysses=2),
+    "heads": lambda: parallel(one_head, ulysses=2),
     "no tensor-parallel plan": lambda: parallel(dit, tp=2),
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),

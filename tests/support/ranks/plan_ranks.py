@@ -16,13 +16,14 @@ from parallel_backend.models.spec import ModelSpec
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.backends import NATIVE
+from parallel_backend.seams.exchange.heads import head_parts
 from parallel_backend.seams.forward import ForwardSlot
 from parallel_backend.seams.layout import TOKEN_DIM, TokenLayout
 from parallel_backend.seams.stages import keep_stage
 from parallel_backend.seams.tensor_parallel import local_ranges
 from tests.support.ranks.leaving import leave
 
-HEADS, BLOCKS, TOKENS = 8, (4, 3), 24
+HEADS, BLOCKS, TOKENS = 6, (4, 3), 24
 BLOCK_BYTES = [300, 300, 300, 300, 100, 100, 100]  # so that stages differ in how many they have
 PLANS = (
     {"dp": 2, "cfg": 2, "ulysses": 2},
@@ -66,7 +67,9 @@ def held(plan: ParallelPlan) -> dict:
     heads_BHLD = torch.arange(first, end).view(1, -1, 1, 1).expand(1, -1, len(tokens), 1)
     if plan.ulysses > 1:
         attention = ParallelAttention(mesh, layout, NATIVE)
-        (heads_BHLD,) = attention.scatter_heads([len(tokens)] * plan.ulysses, heads_BHLD)()
+        (part,) = head_parts(tuple(mesh["ulysses"].sizes(heads_BHLD.shape[1])), 1, 1)
+        lengths = [len(tokens)] * plan.ulysses
+        (heads_BHLD,) = attention.exchange.scatter_heads(lengths, [heads_BHLD], [part.queries])()
     result = {
         "places": {name: axis.index for name, axis in mesh.axes.items()},
         "blocks": list(range(stage.first, stage.first + len(stage.blocks))),

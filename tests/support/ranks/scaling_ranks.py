@@ -21,8 +21,8 @@ from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.transformer import ParallelTransformer
-from tests.benchmarks.meter import Meter
-from tests.benchmarks.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
+from tests.benchmarks.speed.meter import Meter
+from tests.benchmarks.speed.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
 from tests.support.links.profiles import counted_flops
 from tests.support.ranks.leaving import leave
 

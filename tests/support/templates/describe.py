@@ -57,7 +57,7 @@ def modules_of_the_pack() -> SimpleNamespace:
         "client": "pack.worker.host.client",
         "backend_errors": "pack.parallel_backend.errors",
         "errors": "pack.nodes.errors",
-        "auto": "pack.parallel_backend.models.comfyui.auto",
+        "auto": "pack.parallel_backend.costs.auto",
         "patches": "pack.nodes.model.patches",
     }
     return SimpleNamespace(**{name: importlib.import_module(place) for name, place in places.items()})

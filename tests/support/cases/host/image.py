@@ -24,7 +24,7 @@ HUNYUAN = {
     "text_states_dim_t5": 64, "size_cond": True, "use_style_cond": True,
 }  # fmt: skip
 KREA = {
-    "features": 64, "tdim": 32, "txtdim": 32, "heads": 4, "kvheads": 2, "multiplier": 2, "layers": 3, "patch": 2,
+    "features": 96, "tdim": 32, "txtdim": 32, "heads": 6, "kvheads": 3, "multiplier": 2, "layers": 3, "patch": 2,
     "channels": 16, "txtlayers": 3, "txtheads": 2, "txtkvheads": 2,
 }  # fmt: skip
 HUNYUAN_3D = {

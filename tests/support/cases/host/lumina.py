@@ -10,8 +10,8 @@ LUMINA = {
     "cap_feat_dim": 32, "axes_dims": [4, 6, 6], "axes_lens": [300, 512, 512],
 }  # fmt: skip
 Z_IMAGE = LUMINA | {
-    "n_kv_heads": 4, "dim": 256, "axes_dims": [16, 24, 24], "z_image_modulation": True, "time_scale": 1000.0,
-    "pad_tokens_multiple": 32, "rope_theta": 256.0,
+    "n_heads": 5, "n_kv_heads": 5, "dim": 320, "axes_dims": [16, 24, 24], "z_image_modulation": True,
+    "time_scale": 1000.0, "pad_tokens_multiple": 32, "rope_theta": 256.0,
 }  # fmt: skip
 TEXT_INPUTS = {"num_tokens": lambda _random: TEXT}
 NEXT = "comfy.ldm.lumina.model.NextDiT"

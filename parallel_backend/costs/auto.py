@@ -12,10 +12,10 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ...axes import BATCH_AXES
-from ...plan import ParallelPlan
-from .checks import changes_of, sizes_of
-from .spec import HostSpec, host_spec
+from ..axes import BATCH_AXES
+from ..models.comfyui.checks import changes_of, sizes_of
+from ..models.comfyui.spec import HostSpec, host_spec
+from ..plan import ParallelPlan, ulysses_of
 
 IDLE_REQUESTS = 2
 
@@ -67,7 +67,7 @@ def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
     ranks = devices if shares_rows or tokens else 1
     ways = 1 if not shares_rows else math.gcd(ranks, work.parts) if tokens else ranks
     cfg = 2 if work.has_branches and ways % 2 == 0 else 1
-    ulysses = math.gcd(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
+    ulysses = ulysses_of(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
     return ParallelPlan(dp=ways // cfg, cfg=cfg, ulysses=ulysses, ring=ranks // ways // ulysses)
 
 

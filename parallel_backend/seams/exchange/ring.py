@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ..compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
-from ..device import CPU, tells_lse
-from ..groups.mesh import Axis
+from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
+from ...device import CPU, tells_lse
+from ...groups.mesh import Axis
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
 QUERIES = 1024  # whose scores are in memory at a time, where no kernel computes attention
@@ -23,8 +23,8 @@ AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 def ring_attention(
     q_BhRD: torch.Tensor,
-    k_BhRD: torch.Tensor,
-    v_BhRD: torch.Tensor,
+    k_BhRE: torch.Tensor,
+    v_BhRE: torch.Tensor,
     lengths: list[int],
     axis: Axis,
     attend_with_lse: AttendWithLse,
@@ -33,12 +33,13 @@ def ring_attention(
 ) -> torch.Tensor:
     """Attention of this rank's queries to every rank's keys and values. lengths: tokens by rank on the ring.
 
-    mask: (…, R, all keys) as `F.scaled_dot_product_attention` takes it, keys in the ring's order.
+    mask: (…, R, all keys) as `F.scaled_dot_product_attention` takes it, keys in the ring's order. attend_with_lse takes
+    keys and values as they travel; of heads they may have fewer than there are of queries.
 
     Memory stays at two blocks: the one being computed and the one being received. Blocks are merged in fp32 by their
     log-sum-exp.
     """
-    block = torch.stack((k_BhRD, v_BhRD))
+    block = torch.stack((k_BhRE, v_BhRE))
     masks = [None] * axis.degree if mask is None else additive(mask, q_BhRD.dtype).split(lengths, -1)
     out = lse = None
     for hop in range(axis.degree):
@@ -48,7 +49,7 @@ def ring_attention(
             shape = (*block.shape[:3], lengths[source], block.shape[4])
             arriving = block.new_empty(shape)
             works = _pass_on(block, arriving, axis)
-        if block.shape[3] and q_BhRD.shape[2]:
+        if block.numel() and q_BhRD.numel():
             block_mask = masks[(axis.index - hop) % axis.degree]
             block_out, block_lse = attend_with_lse(q_BhRD, block[0], block[1], scale, block_mask)
             out, lse = merge(out, lse, block_out.float(), block_lse)

@@ -1,6 +1,6 @@
 """How much faster two ranks are than one, what they send, and where the time goes.
 
-python -m tests.benchmarks.scaling [--rounds 7] [--small]
+python -m tests.benchmarks.speed.scaling [--rounds 7] [--small]
 
 One torchrun of two ranks with one thread each runs every variant in each round, in an order that changes by round, so
 that a drift of the machine meets all alike; ratios are taken within a round, and the medians of them printed. A
@@ -267,7 +267,7 @@ def print_bytes(variants: list[Variant], shapes: dict[str, Shape], found: dict[s
 
 def main() -> int:
     """Prints the tables; returns 1 where a target is missed or more is sent than the formulas allow."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.scaling")
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.speed.scaling")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true", help="tiny models: whether it runs, not how fast")
     parser.add_argument("--only", default="", help="variants whose name contains this, beside those on one rank")

@@ -1,0 +1,188 @@
+"""A lossy setting beside the exact one: both run once, and what came of it is kept for the prompts that follow."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import comfy.sd
+import folder_paths
+import latent_preview
+import torch
+
+from ..parallel_backend.errors import PlanError
+from ..parallel_backend.plan import ParallelPlan
+from ..worker.errors import RequestRefused
+from ..worker.wire.sampler_call import SamplerCall
+from .model.loop_mode import Remote
+
+FOLDER, FILE = "paralleldit", "comparisons.json"  # of ComfyUI's user directory, where no page reaches it
+KEPT = 200  # the last ones
+WARM_UP = 1  # steps whose time is not counted
+
+NEVER, ONCE = "never", "once"
+
+Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """error: of the lossy latents, as the norm of the difference by that of the exact ones. plan, exact_plan: in words.
+    seconds, exact_seconds: of a step, the mean of all but the first; None for a single step."""
+
+    error: float
+    plan: str
+    exact_plan: str
+    seconds: float | None
+    exact_seconds: float | None
+
+    @property
+    def text(self) -> str:
+        said = f"Compared with exact ({self.exact_plan}): the latents differ by {self.error:.2%}."
+        if self.seconds is None or self.exact_seconds is None:
+            return said
+        factor = self.exact_seconds / self.seconds
+        return (
+            f"{said} A step takes {self.seconds:.3g} s ({self.plan}), and {self.exact_seconds:.3g} s exact: "
+            f"×{factor:.2f} as fast."
+        )
+
+
+class Comparisons:
+    """What was compared, by `key_of`, in a file that outlives ComfyUI."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(folder_paths.get_system_user_directory(FOLDER), FILE)
+
+    def get(self, key: str) -> Comparison | None:
+        fields = self._read().get(key)
+        return Comparison(**fields) if fields else None
+
+    def put(self, key: str, comparison: Comparison) -> None:
+        known = {**{name: each for name, each in self._read().items() if name != key}, key: asdict(comparison)}
+        kept = dict(list(known.items())[-KEPT:])
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(kept, indent=1), "utf-8")
+        fresh.replace(self.path)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """Nothing where the file is not there, or not as it was written here."""
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+            return {key: asdict(Comparison(**fields)) for key, fields in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            logging.warning("[ParallelDiT] What was compared before cannot be read (%s): %s", self.path, error)
+            return {}
+
+
+def compared(
+    patcher: Any,
+    remote: Remote,
+    call: SamplerCall,
+    sample: Callable[[SamplerCall, StepClock], torch.Tensor],
+    vae: comfy.sd.VAE | None,
+) -> tuple[torch.Tensor, str, torch.Tensor | None]:
+    """The latents of a call, what is to be said of its setting, and where they were made now, the lossy picture and the
+    exact one, see `pictures`."""
+    clock, exact_clock = StepClock(), StepClock()
+    latents = sample(call, clock)
+    plan = exact_plan(remote, call.steps)
+    if plan == remote.plan:
+        return latents, "Nothing to compare: this setting is exact.", None
+    key, known = key_of(remote, call, latents.shape), Comparisons()
+    if found := known.get(key):
+        return latents, f"{found.text} (Found on an earlier prompt.)", None
+    words = str(remote.plan)
+    try:
+        with under(remote, plan):
+            exact = sample(call, exact_clock)
+    except (RequestRefused, PlanError) as error:
+        return latents, f"The exact run under {plan} was refused: {error}", None
+    error = relative_error(latents, exact)
+    comparison = Comparison(error, words, str(plan), clock.seconds, exact_clock.seconds)
+    known.put(key, comparison)
+    return latents, comparison.text, pictures([latents, exact], patcher, vae)
+
+
+def key_of(remote: Remote, call: SamplerCall, shape: torch.Size) -> str:
+    """Of a setting: the model, its plan, how it is sampled and at which size; not of the prompt and the seed."""
+    setting = asdict(replace(call, seed=0, previews=False))
+    told = json.dumps([remote.source, remote.plan.to_json(), setting, list(shape)], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def exact_plan(remote: Remote, steps: int) -> ParallelPlan:
+    """The plan by which as many ranks come to the exact image: without PipeFusion's patches, the ranks share tokens in
+    place of blocks, where the model allows that; its own plan where that is exact."""
+    plan = remote.plan
+    if plan.patch_count == 1 or plan.sync_steps >= steps:
+        return plan
+    whole = replace(plan, pipefusion=1, patches=0, sync_steps=1, weights="auto", weight_blocks=0)
+    ways = [replace(whole, **{axis: getattr(plan, axis) * plan.pipefusion}) for axis in ("ulysses", "ring")]
+    return next((each for each in ways if remote.allows(each)), replace(plan, sync_steps=steps))
+
+
+@contextlib.contextmanager
+def under(remote: Remote, plan: ParallelPlan) -> Iterator[None]:
+    """While entered, the model's calls run under this plan."""
+    before, remote.plan = remote.plan, plan
+    try:
+        yield
+    finally:
+        remote.plan = before
+
+
+class StepClock:
+    """What a sampler's step takes."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def before(self, callback: Callback) -> Callback:
+        """The callback, told after this clock."""
+
+        def both(step: int, denoised: torch.Tensor, latents: torch.Tensor, steps: int) -> None:
+            self.ends.append(time.monotonic())
+            callback(step, denoised, latents, steps)
+
+        return both
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step, the mean of those after the first."""
+        counted = len(self.ends) - WARM_UP
+        return (self.ends[-1] - self.ends[WARM_UP - 1]) / counted if counted > 0 else None
+
+
+def relative_error(latents: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((latents.double() - exact.double()).norm() / exact.double().norm())
+
+
+def pictures(latents: list[torch.Tensor], patcher: Any, vae: comfy.sd.VAE | None) -> torch.Tensor | None:
+    """The first image of each of these latents, or the first frame, (N, H, W, 3) from 0 to 1: by the VAE, or else as
+    ComfyUI's previews show them; None where it has none."""
+    if vae is not None:
+        decoded = [vae.decode(each[:1]) for each in latents]
+        return torch.stack([each.reshape(-1, *each.shape[-3:])[0] for each in decoded])[..., :3].cpu()
+    latent_format = patcher.model.latent_format
+    previewer = latent_preview.get_previewer(patcher.load_device, latent_format)
+    if previewer is None and latent_format.latent_rgb_factors is not None:
+        factors = (latent_format.latent_rgb_factors, latent_format.latent_rgb_factors_bias)
+        previewer = latent_preview.Latent2RGBPreviewer(*factors, latent_format.latent_rgb_factors_reshape)
+    if previewer is None:
+        return None
+    own = [latent_format.process_in(each).to(patcher.load_device) for each in latents]
+    shown = [previewer.decode_latent_to_preview(each).convert("RGB") for each in own]
+    pixels = [torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in shown]
+    return torch.stack([each.reshape(*image.size[::-1], 3) for each, image in zip(pixels, shown, strict=True)]) / 255

@@ -1,0 +1,93 @@
+"""Which plan is the fastest that fits: all exact ones for so many ranks, each predicted, the best first.
+
+PipeFusion, caches and fp8 change the image, and are never chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import PlanError
+from ..plan import AUTO, ParallelPlan
+from ..weights.fitting import Room, fitted_weights
+from ..weights.sizes import WeightSizes
+from .forward import Forward
+from .machine import Machine
+from .predict import Prediction, parts_of, predict, working_bytes
+
+Check = Callable[[ParallelPlan], None]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights, and the memory for them. device: bytes of the smallest rank's device that weights and a
+    forward may fill; None where nobody knows, and all fits. host: of the host's memory."""
+
+    sizes: WeightSizes
+    device: int | None = None
+    host: int = 0
+
+
+def ranked(
+    forward: Forward,
+    rows: int,
+    machine: Machine,
+    ranks: int,
+    *,
+    check: Check = lambda plan: None,
+    branches: bool = False,
+    weights: Weights | None = None,
+    corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
+) -> list[Prediction]:
+    """Every exact plan for so many ranks that the model allows, the fastest that fits first.
+
+    forward: of one row, see `forward_of`. rows: that the model sees at once in a step, cond and uncond counted both.
+    machine: see `Machine`; a benchmark makes one of its own measurements. check: raises PlanError for a plan that the
+    model does not allow, such as `lambda plan: plan.check_model(heads=24)`. branches: whether the rows are of cond and
+    uncond; an even number of groups of the batch is told as cfg=2 then. corrected: by what was measured of this model.
+
+    One device alone is a plan with as many groups of the batch as ranks, of which those without a row wait: it is there
+    wherever rows can be computed apart.
+    """
+    found = []
+    for plan in plans(ranks, branches and rows > 1):
+        try:
+            check(plan)
+        except PlanError:
+            continue
+        found.append(corrected(fitted(forward, rows, plan, machine, weights)))
+    return sorted(found, key=order)
+
+
+def order(predicted: Prediction) -> tuple:
+    """What fits before what does not, of that what lacks least; then by seconds; then what sends less often."""
+    plan = predicted.plan
+    lacking = 0.0 if predicted.fits else predicted.bytes
+    return lacking, predicted.seconds, plan.tp, plan.ring, plan.ulysses
+
+
+def plans(ranks: int, branches: bool) -> Iterator[ParallelPlan]:
+    """All ways to share work over so many ranks."""
+    for degrees in itertools.product(divisors(ranks), repeat=3):
+        ways, rest = divmod(ranks, degrees[0] * degrees[1] * degrees[2])
+        if not rest:
+            cfg = 2 if branches and ways % 2 == 0 else 1
+            ring, ulysses, tp = degrees
+            yield ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses, tp=tp)
+
+
+def divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def fitted(forward: Forward, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None) -> Prediction:
+    """The prediction of a plan, with its weights as the ranks would decide on them."""
+    if weights is None or weights.device is None:
+        return predict(forward, rows, plan, machine, weights and weights.sizes)
+    working = max(working_bytes(forward, plan, part) for part in parts_of(rows, plan))
+    room = Room(int(max(0, weights.device - working)), weights.host)
+    decided = fitted_weights(plan, weights.sizes, room, machine.links)
+    predicted = predict(forward, rows, decided, machine, weights.sizes)
+    return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=predicted.bytes <= weights.device)

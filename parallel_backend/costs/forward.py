@@ -1,0 +1,235 @@
+"""What a forward of a model takes, counted from the model's own code on tensors without memory.
+
+Every operation runs on the meta device, so that shapes are right and nothing is computed. FLOPs are those of products
+and of attention, as torch's flop counter has them; bytes are those that all other operations read and write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import flop_registry, sdpa_flop
+
+from ..compat import DispatchMode, packet_of, storage_key
+
+META = torch.device("meta")
+NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
+_counting = threading.Lock()  # layers are replaced meanwhile
+
+
+class Cost(NamedTuple):
+    """FLOPs of linear layers and other products, and of attention; bytes that other operations read and write; how many
+    operations there are."""
+
+    linear: float = 0.0
+    attention: float = 0.0
+    moved: float = 0.0
+    operations: float = 0.0
+
+    def times(self, factor: float) -> Cost:
+        """With as many operations, each of so many times the size."""
+        return Cost(self.linear * factor, self.attention * factor, self.moved * factor, self.operations)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward of one row of a batch, on one rank by itself.
+
+    blocks: what all blocks take, of which there are `count`; rest: what is before and after them, which every rank
+    does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: the most
+    bytes beside weights and inputs at any time. prediction: bytes of the result. heads: of attention. weights: bytes of
+    all parameters.
+    """
+
+    blocks: Cost
+    rest: Cost
+    count: int
+    activation: float
+    peak: float
+    prediction: float
+    heads: int
+    weights: float
+
+    @property
+    def flops(self) -> float:
+        return sum(each.linear + each.attention for each in (self.blocks, self.rest))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Counted(TorchFunctionMode):
+    """Counts attention, which has a decomposition on the meta device that no card runs; and widens what is given to a
+    norm of a condition, of which nobody knew how wide it is."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in NORMS and args[0].shape[-1] != (width := tuple(args[1])[-1]):
+            args = (args[0].new_empty((*args[0].shape[:-1], width)), *args[1:])
+        if func is not torch.nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
+        query, key, value = (named[name] for name in ("query", "key", "value"))
+        whole = (*query.shape[:-2], *key.shape[-2:])  # of grouped queries, keys are as many as these
+        self.tally.add(attention=sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1])))
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+class Tally(DispatchMode):
+    """While entered, adds up what runs. inside: how many of the blocks that run now lie in each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.rest = [0.0] * 4, [0.0] * 4
+        self.inside = self.count = 0
+        self.streams = 0.0
+        self.live = self.peak = 0  # of bytes
+        self.seen: dict[int, weakref.ref] = {}
+        self.known: dict[Any, tuple[list[float], Any]] = {}
+
+    def add(self, linear: float = 0.0, attention: float = 0.0, moved: float = 0.0) -> None:
+        own = self.blocks if self.inside else self.rest
+        for place, value in enumerate((linear, attention, moved, 1)):
+            own[place] += value
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor's storage until it is given up."""
+        storage = tensor.untyped_storage()
+        key, size = storage_key(storage), storage.nbytes()
+        if key in self.seen and self.seen[key]() is not None:
+            return
+
+        def give_up(_storage: weakref.ref) -> None:
+            self.live -= size
+            self.seen.pop(key, None)
+
+        self.seen[key] = weakref.ref(storage, give_up)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        results = [each for each in (made if isinstance(made, (tuple, list)) else (made,)) if torch.is_tensor(each)]
+        if (packet := packet_of(func)) in flop_registry:
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=made)
+            batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # of attention that is written out
+            self.add(**{"attention" if batched else "linear": flops})
+        elif results and not func.is_view:
+            read = sum(each.nbytes for each in tensors_in(args))
+            self.add(moved=read + sum(each.nbytes for each in results))
+        for each in results:
+            self.hold(each)
+        return made
+
+    def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
+        """A block's forward. Of those that are made alike and given the same shapes, one runs; the others take as much
+        and return the same."""
+        key = (kind, *((*each.shape, each.dtype) for each in tensors_in([args, list(kwargs.values())])))
+        known = self.known.get(key)
+        self.count += not self.inside
+        if known is None:
+            before = list(self.blocks)
+            self.inside += 1
+            try:
+                made = forward(*args, **kwargs)
+            finally:
+                self.inside -= 1
+            taken = [now - then for now, then in zip(self.blocks, before, strict=True)]
+            known = self.known[key] = (taken, made)
+        else:
+            self.blocks = [own + more for own, more in zip(self.blocks, known[0], strict=True)]
+        self.streams += sum(each.nbytes for each in tensors_in(known[1])) * (not self.inside)
+        return known[1]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """A linear layer whatever its weights are kept as. What is given may be narrower than it takes: then nobody knew
+    how wide a condition is."""
+    if given.shape[-1] != layer.in_features:
+        given = given.new_empty((*given.shape[:-1], layer.in_features))
+    weight = given.new_empty((layer.out_features, layer.in_features))
+    bias = None if layer.bias is None else given.new_empty(layer.out_features)
+    return torch.nn.functional.linear(given, weight, bias)
+
+
+@contextlib.contextmanager
+def counted(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> Iterator[Tally]:
+    """While entered, what runs of a model is counted; these blocks' by themselves."""
+    tally = Tally()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_counting)
+        for layer in model.modules():
+            if isinstance(layer, torch.nn.Linear):
+                stack.enter_context(lent(layer, "forward", functools.partial(plain_linear, layer)))
+        for block in blocks:
+            kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
+            stack.enter_context(lent(block, "forward", functools.partial(tally.run_block, block.forward, kind)))
+        for mode in (torch.no_grad(), META, Counted(tally), tally):
+            stack.enter_context(mode)
+        yield tally
+
+
+@contextlib.contextmanager
+def lent(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
+    """While entered, an attribute of the object's own is another."""
+    own = vars(owner)
+    before = own.get(name)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            own.pop(name, None)
+        else:
+            own[name] = before
+
+
+def forward_of(
+    model: torch.nn.Module,
+    blocks: Iterable[torch.nn.Module],
+    run: Callable[[], Any],
+    *,
+    rows: int,
+    heads: int,
+    itemsize: int | None = None,
+) -> Forward:
+    """What a forward takes, for each of its rows.
+
+    model: on the meta device, or anywhere if `run` gives it tensors of its device that have no memory. run: calls it
+    with tensors on the meta device, of so many rows in all, and returns its result. itemsize: of what it computes in,
+    if that is not the dtype of its parameters. Raises what the model's code raises that looks at values.
+    """
+    with counted(model, blocks) as tally:
+        result = run()
+    result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
+    weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
+    blocks_cost, rest = (Cost(*own).times(1 / rows) for own in (tally.blocks, tally.rest))
+    count = max(1, tally.count)
+    return Forward(
+        blocks_cost,
+        rest,
+        count=count,
+        activation=tally.streams / count / rows,
+        peak=tally.peak / rows,
+        prediction=result_bytes / rows,
+        heads=heads,
+        weights=weights,
+    )

@@ -1,0 +1,109 @@
+"""What the ranks' devices and the links between them can, as measured, or as assumed where nobody has measured yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..weights.fitting import ASSUMED as ASSUMED_LINKS
+from ..weights.fitting import Links
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a rank's device, while all ranks compute. linear, attention: FLOP/s of products and of attention, in the dtype
+    that a model computes in. memory: bytes a second that other operations read and write. operation: seconds that one
+    takes however small it is."""
+
+    name: str
+    linear: float
+    attention: float
+    memory: float
+    operation: float
+
+
+class Link(NamedTuple):
+    """rate: bytes a second that each rank sends while all do. latency: seconds of one exchange without bytes."""
+
+    rate: float
+    latency: float
+
+    def seconds(self, size: float, times: float) -> float:
+        """Of so many exchanges, in which a rank sends so many bytes in all."""
+        return size / self.rate + times * self.latency
+
+
+@dataclass(frozen=True)
+class Machine:
+    """speeds: of the ranks, in their order. all_to_all, all_gather, send: links between them, by what is done on
+    them; an all-reduce is as an all-gather. host: bytes a second that come to a rank from pinned host memory.
+
+    A benchmark makes one of its own figures: `Machine((Speed(…),) * ranks, Link(rate, latency), …)`, or of what
+    `parallel_backend.rates.measured` returns on its ranks, by `Machine.of`.
+    """
+
+    speeds: tuple[Speed, ...]
+    all_to_all: Link
+    all_gather: Link
+    send: Link
+    host: float = ASSUMED_LINKS.host
+    is_measured: bool = True
+
+    @property
+    def links(self) -> Links:
+        """For weights that wait elsewhere."""
+        return Links(self.all_gather.rate, self.host, self.is_measured)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(speed.name for speed in self.speeds)
+
+    def first(self, ranks: int) -> Machine:
+        """Of the first ranks alone, as far as there are so many; a rank more is as the last."""
+        known = [*self.speeds[:ranks], *self.speeds[-1:] * max(0, ranks - len(self.speeds))]
+        return replace(self, speeds=tuple(known))
+
+    @classmethod
+    def of(cls, measured: dict[str, Any]) -> Machine:
+        """From `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        links = (Link(*map(positive, measured[name])) for name in LINKS)
+        speeds = tuple(
+            Speed(str(each["name"]), **{name: positive(each[name]) for name in SPEEDS}) for each in measured["speeds"]
+        )
+        if not speeds:
+            raise ValueError("no rank was measured")
+        return cls(speeds, *links, host=positive(measured["host"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "speeds": [vars(speed) for speed in self.speeds],
+            **{name: list(getattr(self, name)) for name in LINKS},
+            "host": self.host,
+        }
+
+
+LINKS = ("all_to_all", "all_gather", "send")
+SPEEDS = ("linear", "attention", "memory", "operation")
+
+# About an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory; and a share of a desktop's
+# cores, with ranks that exchange through the memory of the machine.
+CARD = Speed("", 140e12, 120e12, 800e9, 5e-6)
+CORES = Speed("", 1e11, 8e10, 1e10, 1e-5)
+PCIE, HOST_MEMORY = Link(ASSUMED_LINKS.peers, 3e-5), Link(2e9, 1e-4)
+
+
+def assumed(names: Sequence[str], on_cpu: bool) -> Machine:
+    """A machine with ranks on these devices, of which nothing is measured."""
+    speed, link = (CORES, HOST_MEMORY) if on_cpu else (CARD, PCIE)
+    speeds = tuple(replace(speed, name=name) for name in names)
+    return Machine(speeds, link, link, link, is_measured=False)
+
+
+def positive(value: Any) -> float:
+    """Raises ValueError for what is no positive number."""
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{value!r} is no measure")
+    return number

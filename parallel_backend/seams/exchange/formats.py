@@ -1,0 +1,49 @@
+"""In which numbers keys, queries, values and results travel. What travels is encoded; whoever computes with it decodes.
+
+Shapes: D head dim, E the bytes or numbers of a token's head as it travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FLOAT8).max
+SCALE_BYTES = 4
+TINY = torch.finfo(torch.float32).tiny
+
+
+class WireFormat(NamedTuple):
+    """encode: (…, D) to (…, E). decode: (…, E) and a dtype to (…, D) of it."""
+
+    encode: Callable[[torch.Tensor], torch.Tensor]
+    decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
+
+
+def to_float8(values: torch.Tensor) -> torch.Tensor:
+    """As bytes, which every backend sends: E = D + 4, float8 e4m3 and the scale, in fp32, of each token's head.
+
+    A number is off by 1/16 of itself at most, or by 2^-18 of the head's largest, whichever is more.
+    """
+    scale = (values.abs().amax(-1, keepdim=True).float() / LARGEST).clamp_(min=TINY)
+    size = values.shape[-1]
+    encoded = values.new_empty((*values.shape[:-1], size + SCALE_BYTES), dtype=torch.uint8)
+    encoded[..., :size].view(FLOAT8).copy_(values / scale)
+    encoded[..., size:] = scale.view(torch.uint8)
+    return encoded
+
+
+def from_float8(encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    size = encoded.shape[-1] - SCALE_BYTES
+    scale = encoded[..., size:].contiguous().view(torch.float32)
+    return (encoded[..., :size].view(FLOAT8).float() * scale).to(dtype)
+
+
+# By a plan's exchange_dtype.
+FORMATS = {
+    "model": WireFormat(lambda values: values, lambda encoded, _dtype: encoded),
+    "fp8": WireFormat(to_float8, from_float8),
+}

@@ -1,0 +1,73 @@
+"""Which heads go to which rank of the Ulysses axis, and in which part of the exchange."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ...groups.mesh_layout import shard_range
+
+
+class HeadPart(NamedTuple):
+    """The heads that are exchanged, attended to and sent back together, by rank of the axis.
+
+    Several queries' heads may share one of the keys' and values' (grouped-query attention,
+    https://arxiv.org/abs/2305.13245): a rank gets just those that its queries need, and two ranks may get the same.
+    """
+
+    queries: tuple[range, ...]
+    keys: tuple[range, ...]
+
+
+@functools.cache
+def head_parts(sizes: tuple[int, ...], group: int, most: int) -> tuple[HeadPart, ...]:
+    """The parts, `most` or fewer. The same on every rank, also where a rank has nothing of one.
+
+    sizes: the heads of queries by rank. group: how many of them share a head of keys, none of which is in two parts of
+    a rank.
+    """
+    ends = [0, *itertools.accumulate(sizes)]
+    queries = [range(start, stop) for start, stop in itertools.pairwise(ends)]
+    keys = [range(own.start // group, -(-own.stop // group)) if own else range(0) for own in queries]
+    count = max(1, min(most, max(map(len, keys))))
+    parts = []
+    for part in range(count):
+        of_keys = [own[within.start : within.stop] for own in keys for within in [shard_range(len(own), part, count)]]
+        of_queries = [
+            range(max(own.start, group * of.start), min(own.stop, group * of.stop)) if of else range(0)
+            for own, of in zip(queries, of_keys, strict=True)
+        ]
+        parts.append(HeadPart(tuple(of_queries), tuple(of_keys)))
+    return tuple(parts)
+
+
+def with_unrepeated(
+    attend: Callable[..., torch.Tensor],
+    kv_heads: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *args: Any,
+    **more: Any,
+) -> torch.Tensor:
+    """Attention of a module that has repeated its heads of keys and values, to these as they were before."""
+    group = key.shape[1] // kv_heads
+    return attend(query, key[:, ::group], value[:, ::group], *args, **more)
+
+
+def repeated(kv_BhKD: torch.Tensor, queries: range, keys: range, group: int) -> torch.Tensor:
+    """These heads of keys or values, each as often as these heads of queries share it, for kernels that know no groups.
+
+    By slices: an index would have to be made on the device.
+    """
+    if group == 1:
+        return kv_BhKD
+    counts = [min(queries.stop, group * (key + 1)) - max(queries.start, group * key) for key in keys]
+    if len(set(counts)) == 1:
+        return kv_BhKD.repeat_interleave(counts[0], 1)
+    pieces = zip(kv_BhKD.unbind(1), counts, strict=True)
+    return torch.cat([each.unsqueeze(1).expand(-1, count, -1, -1) for each, count in pieces], 1)

@@ -1,0 +1,134 @@
+"""How much faster a step is on 2 and 4 ranks than on one, by method, on links of real machines.
+
+python -m tests.benchmarks.links [--ranks 2 4] [--rounds 3] [--only NAME] [--quick] [--json FILE]
+
+Models are Flux.1, Wan 2.1 14B and Z-Image at batch 1, and PixArt-Sigma with guidance, each with a part of the real
+one's width and tokens and with fewer blocks (tests/benchmarks/speed/link_cases.py), with random weights. Ranks have a
+thread each and are joined by a link (tests/support/links/link.py) that is as much slower than the real one as they
+compute slower than its card (profiles.py has the rule). So a ratio here is that of the real machine as far as the rule
+goes.
+
+One rank's time, which all ratios go by and from which the link's rate follows, is that of a rank which runs the whole
+step while all the others run theirs: it has the share of the machine, of its memory's bandwidth and of its caches that
+it has in a step of all ranks. So four ranks may share two cores: they compute at half the speed each, on a link that
+is half as fast.
+
+One run of the ranks a number of ranks, one model after the other. Each round measures on every link one rank, then
+every method, in an order that changes by round; figures are medians over the rounds of ratios within one. Before that,
+each method's result is compared with one rank's, to 1e-4.
+
+ulysses, ring, cfg: ours, as a plan has them. no overlap: ours with Ulysses over all ranks, with each exchange waited
+for as soon as it is called. diffusers: its own context parallel (Ulysses) of the same model; its ring needs attention
+that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange adds without overlap,
+how many are left with it; without any exchange ("nothing sent") the same is computed, and nothing travels. gloo's own
+copying takes a rank's CPU time and shows from some 100 MB/s on: NVLink's figures are lower than the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.benchmarks.speed.link_cases import CASES, ONE, SILENT, SYNCHRONOUS, methods
+from tests.benchmarks.speed.scaling import busy_share
+from tests.support.links.link import Link
+from tests.support.links.profiles import PROFILES
+
+SECONDS = 3600.0
+QUICK = ("PCIe 4.0 x16", "10 Gbit/s Ethernet")
+LEAST_ADDED = 0.03  # of one rank's step: less than this is noise
+
+
+def ratios(seconds: dict[str, list[float]], name: str) -> list[float]:
+    """A method's time by one rank's, by round."""
+    return [this / one for this, one in zip(seconds[name], seconds[ONE.name], strict=True)]
+
+
+def left(seconds: dict[str, list[float]], name: str) -> float | None:
+    """Of what the exchange adds to a step without overlap, the part that this method adds; None where it is too little
+    to tell."""
+    if not {name, SYNCHRONOUS, SILENT} <= set(seconds):
+        return None
+    this, synchronous, silent = (statistics.median(ratios(seconds, each)) for each in (name, SYNCHRONOUS, SILENT))
+    added = synchronous - silent
+    return (this - silent) / added if added > LEAST_ADDED else None
+
+
+def print_case(name: str, ranks: int, found: dict) -> None:
+    """found: as the ranks wrote it."""
+    asked = [method.name for method in methods(CASES[name], ranks) if method.name not in (ONE.name, SILENT)]
+    one = statistics.median(second for runs in found["seconds"].values() for second in runs[ONE.name])
+    print(f"\n{name}, {ranks} ranks: {found['flops'] / 1e9:.0f} GFLOP/s a rank, one rank's step {one:.2f} s")
+    widths = [max(10, len(each) + 2) for each in asked]
+    print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, asked, widths)) + f"{'left':>7}")
+    for profile, seconds in found["seconds"].items():
+        cells = []
+        for each, width in zip(asked, widths, strict=True):
+            this = seconds.get(each)
+            cells.append((f"{1 / statistics.median(ratios(seconds, each)):.2f}" if this else "–").rjust(width))
+        part = left(seconds, f"ulysses {ranks}")
+        rate = statistics.median(found["rates"][profile]) / 1e6
+        print(f"{profile:27}{rate:6.1f}{''.join(cells)}{'–' if part is None else f'{part:.0%}':>7}")
+    for method, reason in found["refused"].items():
+        print(f"  {method}: refused, {reason}")
+
+
+def measure(cases: list[str], ranks: int, rounds: int, profiles: list[str]) -> Iterator[tuple[str, dict | None]]:
+    """Each case and what the ranks found of it, None where they failed; others go on then."""
+    left = list(cases)
+    with Link(ranks) as link, tempfile.TemporaryDirectory(prefix="links-") as folder:
+        while left:
+            file = Path(folder, f"{len(left)}.json")
+            options = json.dumps({"cases": left, "rounds": rounds, "profiles": profiles})
+            try:
+                link.run("tests.benchmarks.speed.link_ranks", link.name, options, str(file), seconds=SECONDS)
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                print(error, file=sys.stderr, flush=True)
+            found = json.loads(file.read_text()) if file.exists() else {}
+            yield from found.items()
+            left = left[len(found) :]
+            if left:
+                yield left.pop(0), None
+
+
+def main() -> int:
+    """Prints a table a model and number of ranks; returns how many could not be measured."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.links")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], choices=(2, 4))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="profiles, or models, whose name contains this")
+    parser.add_argument("--quick", action="store_true", help=f"{' and '.join(QUICK)} alone")
+    parser.add_argument("--json", type=Path, help="a file for all that was measured")
+    arguments = parser.parse_args()
+    profiles = [name for name in (QUICK if arguments.quick else PROFILES) if arguments.only in name]
+    cases = [name for name in CASES if arguments.only in name]
+    if not profiles and not cases:
+        parser.error(f"nothing has {arguments.only!r} in its name, there are {', '.join([*PROFILES, *CASES])}")
+    profiles = profiles or list(QUICK if arguments.quick else PROFILES)
+    others = busy_share()
+    print(f"{os.cpu_count()} cores, {others:.0%} busy with something else{': NOT QUIET' if others > 0.05 else ''}")
+    found: dict[str, dict[str, dict]] = {}
+    failures = 0
+    for ranks in arguments.ranks:
+        for case, result in measure(cases or list(CASES), ranks, arguments.rounds, profiles):
+            if result is None:
+                failures += 1
+                print(f"\n{case}, {ranks} ranks: FAILED", flush=True)
+                continue
+            found.setdefault(case, {})[str(ranks)] = result
+            print_case(case, ranks, result)
+            sys.stdout.flush()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Models and methods of links.py: real models with fewer tokens and channels, and fewer blocks, with random weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import diffusers
+import torch
+
+Conditions = dict[str, torch.Tensor]
+TEXT_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with 1/shrink of a real one's width and tokens. build: with so many blocks, or three times as many of
+    Flux. latents: their shape, with the batch that a step has."""
+
+    build: Callable[[int], torch.nn.Module]
+    depth: int
+    shrink: float
+    latents: tuple[int, ...]
+    conditions: Callable[[int], Conditions]
+    sigma: float = 500.0  # the timestep, in the model's units
+
+    def model(self) -> torch.nn.Module:
+        """With seeded weights."""
+        torch.manual_seed(0)
+        return self.build(self.depth).eval()
+
+    def request(self) -> tuple[torch.Tensor, torch.Tensor, Conditions]:
+        """Latents, timestep and conditions, seeded."""
+        torch.manual_seed(1)
+        return torch.randn(self.latents), torch.full(self.latents[:1], self.sigma), self.conditions(self.latents[0])
+
+    @property
+    def guided(self) -> bool:
+        return self.latents[0] == 2
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to run a step. plan: of the engine, of one rank without one. overlap: whether it computes while it
+    exchanges. sends: whether it exchanges at all; if not, its result means nothing. peer: diffusers' own context
+    parallel. tolerance: relative, to one rank."""
+
+    name: str
+    plan: dict[str, Any] | None = None
+    overlap: bool = True
+    sends: bool = True
+    peer: bool = False
+    tolerance: float = 1e-4
+
+
+def text_of(tokens: int) -> Callable[[int], Conditions]:
+    return lambda batch: {"encoder_hidden_states": torch.randn(batch, tokens, TEXT_WIDTH)}
+
+
+def flux(depth: int) -> torch.nn.Module:
+    return diffusers.FluxTransformer2DModel(
+        in_channels=16, num_layers=depth, num_single_layers=2 * depth, num_attention_heads=8, attention_head_dim=64,
+        joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=64, axes_dims_rope=(16, 24, 24),
+    )  # fmt: skip
+
+
+def wan(depth: int) -> torch.nn.Module:
+    return diffusers.WanTransformer3DModel(
+        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4,
+        text_dim=TEXT_WIDTH, freq_dim=64, ffn_dim=864,
+    )  # fmt: skip
+
+
+def zimage(depth: int) -> torch.nn.Module:
+    return diffusers.ZImageTransformer2DModel(
+        in_channels=4, dim=480, n_layers=depth, n_refiner_layers=1, n_heads=30, n_kv_heads=30, cap_feat_dim=TEXT_WIDTH,
+        axes_dims=[4, 6, 6], axes_lens=[256, 64, 64],
+    )  # fmt: skip
+
+
+def pixart(depth: int) -> torch.nn.Module:
+    return diffusers.PixArtTransformer2DModel(
+        num_layers=depth, num_attention_heads=8, attention_head_dim=36, cross_attention_dim=288, sample_size=64,
+        caption_channels=TEXT_WIDTH, in_channels=4, use_additional_conditions=False,
+    )  # fmt: skip
+
+
+def pixart_conditions(batch: int) -> Conditions:
+    return {
+        **text_of(76)(batch),
+        "resolution": torch.full((batch, 2), 512.0),
+        "aspect_ratio": torch.ones(batch, 1),
+    }
+
+
+CASES = {
+    # 1024², 19 + 38 blocks, 24 heads of 128 and 4608 tokens in the real one, 512 of them text.
+    "Flux-shaped": Case(
+        flux, 2, 6, (1, 4, 52, 52), lambda batch: {**text_of(92)(batch), "pooled_projections": torch.randn(batch, 64)}
+    ),
+    # 81 frames of 832 × 480, 40 blocks, 40 heads of 128 and 32760 tokens in the real one.
+    "Wan-shaped": Case(wan, 4, 16, (1, 4, 8, 32, 32), text_of(32)),
+    # 1024², 30 blocks beside 2 of each refiner, 30 heads of 128 and 4224 tokens in the real one, 128 of them text.
+    "Z-Image-shaped": Case(zimage, 10, 8, (1, 4, 44, 44), text_of(32), 0.5),
+    # 1024², cond and uncond, 28 blocks, 16 heads of 72 and 4096 tokens in the real one.
+    "PixArt-shaped, guided": Case(pixart, 6, 4, (2, 4, 64, 64), pixart_conditions),
+}
+ONE = Method("one rank")
+SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
+
+
+def methods(case: Case, ranks: int) -> list[Method]:
+    """All on so many ranks, that on one rank first."""
+    found = [ONE, Method(f"ulysses {ranks}", {"ulysses": ranks}), Method(f"ring {ranks}", {"ring": ranks})]
+    if ranks == 4:
+        found.append(Method("ulysses 2, ring 2", {"ulysses": 2, "ring": 2}))
+    if case.guided:
+        found.append(
+            Method("cfg 2" if ranks == 2 else f"cfg 2, ulysses {ranks // 2}", {"cfg": 2, "ulysses": ranks // 2})
+        )
+    plain = {"ulysses": ranks}
+    return [
+        *found,
+        Method(SYNCHRONOUS, plain, overlap=False),
+        Method(SILENT, plain, sends=False, tolerance=math.inf),
+        Method("diffusers", peer=True),
+    ]

@@ -1,0 +1,150 @@
+"""`torchrun -m tests.benchmarks.speed.link_ranks NAMESPACE OPTIONS FILE`: one rank of links.py's."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.transformer import ParallelTransformer
+from tests.benchmarks.speed.contest import (
+    UNLIMITED,
+    Meshes,
+    agreed,
+    nothing_sent,
+    say,
+    set_rate,
+    start,
+    timed,
+    twin,
+    waits_at_once,
+)
+from tests.benchmarks.speed.link_cases import CASES, ONE, Case, Method, methods
+from tests.support.links.profiles import PROFILES, counted_flops
+from tests.support.ranks.leaving import leave
+from tests.support.ranks.scaling_ranks import enable_context_parallel
+
+WARM = 2
+
+
+class Contender:
+    """A method, ready to run on this rank. Raises what the method does not allow."""
+
+    def __init__(self, method: Method, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
+        self.method = method
+        own = twin(model)
+        if method.peer:
+            enable_context_parallel(own)
+        self.transformer = ParallelTransformer(own, meshes.of(ParallelPlan(**method.plan or {})))
+        self.request = case.request()
+
+    def exchange(self) -> AbstractContextManager:
+        if not self.method.sends:
+            return nothing_sent()
+        return nullcontext() if self.method.overlap else waits_at_once()
+
+    @torch.inference_mode()
+    def step(self) -> torch.Tensor | None:
+        with self.exchange():
+            return self.transformer(*self.request)
+
+
+class Contest:
+    """All methods on one model. refused: those that cannot run, and why."""
+
+    def __init__(self, case: Case, meshes: Meshes) -> None:
+        model = case.model()
+        self.contenders: dict[str, Contender] = {}
+        self.errors: dict[str, float] = {}
+        self.refused: dict[str, str] = {}
+        wanted: torch.Tensor | None = None
+        for method in methods(case, dist.get_world_size()):
+            say(f"{method.name}: warm-up")
+            contender, failure = agreed(lambda method=method: Contender(method, case, model, meshes))
+            result = None
+            if not failure:
+                result, failure = agreed(contender.step)
+            if method is ONE:
+                wanted = result
+            if failure:
+                self.refused[method.name] = failure
+                continue
+            self.contenders[method.name] = contender
+            if method.sends:
+                self.check(method, result, wanted)
+        self.flops = counted_flops(self.contenders[ONE.name].step)
+        self.speeds: list[float] = []
+        for _ in range(WARM):
+            self.measure_one()
+
+    def check(self, method: Method, got: torch.Tensor | None, wanted: torch.Tensor | None) -> None:
+        """A fast wrong answer is no answer."""
+        error = torch.zeros((), dtype=torch.float64)
+        if dist.get_rank() == 0 and got is not None and wanted is not None:
+            error = ((got - wanted).norm() / wanted.norm()).double()
+        dist.broadcast(error, 0)
+        self.errors[method.name] = error.item()
+        if not error.item() <= method.tolerance:
+            self.refused[method.name] = f"wrong: relative error {error.item():.1e}"
+            del self.contenders[method.name]
+
+    def measure_one(self) -> float:
+        """Seconds of a step on one rank, all ranks at once, each by itself; the link's rates go by it."""
+        seconds = statistics.mean(timed(self.contenders[ONE.name].step))
+        self.speeds.append(self.flops / seconds)
+        return seconds
+
+    def rate(self, profile: str, shrink: float) -> float:
+        return PROFILES[profile].rate(statistics.median(self.speeds), shrink=shrink)
+
+
+def run(case: Case, meshes: Meshes, namespace: str, rounds: int, profiles: list[str]) -> dict:
+    """What was found, a list entry a round."""
+    contest = Contest(case, meshes)
+    rates = {profile: [] for profile in profiles}
+    seconds = {profile: {name: [] for name in contest.contenders} for profile in profiles}
+    for turn in range(rounds):
+        order = random.Random(turn)
+        for place, profile in enumerate(order.sample(profiles, len(profiles))):
+            say(f"round {turn + 1} of {rounds}, {place + 1} of {len(profiles)}: {profile}")
+            found = seconds[profile]
+            set_rate(namespace, UNLIMITED)
+            found[ONE.name].append(contest.measure_one())
+            rates[profile].append(contest.rate(profile, case.shrink))
+            set_rate(namespace, rates[profile][-1])
+            others = [name for name in contest.contenders if name != ONE.name]
+            for name in order.sample(others, len(others)):
+                found[name].append(max(timed(contest.contenders[name].step)))
+    set_rate(namespace, UNLIMITED)
+    return {
+        "flops": statistics.median(contest.speeds),
+        "rates": rates,
+        "seconds": seconds,
+        "errors": contest.errors,
+        "refused": contest.refused,
+    }
+
+
+def main(namespace: str, options: str, file: str) -> None:
+    """options: the cases, the rounds and the profiles. file: for what was found by case, by rank 0, after each."""
+    asked = json.loads(options)
+    start()
+    set_rate(namespace, UNLIMITED)
+    meshes, found = Meshes(), {}
+    for name in asked["cases"]:
+        say(f"{name}, {dist.get_world_size()} ranks")
+        found[name] = run(CASES[name], meshes, namespace, asked["rounds"], asked["profiles"])
+        if dist.get_rank() == 0:
+            Path(file).write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,165 @@
+"""What a plan costs is told before it runs: what a forward takes is exact, and the fastest plan follows from links."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from parallel_backend.costs.choose import Weights, ranked
+from parallel_backend.costs.forward import Cost, Forward, forward_of
+from parallel_backend.costs.machine import Link, Machine, Speed, assumed
+from parallel_backend.costs.predict import EXCHANGES, predict
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.sizes import WeightSizes, sizes_of_module
+from tests.support.fakes.formulas import sent_bytes
+from tests.support.fakes.models import DIFFUSERS
+from tests.support.fakes.tally import ALL_REDUCE, ALL_TO_ALL, SEND
+from tests.support.links.profiles import PROFILES, counted_flops
+
+FLUX = {
+    "patch_size": 1, "in_channels": 16, "attention_head_dim": 16, "num_attention_heads": 3, "joint_attention_dim": 32,
+    "pooled_projection_dim": 24, "guidance_embeds": True, "axes_dims_rope": (4, 6, 6), "num_layers": 3,
+    "num_single_layers": 4,
+}  # fmt: skip
+
+
+def flux(device: str) -> torch.nn.Module:
+    with torch.device(device):
+        return diffusers.FluxTransformer2DModel(**FLUX).eval()
+
+
+def flux_call(device: str, tokens: int, text: int = 7) -> dict[str, Any]:
+    shapes = {
+        "hidden_states": (2, tokens, 16), "encoder_hidden_states": (2, text, 32), "pooled_projections": (2, 24),
+        "timestep": (2,), "guidance": (2,), "img_ids": (tokens, 3), "txt_ids": (text, 3),
+    }  # fmt: skip
+    return {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+
+
+def blocks_of(model: Any) -> list[torch.nn.Module]:
+    return [*model.transformer_blocks, *model.single_transformer_blocks]
+
+
+def test_a_forward_is_counted_exactly_without_running():
+    real, empty = flux("cpu"), flux("meta")
+    with torch.no_grad():
+        flops = counted_flops(lambda: real(**flux_call("cpu", 33)))
+    told = forward_of(empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3)
+    assert told.flops * 2 == flops
+    assert told.weights == sum(each.nbytes for each in real.parameters()) == sizes_of_module(real, ()).total
+    assert told.count == 7 and told.activation == (33 + 7) * 48 * 4
+    assert told.prediction == 33 * 16 * 4
+    # Attention by hand: two products of every token with every other, in each block.
+    assert told.blocks.attention == 7 * 2 * 2 * (33 + 7) ** 2 * 48
+
+
+def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
+    empty = flux("meta")
+    narrow = flux_call("meta", 33) | {"encoder_hidden_states": torch.zeros(2, 7, 1, device="meta")}
+    told = [
+        forward_of(empty, blocks_of(empty), lambda call=call: empty(**call), rows=2, heads=3).flops
+        for call in (flux_call("meta", 33), narrow)
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    "axis, kind", [("ulysses", ALL_TO_ALL), ("ring", SEND), ("tp", ALL_REDUCE)], ids=["ulysses", "ring", "tp"]
+)
+@pytest.mark.parametrize("degree", [2, 3, 8])
+def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str, degree: int):
+    model, size = DIFFUSERS["flux-dev"], "1024²"
+    plan = ParallelPlan(**{axis: degree})
+    activation = (64 * 64 + 512) * 3072 * 2
+    assert EXCHANGES[axis].sent(activation, degree) * 57 == pytest.approx(sent_bytes(model, size, plan)[kind][axis])
+
+
+def shaped_like_flux(tokens: int) -> Forward:
+    """Of Flux-dev's blocks, in bf16; its rest is nothing beside them."""
+    linear, attention = 57 * 2 * 2.1e8 * tokens, 57 * 4 * tokens**2 * 3072
+    activation = tokens * 3072 * 2
+    return Forward(
+        Cost(linear, attention, 60 * 57 * activation, 3400),
+        Cost(),
+        57,
+        activation,
+        20 * activation,
+        tokens * 128,
+        24,
+        23.8e9,
+    )
+
+
+def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
+    own = PROFILES[profile]
+    link = Link(own.link, latency)
+    return Machine((Speed("card", own.card, own.card, 1e12, 4e-6),) * ranks, link, link, link, own.host)
+
+
+def best(forward: Forward, rows: int, where: Machine, **more: Any) -> str:
+    heads = lambda plan: plan.check_model(heads=24)  # noqa: E731
+    return str(ranked(forward, rows, where, len(where.speeds), check=heads, **more)[0].plan)
+
+
+def test_nvlink_shares_tokens_by_ulysses():
+    assert best(shaped_like_flux(4608), 1, machine("NVLink", 4)) == "ulysses=4"
+
+
+def test_guidance_is_split_first():
+    assert best(shaped_like_flux(4608), 2, machine("PCIe 4.0 x16", 2), branches=True) == "cfg=2"
+    assert best(shaped_like_flux(4608), 2, machine("PCIe 4.0 x16", 4), branches=True).startswith("cfg=2 × ")
+
+
+def test_a_small_image_over_a_slow_link_is_faster_on_one_device():
+    predicted = ranked(shaped_like_flux(600), 1, machine("10 Gbit/s Ethernet", 2), 2)
+    assert str(predicted[0].plan) == "dp=2" and predicted[0].waiting == 0
+    alone = predict(shaped_like_flux(600), 1, ParallelPlan(), machine("10 Gbit/s Ethernet", 1))
+    assert predicted[0].seconds == alone.seconds
+
+
+def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
+    for profile in PROFILES:
+        for tokens in (300, 4608, 40000):
+            where, forward = machine(profile, 4), shaped_like_flux(tokens)
+            alone = predict(forward, 1, ParallelPlan(), where)
+            assert ranked(forward, 1, where, 4)[0].seconds <= alone.seconds
+
+
+def test_seconds_by_hand():
+    forward = Forward(Cost(100, 50, 20, 10), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
+    link = Link(10.0, 0.5)
+    where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
+    told = predict(forward, 1, ParallelPlan(ulysses=2), where)
+    assert told.computing == pytest.approx((100 / 10 + 50 / 5 + 20 / 2) / 2 + 10 * 0.1 + 10 / 10)
+    # In each block 4 A / 4 = 8 bytes and two exchanges, of which a half can be behind attention; then 2 bytes of 4.
+    a_block = 8 / 10 + 2 * 0.5
+    assert told.waiting == pytest.approx(5 * (a_block - min(a_block / 2, 1.0 / 2)) + 2 / 10 + 0.5)
+    # 24 of the 40 bytes are all of its tokens' streams, before and after the blocks.
+    assert told.bytes == 1000 + 24 + 16 / 2
+
+
+def test_a_plan_that_does_not_fit_comes_last_and_fetched_weights_take_time():
+    sizes = WeightSizes(1_000_000, (1_000_000_000,) * 24)
+    forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 2)
+    roomy, narrow, none = (
+        ranked(forward, 1, where, 2, weights=Weights(sizes, int(room), int(64e9))) for room in (40e9, 16e9, 1e9)
+    )
+    assert all(each.fits for each in [*roomy, *narrow]) and not any(each.fits for each in none)
+    assert max(each.bytes for each in narrow) <= 16e9
+    slow = replace(where, all_gather=Link(2e9, 0), host=2e9)
+    fetching = ranked(forward, 1, slow, 2, weights=Weights(sizes, int(16e9), int(64e9)))
+    assert narrow[0].seconds == roomy[0].seconds < fetching[0].seconds  # behind what is computed, or not
+
+
+def test_a_machine_keeps_its_figures_in_json_and_refuses_others():
+    where = machine("NVLink", 3)
+    assert Machine.of(where.to_json()) == where
+    for broken in ({}, where.to_json() | {"host": 0}, where.to_json() | {"send": [math.inf, 1]}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            Machine.of(broken)
+    assert not assumed(["a"], on_cpu=False).is_measured
