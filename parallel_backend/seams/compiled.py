@@ -46,7 +46,7 @@ class CompiledBlocks:
         not compile; which makes no difference to other ranks."""
         if self.asked is not None:
             return self.asked
-        if not plan.compiles(steps) or plan.compile == AUTO and why_no_compiler(self.device.type == CPU):
+        if not plan.compiles(steps) or plan.compile == AUTO and lack(self.device):
             return {}
         return BY_PLAN
 
@@ -72,9 +72,14 @@ class CompiledBlocks:
             hooks.remove()
 
 
+def lack(device: torch.device) -> str | None:
+    """What this rank lacks to compile blocks."""
+    return why_no_compiler(device.type == CPU)
+
+
 def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
     """Raises RequestError where blocks are to be compiled on this rank with these arguments, and it cannot."""
-    reason = why_no_compiler(device.type == CPU) if settings.get("backend") == BY_PLAN["backend"] else None
+    reason = lack(device) if settings.get("backend") == BY_PLAN["backend"] else None
     if reason:
         raise RequestError(
             f"The model's blocks cannot be compiled: {reason}.",
