@@ -19,7 +19,7 @@ import latent_preview
 import torch
 
 from ..parallel_backend.errors import PlanError
-from ..parallel_backend.plan import ParallelPlan
+from ..parallel_backend.plan import MODEL, ParallelPlan
 from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
 from .model.loop_mode import Remote
@@ -123,9 +123,10 @@ def key_of(remote: Remote, call: SamplerCall, shape: torch.Size) -> str:
 
 
 def exact_plan(remote: Remote, steps: int) -> ParallelPlan:
-    """The plan by which as many ranks come to the exact image: without PipeFusion's patches, the ranks share tokens in
-    place of blocks, where the model allows that; its own plan where that is exact."""
-    plan = remote.plan
+    """The plan by which as many ranks come to the exact image: they send the model's own numbers, and without
+    PipeFusion's patches share tokens in place of blocks, where the model allows that; its own plan where that is exact.
+    """
+    plan = replace(remote.plan, exchange_dtype=MODEL)
     if plan.patch_count == 1 or plan.sync_steps >= steps:
         return plan
     whole = replace(plan, pipefusion=1, patches=0, sync_steps=1, weights="auto", weight_blocks=0)

@@ -117,9 +117,9 @@ def folder_model(
 
 def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
     """The MODEL of a file that ComfyUI's own class runs. Raises PlanError."""
-    auto = None
+    auto, costs = None, file.costs()
     if plan is None:
-        auto = PlanOfRun(functools.partial(auto_host_plan, module=file.module))
+        auto = PlanOfRun(functools.partial(auto_host_plan, module=file.module, costs=costs))
         resolved = ResolvedPlan(auto.plan)
         logging.info("[ParallelDiT] %s (ComfyUI's own %s): auto, by what it is asked", model_name, file.model_class)
     else:
@@ -129,7 +129,7 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     if note:
         logging.warning("[ParallelDiT] %s", note)
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
-    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, note, auto)
+    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, costs, note, auto)
     return remote_patcher(file.model, remote)
 
 

@@ -10,7 +10,7 @@ import comfy.cli_args
 import torch
 from comfy_api.latest import io
 
-from ..parallel_backend.axes import BY_NAME
+from ..parallel_backend.axes import BATCH_AXES, BY_NAME
 from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
@@ -20,6 +20,7 @@ from ..parallel_backend.plan import (
     ATTENTION,
     COMPILE,
     COMPILED_STEPS,
+    EXCHANGE,
     EXCHANGE_DTYPES,
     MODEL,
     OFF,
@@ -28,7 +29,8 @@ from ..parallel_backend.plan import (
 )
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
-from .plan_words import Devices, Remark, devices_of_auto, left_out, remark, why_by_call, why_one_rank
+from .costs.plans import ModelCosts
+from .plan_words import Devices, Remark, devices_of_auto, left_out, one_faster, remark, why_by_call, why_one_rank
 from .workers.group import device_count, device_type, like_cards, most_ranks, settings
 
 AUTO = "auto"
@@ -89,7 +91,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
-                *advanced_inputs(),
+                *exchange_inputs(),
+                compile_input(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -125,9 +128,19 @@ def weight_inputs() -> list[io.Input]:
     ]
 
 
-def advanced_inputs() -> list[io.Input]:
-    """What makes steps faster under any degrees."""
+def exchange_inputs() -> list[io.Input]:
+    """What ranks send one another under ulysses and ring, and in which numbers."""
     return [
+        io.Combo.Input(
+            "exchange",
+            options=list(EXCHANGE),
+            default=AUTO,
+            optional=True,
+            advanced=True,
+            tooltip="What ranks send one another under ulysses. heads: queries, keys and values. hidden: what these "
+            "are made of, three quarters of the bytes at 2 ranks, for some models. auto: what is less. The image is "
+            "the same. Used in manual mode.",
+        ),
         io.Combo.Input(
             "exchange_dtype",
             options=list(EXCHANGE_DTYPES),
@@ -138,17 +151,20 @@ def advanced_inputs() -> list[io.Input]:
             "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
             "Used in manual mode.",
         ),
-        io.Combo.Input(
-            "compile",
-            options=list(COMPILE),
-            default=OFF,
-            optional=True,
-            advanced=True,
-            tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first "
-            f"steps of a size longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual "
-            "mode.",
-        ),
     ]
+
+
+def compile_input() -> io.Input:
+    """Whether blocks run compiled."""
+    return io.Combo.Input(
+        "compile",
+        options=list(COMPILE),
+        default=OFF,
+        optional=True,
+        advanced=True,
+        tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first steps of a size "
+        f"longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
+    )
 
 
 class ResolvedPlan(NamedTuple):
@@ -188,15 +204,19 @@ def devices_of_machine() -> Devices:
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
-def auto_host_plan(work: Work, module: torch.nn.Module) -> ResolvedPlan:
-    """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked. Its note is why."""
+def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
+    """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked: the fastest by what a
+    forward takes, where that is known. Its note is why."""
     devices = device_count()
-    plan = auto_plan(devices, module, work)
+    found = costs.ranked(work.forward, work) if work.forward else []
+    plan = found[0].plan if found else auto_plan(devices, module, work)
     why = devices_of_auto(devices_of_machine())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
-        why += why_by_call(plan, work, heads, couples(module) or not work.rows)
+        idle = heads > 0 and plan.ways(BATCH_AXES) > work.parts
+        apart = couples(module) or not work.rows
+        why += [one_faster(found)] if idle and found else why_by_call(plan, work, heads, apart)
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
     return ResolvedPlan(plan, tuple(why))

@@ -6,12 +6,13 @@ The sentences are in `locales/*/main.json` under plan.remarks, where the editor 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..parallel_backend.axes import BATCH_AXES
 from ..parallel_backend.costs.auto import Work
+from ..parallel_backend.costs.predict import Prediction
 from ..parallel_backend.plan import ParallelPlan
 
 LOCALES = Path(__file__).parent.parent / "locales"
@@ -118,6 +119,16 @@ def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> li
     if ways > work.parts:
         said.append(remark("batch_only", ranks=ways, parts=work.parts))
     return [*said, *token_remarks(plan, heads)]
+
+
+def one_faster(found: Sequence[Prediction]) -> Remark:
+    """That the best of these plans shares no tokens though there are ranks that have nothing else to do."""
+    alone = found[0]
+    shared = [each for each in found if each.plan.token_ways > 1]
+    if not shared:
+        return remark("idle_ranks", seconds=seconds(alone.seconds))
+    best = min(shared, key=lambda each: each.seconds)
+    return remark("one_faster", seconds=seconds(alone.seconds), plan=str(best.plan), more=seconds(best.seconds))
 
 
 def token_remarks(plan: ParallelPlan, heads: int) -> list[Remark]:

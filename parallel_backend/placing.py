@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from .device import available_bytes as device_bytes
-from .device import copier, is_accelerator, pin, synchronise
+from .device import is_accelerator
 from .errors import RequestError
-from .groups.collectives import ALL_GATHER
 from .groups.mesh import Axis, Mesh
 from .plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from .rates import host_rate, peer_rate
 from .weights.fetching import FetchedBlocks
 from .weights.fitting import OF_HOST, Links, Room, fitted_weights, in_host, seconds_a_forward
 from .weights.loading import Check
@@ -27,8 +26,6 @@ from .weights.parking import available_bytes
 from .weights.sizes import FETCHED, WeightSizes, fetched_places
 from .weights.stores import HostStore, PeerStore, Store
 
-MEASURED = 32 << 20  # bytes that are sent to measure a link
-TIMES = 3
 GB = 1e9
 
 
@@ -200,31 +197,3 @@ def check_host(size: int, copies: int) -> None:
             f"{available / GB:.1f} GB are free.",
             f"Use weights={SHARED} or a lower weight_blocks in the plan, or a machine with more RAM.",
         )
-
-
-def peer_rate(axis: Axis, device: torch.device) -> int:
-    """Bytes per second that come to this rank from the others of an axis."""
-    share = torch.zeros(MEASURED // axis.degree, dtype=torch.uint8, device=device)
-    whole = torch.zeros(len(share) * axis.degree, dtype=torch.uint8, device=device)
-    seconds = quickest(lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group), device)
-    return int((len(whole) - len(share)) / seconds)
-
-
-def host_rate(device: torch.device) -> int:
-    """Bytes per second that come to this rank from pinned memory."""
-    memory = torch.zeros(MEASURED, dtype=torch.uint8)
-    pin(memory, device)
-    target, copy = torch.empty_like(memory, device=device), copier(device)
-    return int(MEASURED / quickest(lambda: copy(target, memory)(), device))
-
-
-def quickest(action: Callable[[], Any], device: torch.device) -> float:
-    """The seconds of the quickest of some times; the first is not counted."""
-    seconds = []
-    for _ in range(1 + TIMES):
-        synchronise(device)
-        start = time.perf_counter()
-        action()
-        synchronise(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])

@@ -16,8 +16,16 @@ ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
+EXCHANGE = ("auto", "heads", "hidden")
+HIDDEN = EXCHANGE[2]
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
-CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "compile": COMPILE, "exchange_dtype": EXCHANGE_DTYPES}
+CHOICES = {
+    "attention": ATTENTION,
+    "weights": WEIGHTS,
+    "exchange": EXCHANGE,
+    "exchange_dtype": EXCHANGE_DTYPES,
+    "compile": COMPILE,
+}
 FROM_ZERO = ("patches", "weight_blocks")
 UNEVEN = Fraction(5, 4)  # of an even share of the heads, what an automatic plan gives a rank at most
 
@@ -40,6 +48,8 @@ class ParallelPlan:
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
     compile: whether blocks run through `torch.compile`; auto: for samplings of at least COMPILED_STEPS steps.
+    exchange: what travels under ulysses: queries, keys and values, by heads; or the hidden states of which each rank
+    makes those of its own heads. auto: what is fewer bytes.
     exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
     fp8, float8 e4m3 with a scale for each token's head, which is lossy.
     """
@@ -56,6 +66,7 @@ class ParallelPlan:
     weights: str = AUTO
     weight_blocks: int = 0
     compile: str = OFF
+    exchange: str = AUTO
     exchange_dtype: str = MODEL
 
     def __post_init__(self) -> None:
@@ -117,14 +128,56 @@ class ParallelPlan:
         """A rank computes, outside of attention, one part of so many of an image's tokens."""
         return self.ways(TOKEN_AXES)
 
+    @property
+    def may_gather_hidden(self) -> bool:
+        """Whether hidden states may travel in place of queries, keys and values."""
+        whole = self.ring == self.tp == self.patch_count == 1  # all tokens, in a rank's heads of unshared weights
+        return self.exchange != EXCHANGE[1] and self.ulysses > 1 and whole and self.exchange_dtype == MODEL
+
+    def check_exchange(self, projects: bool) -> None:
+        """Raises PlanError if hidden states are to travel and cannot. projects: whether the model's spec says how its
+        attention makes queries, keys and values of them."""
+        if self.exchange != HIDDEN:
+            return
+        names = ["exchange", *(name for name in ("ring", "tp", "pipefusion", "patches") if getattr(self, name) > 1)]
+        names += ["exchange_dtype"] if self.exchange_dtype != MODEL else []
+        if self.ulysses == 1:
+            raise PlanError(
+                f"exchange={HIDDEN} is a way to exchange over ulysses, which is 1.",
+                "Use ulysses=2, or exchange=auto.",
+                "exchange",
+                "ulysses",
+            )
+        if not self.may_gather_hidden:
+            raise PlanError(
+                f"exchange={HIDDEN} has each rank attend to all tokens in heads of its own, which ring, tp and "
+                "PipeFusion's patches do not allow, and in numbers of the model's own, which exchange_dtype is not.",
+                "Use exchange=auto, or ring=1, tp=1, patches=1 and exchange_dtype=model.",
+                *names,
+            )
+        if not projects:
+            raise PlanError(
+                f"exchange={HIDDEN} needs to know how a model makes queries, keys and values, and for this one that is "
+                "not known here.",
+                "Use exchange=auto.",
+                "exchange",
+            )
+
     def check_model(
-        self, heads: int, tensor_parallel: bool = False, blocks: int | None = None, pipefusion: bool = True
+        self,
+        heads: int,
+        tensor_parallel: bool = False,
+        blocks: int | None = None,
+        pipefusion: bool = True,
+        projects: bool = False,
     ) -> None:
         """Raises PlanError, naming the degree and the nearest that works, if a model of this size forbids it.
 
         tensor_parallel, pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
+        projects: see `check_exchange`.
         """
         self.check_weights()
+        self.check_exchange(projects)
         if self.patch_count > 1 and not pipefusion:
             raise PlanError(
                 f"pipefusion={self.pipefusion} with {self.patch_count} patches runs parts of the image by themselves, "
@@ -231,6 +284,8 @@ class ParallelPlan:
             parts.append(f"{self.weights} weights{blocks}")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
+        if self.exchange != AUTO:
+            parts.append(f"{self.exchange} exchange")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         return " × ".join(parts) or "one rank"

@@ -20,11 +20,12 @@ from .hooks import Hooks
 from .memo import memoise
 from .models import ModelSpec, spec_for
 from .plan import ParallelPlan
-from .seams.attention import ParallelAttention, install_attention
+from .seams.attention import Attend, ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.heads import with_unrepeated
+from .seams.exchange.hidden import HiddenExchange, OwnHeads, own_heads
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
@@ -139,17 +140,31 @@ class ParallelTransformer:
         self.link = StageLink(mesh, self.slot) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
-            install_token_boundary(model, spec, layout, hooks, self.stage, self.link)
-            for block in self.stage.blocks:
+            hidden = HiddenExchange(mesh["ulysses"], layout, backend, *spec.sizes(model.config)[:2])
+            own = {block: self._own_heads(block, hidden) for block in self.stage.blocks}
+            install_token_boundary(model, spec, layout, hooks, self.stage, own, self.link)
+            for block, heads in own.items():
+                by_module = {each.module: each for each in heads}
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
-                        attend = partial(attention, block.get_submodule(name), streams)
+                        module = block.get_submodule(name)
+                        attend: Attend = partial(attention, module, streams)
                         if spec.kv_heads:
                             attend = partial(with_unrepeated, attend, spec.kv_heads(model.config))
+                        if module in by_module:
+                            by_module[module].install(hooks)
+                            attend = partial(by_module[module].attend, attend)
                         install_attention(block, name, [attend], hooks)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams
+
+    def _own_heads(self, block: torch.nn.Module, hidden: HiddenExchange) -> list[OwnHeads]:
+        """What has the block's attention see all tokens and this rank's heads, where that is what the plan has."""
+        spec = self.spec
+        names = [name for name in spec.self_attention if getattr(block, name, None) is not None]
+        modules = [(block.get_submodule(name), spec.projections.get(name), spec.self_attention[name]) for name in names]
+        return own_heads(self.mesh.plan, modules, hidden, lambda weight: weight.dtype)
 
     def replan(self, mesh: Mesh) -> None:
         """Puts another plan on the weights that are there, parked ones too. Runs no collectives.

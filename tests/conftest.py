@@ -20,6 +20,7 @@ from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor, use_theme
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
+from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
 from worker.host.client import WorkerGroup
 
@@ -30,8 +31,8 @@ NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
     **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "pictures")},
 }
-# Four ranks and more, however few cores there are; auto stays at two.
-HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", **TINY_MODELS}
+# Four ranks and more, however few cores there are; auto stays at two, for which links cost nothing.
+HOST_ENV = {"PARALLELDIT_CPU_RANKS": "8", "PARALLELDIT_MEASURED": quick_machine(), **TINY_MODELS}
 EXTRA_ARGS = ("--whitelist-custom-nodes", PACK_NAME, *NODE_PACKS, "--preview-method", "latent2rgb")
 DIT_LABELS = (
     "tench, Tinca tinca",

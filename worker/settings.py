@@ -37,6 +37,7 @@ class Settings:
     restarts: how many in ten minutes, before a group that keeps dying is left down. start_seconds: for the ranks to be
     up, other machines' included. silence_seconds: after which a rank that gives no sign of life is taken for dead.
     log_megabytes: of one rank's log, before it is rotated.
+    measured: the folder that keeps what was measured of this machine; empty for the pack's own.
     """
 
     device: str = ""
@@ -49,6 +50,7 @@ class Settings:
     silence_seconds: float = 10.0
     log_megabytes: float = 8.0
     cpu_ranks: int = 0
+    measured: str = ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str], file: Path) -> Settings:

@@ -23,6 +23,7 @@ from ...worker.comfyui.model import (
     load_weights,
 )
 from ...worker.comfyui.source import HostSource
+from ..costs.plans import ModelCosts
 from .model_files import read_header
 
 # Models that ComfyUI takes for a supported one by how a name begins that only they have.
@@ -60,6 +61,10 @@ class HostFile:
     @property
     def module(self) -> torch.nn.Module:
         return self.model.diffusion_model
+
+    def costs(self) -> ModelCosts:
+        """Of plans for it."""
+        return ModelCosts(self.module, self.sizes, self.cast or self.dtype or torch.bfloat16)
 
     @property
     def model_class(self) -> str:

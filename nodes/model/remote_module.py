@@ -33,6 +33,8 @@ from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
+from ..costs.machine import measure
+from ..costs.plans import ModelCosts, usual_step
 from ..errors import Refused
 from ..plan_words import Remark, in_words
 from .patches import bearable, check_inside, check_plan, sendable
@@ -84,12 +86,16 @@ class RemoteModule(RemoteWeights):
         plan: ParallelPlan,
         module: torch.nn.Module,
         sizes: WeightSizes,
+        costs: ModelCosts,
         note: str = "",
         auto: PlanOfRun[tuple[Remark, ...]] | None = None,
     ) -> None:
-        """auto: what decides on the plan by what is asked; None where it does not depend on that."""
+        """costs: of the model's plans. auto: what decides on the plan by what is asked; None where it does not depend
+        on that."""
         super().__init__(group, source.to_json(), plan, sizes, note)
         self.auto = auto
+        self.costs = costs
+        self.asked: Work | None = None  # of the last request
         self.module = module
         self.gatherer = Gatherer(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
@@ -156,17 +162,38 @@ class RemoteModule(RemoteWeights):
         """Calls of the model in the ranks."""
         with self.group.turn(check_interrupt):
             work = Work.of([call.size for call in calls], [call.branches for call in calls])
-            self.settle(work, [call.kwargs for call in calls])
+            self.settle(self.counted(work, calls[0].args, calls[0].kwargs), [call.kwargs for call in calls])
             self.load()
-            return self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
+            found = self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
+            self.learn()
+            return found
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
     ) -> torch.Tensor:
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
-        self.settle(work, [each.conditions for each in passes if isinstance(each.conditions, Mapping)])
-        return super().sample(call, tensors, passes, on_step)
+        given = [each.conditions for each in passes if isinstance(each.conditions, Mapping)]
+        if given:
+            noise = tensors["noise"].to(self.costs.torch_dtype)
+            work = self.counted(work, (noise, noise.new_zeros(len(noise))), given[0])
+        self.settle(work, given)
+        found = super().sample(call, tensors, passes, on_step)
+        self.learn()
+        return found
+
+    def counted(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
+        """With what one of its parts takes, by one of its calls. Where the plan is still to be decided, the ranks have
+        measured what they can."""
+        if self.auto and self.auto.is_open:
+            measure(self.group, self.costs.dtype, check_interrupt)
+        return replace(work, forward=self.costs.of_call(args, kwargs))
+
+    def learn(self) -> None:
+        """Has what the run's steps took correct what is predicted of this plan."""
+        run = self.group.runs.current
+        if self.asked and self.asked.forward and run and (steps := run.of_plan):
+            self.costs.learn(self.asked.forward, self.asked, self.plan, *usual_step(steps))
 
     def shares_calls(self) -> bool:
         """Whether the ranks run calls of one request at the same time, or may."""
@@ -185,8 +212,18 @@ class RemoteModule(RemoteWeights):
         """
         options = [each.get("transformer_options", {}) for each in asked]
         self.follow(replace(work, **bearable(options)))
+        self.predict(replace(work, **bearable(options)))
         for each in options:
             check_plan(each, self.plan)
+
+    def predict(self, work: Work) -> None:
+        """Tells what a step is predicted to take, once for each plan and size."""
+        if work == self.asked and not self.group.runs.is_new:
+            return
+        self.asked = work
+        if work.forward:
+            predicted = self.costs.predict(work.forward, work, self.plan)
+            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def follow(self, work: Work) -> None:
         is_first = self.auto is not None and self.auto.is_open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,10 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from server import PromptServer
 
+from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.forward import Forward
+from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_for
@@ -22,6 +26,7 @@ from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import sizes_of_source
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
+from ..costs.plans import ModelCosts
 from ..load_model import folder_dtype
 from ..model.families import family_for
 from ..model.host_file import HostFile, describe_host_file
@@ -44,6 +49,7 @@ MAX_BYTES = 1 << 16
 MAX_ITEMS = 64
 MAX_SIZE = 1 << 20  # of a picture, in pixels or frames
 MAX_RANKS = 256  # more are counted, and not told one by one
+BEST = 3  # plans that are told of
 PARALLEL_SAMPLER = "ParallelDiT_Sampler"
 LATENT_DIMS = 3  # at most, beside batch and channels: frames, height and width
 
@@ -80,7 +86,8 @@ class Bounds(NamedTuple):
     """What bounds a plan for a model. resolve: the plan that was asked for, or None for auto, to what runs.
 
     guided: whether an automatic plan splits guidance. heads: how many; None where that is not known. by_call: where an
-    automatic plan follows from what a sampling brings, how; `resolve` makes none then.
+    automatic plan follows from what a sampling brings, how; `resolve` makes none then. costs: of its plans, where they
+    can be told.
     """
 
     resolve: Callable[..., ResolvedPlan]
@@ -88,6 +95,7 @@ class Bounds(NamedTuple):
     memory: ModelMemory
     guided: bool = False
     by_call: Callable[[Work], ResolvedPlan] | None = None
+    costs: ModelCosts | None = None
 
 
 def add_plan_route() -> None:
@@ -172,8 +180,9 @@ def answer(question: Question) -> dict[str, Any]:
     """What would run, or the error that the backend would raise and the widgets that it is about.
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
-    memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. note: why it
-    is not the plan that was asked for. unknown: why a loader's model is not known. Raises SettingsError.
+    memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. predicted: as
+    `predictions` has it. note: why it is not the plan that was asked for. unknown: why a loader's model is not known.
+    Raises SettingsError.
     """
     samplers = [sampler for loader in question.loaders for sampler in loader.samplers]
     models, unknown = find_models(question.loaders)
@@ -184,7 +193,7 @@ def answer(question: Question) -> dict[str, Any]:
         if resolved and any(sampler.is_stock for sampler in samplers):
             resolved.plan.check_step_mode()
     except PlanError as error:
-        nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "remarks": [], "note": []}
+        nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "remarks": [], "note": []}
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
         return {
@@ -193,6 +202,7 @@ def answer(question: Question) -> dict[str, Any]:
             "world": device_count(),
             "ranks": [],
             "memory": None,
+            "predicted": None,
             "remarks": remarks_json(remarks),
             "note": [],
         }
@@ -208,6 +218,7 @@ def answer(question: Question) -> dict[str, Any]:
         "patches": plan.patch_count,
         "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
         "memory": foresight and foresight.to_json(),
+        "predicted": predictions(plan, models[0], samplers) if models else None,
         "remarks": remarks_json(remarks),
         "note": remarks_json(note),
     }
@@ -231,17 +242,17 @@ def resolve(
         plan.check_weights()
         return ([m.resolve(plan) for m in models][0], []) if models else (fit_to_machine(plan), [remark("unchecked")])
     if models and models[0].by_call:
-        return expected(models[0].by_call, samplers)
+        return expected(models[0], samplers)
     chosen = models[0].resolve(None) if models else None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     model = (models[0].heads or 1, models[0].guided) if models else None
     return chosen and ResolvedPlan(chosen.plan), why_auto(devices_of_machine(), chosen and chosen.plan, model)
 
 
-def expected(
-    by_call: Callable[[Work], ResolvedPlan], samplers: list[Sampler]
-) -> tuple[ResolvedPlan | None, list[Remark]]:
+def expected(model: Bounds, samplers: list[Sampler]) -> tuple[ResolvedPlan | None, list[Remark]]:
     """As `resolve`, where what a sampling brings decides: for a single image, by the guidance of the samplers."""
-    alone, guided = by_call(Work()), by_call(Work(2, has_branches=True))
+    forward = forward_of(model, samplers)
+    asked = (Work(forward=forward), Work(2, has_branches=True, forward=forward))
+    alone, guided = (model.by_call(each) for each in asked if model.by_call)
     has_guidance = {None if one.cfg is None else one.cfg != 1 for one in samplers} or {None}
     if guided.plan == alone.plan or has_guidance in ({True}, {False}):
         plan, why = guided if True in has_guidance else alone
@@ -249,6 +260,42 @@ def expected(
         return ResolvedPlan(plan), said
     why = devices_of_auto(devices_of_machine())
     return None, [*why, remark("by_call", guided=str(guided.plan), alone=str(alone.plan))]
+
+
+def forward_of(model: Bounds, samplers: list[Sampler]) -> Forward | None:
+    """What a row of the largest picture takes; None where nobody knows what is sampled, or the model cannot be
+    counted."""
+    shapes = [shape for each in samplers if each.picture and (shape := model.memory.latents(each.picture))]
+    if model.costs is None or not shapes:
+        return None
+    return model.costs.of_latents(max(shapes, key=math.prod))
+
+
+def predictions(plan: ParallelPlan, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
+    """What a step is predicted to take: of this plan, as `plan`, and of the best that the machine can have, as `best`;
+    each with its words, seconds and bytes a rank. is_measured: whether by what was measured of this machine. alone:
+    whether one device is the fastest. None where nobody knows what is sampled."""
+    forward, pictures = forward_of(model, samplers), [each.picture for each in samplers if each.picture]
+    if forward is None or model.costs is None or plan.patch_count > 1:
+        return None
+    guided = any(each.cfg != 1 for each in samplers)
+    work = Work((1 + guided) * max(each.batch_size for each in pictures), has_branches=guided, forward=forward)
+    found, own = model.costs.ranked(forward, work), model.costs.predict(forward, work, plan)
+    return {
+        "plan": prediction_json(own),
+        "best": [prediction_json(each) for each in found[:BEST]],
+        "alone": bool(found) and found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
+        "is_measured": model.costs.is_measured,
+    }
+
+
+def prediction_json(predicted: Prediction) -> dict[str, Any]:
+    return {
+        "plan": str(predicted.plan),
+        "seconds": predicted.seconds,
+        "bytes": predicted.bytes,
+        "fits": predicted.fits,
+    }
 
 
 def has_branches(loaders: list[Loader]) -> bool:
@@ -331,7 +378,9 @@ def bounds_of_host_file(file: HostFile) -> Bounds:
     module = file.module
     spec = host_spec(type(module))
     heads = sizes_of(module, spec).heads if spec and spec.blocks else None
-    resolve_own, auto = (functools.partial(each, module=module) for each in (resolve_host_plan, auto_host_plan))
+    costs = file.costs()
+    resolve_own = functools.partial(resolve_host_plan, module=module)
+    auto = functools.partial(auto_host_plan, module=module, costs=costs)
     patch = patch_of(module, spec, LATENT_DIMS) if spec and spec.blocks else ()
     memory = ModelMemory(file.sizes, sum(one.numel() for one in module.parameters()), file.model, patch)
-    return Bounds(resolve_own, heads, memory, by_call=auto)
+    return Bounds(resolve_own, heads, memory, by_call=auto, costs=costs)

@@ -16,6 +16,7 @@ from ..axes import BATCH_AXES
 from ..models.comfyui.checks import changes_of, sizes_of
 from ..models.comfyui.spec import HostSpec, host_spec
 from ..plan import ParallelPlan, ulysses_of
+from .forward import Forward
 
 IDLE_REQUESTS = 2
 
@@ -27,13 +28,14 @@ class Work:
     """What is asked of a model at a time: so many parts of one size, each of which can be computed by itself.
 
     has_branches: whether some are of cond and others of uncond. tokens, rows: whether what nodes have run inside of the
-    model bears that tokens, or the rows of a batch, are shared.
+    model bears that tokens, or the rows of a batch, are shared. forward: what one part takes, where that is known.
     """
 
     parts: int = 1
     has_branches: bool = False
     tokens: bool = True
     rows: bool = True
+    forward: Forward | None = None
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
@@ -56,8 +58,8 @@ def couples(model: torch.nn.Module) -> bool:
 
 
 def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
-    """The plan for so many devices. What can be computed apart is, as that needs no communication, and the rest of them
-    share tokens, where the class's spec says how.
+    """The plan for so many devices where nobody knows what a forward takes. What can be computed apart is, as that
+    needs no communication, and the rest of them share tokens, where the class's spec says how.
 
     It is of as many ranks whatever the work, since another number would be another group; but where neither can be
     shared, of one.

@@ -5,6 +5,8 @@ How a dim is split over an axis, the axis says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -21,21 +23,32 @@ def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
     """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank."""
+    return begin_gather(local, dim, size, axis)()
+
+
+def begin_gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> Callable[[], torch.Tensor]:
+    """`gather`, under way; what it returns waits for it."""
     if axis.degree == 1 or not size:
-        return local
+        return lambda: local
     sizes = axis.sizes(size)
-    longest = sizes[0]
+    longest = max(sizes)
     local = local.movedim(dim, 0)
     send = local.new_zeros((longest, *local.shape[1:])) if len(local) < longest else local.contiguous()
     if len(local) < longest:
         send[: len(local)] = local
     received = send.new_empty((axis.degree * longest, *send.shape[1:]))
-    with axis.timeline.communication("all_gather"):
-        getattr(dist, ALL_GATHER)(received, send, group=axis.group)
-    if sizes[-1] < longest:
+    work = getattr(dist, ALL_GATHER)(received, send, group=axis.group, async_op=True)
+
+    def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
+        with axis.timeline.communication("all_gather"):
+            if work is not None:  # none only where a rank is outside of the group
+                work.wait()
+        if min(sizes) == longest:
+            return received.movedim(0, dim)
         shares = received.split(longest)
-        received = torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)])
-    return received.movedim(0, dim)
+        return torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)]).movedim(0, dim)
+
+    return arrive
 
 
 def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 import torch
 
 from .packing import REFERENCES, Grid, pack, unpack, without
+from .projections import JOINT, JOINT_OUT, Projections
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
@@ -41,6 +42,15 @@ register(
         streams=("hidden_states", "encoder_hidden_states"),
         returned=("encoder_hidden_states", "hidden_states"),
         self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
+        projections={
+            "attn": Projections(
+                JOINT,
+                {"hidden_states": "hidden_states", "encoder_hidden_states": "encoder_hidden_states"},
+                outputs=JOINT_OUT,
+                heads=("heads",),
+                sides=("image_rotary_emb",),
+            )
+        },
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,

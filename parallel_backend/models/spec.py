@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..errors import RequestError, UnknownModelError
 from ..hooks import Hooks
+from .projections import Projections
 from .rows import BlockRow
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Limits(TypedDict):
     blocks: int | None
     tensor_parallel: bool
     pipefusion: bool
+    projects: bool
 
 
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
@@ -91,6 +93,8 @@ class ModelSpec:
     # Block lists that take the streams joined, in the argument and the output of the first; in which order. The first
     # list is none of them, and the image comes last.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Of `self_attention`, how a submodule makes queries, keys and values, if all of them do it by linear layers.
+    projections: Mapping[str, Projections] = field(default_factory=dict)
     # Config to the heads of keys and values, where self-attention repeats each for the queries' heads that share it,
     # one after the other, before it attends. The others are not sent then.
     kv_heads: Callable[[Config], int] | None = None
@@ -158,6 +162,7 @@ class ModelSpec:
             "blocks": blocks,
             "tensor_parallel": bool(self.tensor_parallel),
             "pipefusion": self.pipefusion,
+            "projects": bool(self.projections),
         }
 
 

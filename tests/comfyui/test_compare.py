@@ -64,3 +64,9 @@ def test_what_was_compared_is_compared_again_where_the_file_is_damaged(host: Com
     file.write_text("{")
     _, text, files = compared(host, replace(LOSSY, seed=84, steps=4))
     assert "earlier" not in text and len(files) == 2 and first
+
+
+def test_what_travels_in_fp8_is_compared_with_the_same_plan_exact(host: ComfyHost) -> None:
+    job = replace(EXACT, seed=85, steps=2).under({"ulysses": 2, "exchange_dtype": "fp8"})
+    _, text, files = compared(host, job)
+    assert "exact (ulysses=2)" in text and "(ulysses=2 × fp8 exchange)" in text and len(files) == 2

@@ -39,7 +39,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("groups",),
         ("models",),
         ("weights",),
-        ("costs",),
+        ("costs", "rates"),
         ("seams",),
         ("transformer", "module", "vae", "placing"),
         ("sampling", "library"),
@@ -57,6 +57,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "nodes": (
         ("errors", "compat"),
         ("workers", "plan_words"),
+        ("costs",),
         ("model",),
         ("class_label", "comparison", "parallel_plan", "remote_vae"),
         ("load_model", "parallel_sampler", "parallel_vae"),

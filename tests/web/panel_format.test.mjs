@@ -69,6 +69,8 @@ test('a plan in words, as its Python class says it', () => {
   const patches = 'pipefusion=2 × panel.planPatches 2 1 × panel.planAttention flash'
   assert.equal(planWords({ ...one, pipefusion: 2, attention: 'flash' }, t), patches)
   assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
+  assert.equal(planWords({ ...one, ulysses: 2, exchange: 'hidden' }, t), 'ulysses=2 × panel.planExchange hidden')
+  assert.equal(planWords({ ...one, ulysses: 2, exchange: 'auto' }, t), 'ulysses=2')
   assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
 })
 

@@ -3,7 +3,16 @@
 const MEBIBYTE = 2 ** 20
 const GIBIBYTE = 2 ** 30
 // Of a plan; all else are degrees, the outermost axis first.
-const NO_AXES = ['patches', 'sync_steps', 'attention', 'weights', 'weight_blocks', 'compile', 'exchange_dtype']
+const NO_AXES = [
+  'patches',
+  'sync_steps',
+  'attention',
+  'weights',
+  'weight_blocks',
+  'exchange',
+  'exchange_dtype',
+  'compile'
+]
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */
 export function bytes(count) {
@@ -55,6 +64,7 @@ export function planWords(plan, t) {
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
   if (plan.compile && plan.compile !== 'off') parts.push(t('panel.planCompiled'))
+  if (plan.exchange && plan.exchange !== 'auto') parts.push(t('panel.planExchange', { name: plan.exchange }))
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   return parts.join(' × ') || t('panel.planOneRank')
 }

@@ -32,7 +32,8 @@ const KNOWN_OPERATIONS = [
   'park',
   'trim',
   'unload',
-  'trace'
+  'trace',
+  'measure'
 ]
 
 export class GroupView {

@@ -68,6 +68,8 @@ class RunRow {
   count(run, known) {
     const numbers = [stepWords(run)]
     if (known) numbers.push(t('panel.pace', { seconds: seconds(known.median) }))
+    const told = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed'
+    if (run.predicted) numbers.push(t(told, { seconds: seconds(run.predicted) }))
     if (run.residuals) numbers.push(t('panel.residuals', { size: bytes(run.residuals) }))
     text(this.numbers, numbers.join(' · '))
     shown(this.timeline.element, known)

@@ -4,6 +4,7 @@ import { element } from '../elements.js'
 import { brief, t } from '../text.js'
 import { memoryWords } from './memory.js'
 import { COMPACT_ABOVE, captionOf, cellWords, meshGroups, meshWords, remarkWords, stageCaption } from './mesh.js'
+import { predictedWords } from './predicted.js'
 
 const MAX_PATCHES_DRAWN = 16
 
@@ -26,9 +27,25 @@ function* plan(answer) {
   }
   if (answer.ranks.length) yield* mesh(answer)
   for (const words of memoryWords(answer, meshGroups(answer), t)) yield line('paralleldit-plan-memory', words)
+  yield* predictions(predictedWords(answer, t))
   for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t))
   for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t))
   for (const words of answer.unknown) yield line('paralleldit-plan-remark', brief(words))
+}
+
+function* predictions(words) {
+  if (!words) return
+  if (words.alone) yield line('paralleldit-plan-note', words.alone)
+  if (words.own) yield line('paralleldit-plan-memory', words.own)
+  yield line('paralleldit-plan-memory', words.title)
+  const rows = words.best.map((each, place) => {
+    const row = element('li', {}, each)
+    if (place === words.chosen) row.setAttribute('aria-current', 'true')
+    return row
+  })
+  const list = element('ol', { class: 'paralleldit-plan-predicted' }, ...rows)
+  list.dataset.testid = 'paralleldit-plan-predicted'
+  yield list
 }
 
 function* mesh(answer) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from ..wire.operations import (
     FREED,
     LACKING,
     LOAD,
+    MEASURE,
+    MEASURED,
     OPERATIONS,
     PARK,
     PART,
@@ -279,6 +282,14 @@ class WorkerGroup:
                     "The worker group is busy with a job.", "Ask for the trace again when it has ended."
                 )
             return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
+
+    def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
+        """What so many ranks can, started if none run: what `costs.machine.Machine.of` takes. Raises as `load`
+        does."""
+        with self.turn(check):
+            self.supervisor.ensure(ranks, check)
+            found = self._request(MEASURE.header(dtype=dtype), {}, check)[MEASURED]
+            return json.loads(found.numpy().tobytes())
 
     def status(self) -> dict[str, Any]:
         """State, process ids, what is loaded, and how often the group died lately; answered while a job runs.

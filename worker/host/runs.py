@@ -15,6 +15,7 @@ from ..wire.operations import SAMPLE
 
 KEPT = 10  # runs
 STEPS = 500  # of a run, the last ones
+LEARNT = 8  # likewise, the first of a plan, by which predictions are corrected
 
 
 @dataclass
@@ -23,7 +24,8 @@ class Run:
 
     steps: seconds of each that the ranks made, and how many of them went into communication; a sampler may have several
     in a step of its own. made: how many there were. residuals: bytes of ControlNets that went to the ranks with a step,
-    the most of any.
+    the most of any. predicted: seconds of a step, as told before it; is_measured: by what was measured of this machine.
+    of_plan: the steps since then.
     state: running, done, cancelled or failed. began: seconds since the epoch.
     """
 
@@ -36,13 +38,17 @@ class Run:
     at: int = 0
     made: int = 0
     residuals: int = 0
+    predicted: float | None = None
+    is_measured: bool = False
+    of_plan: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
     began: float = field(default_factory=time.time)
     is_ended: bool = False  # by who stopped the group, so that the run's next request starts it not again
 
     def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "steps": [list(step) for step in self.steps.copy()]}
+        told = {name: value for name, value in vars(self).items() if name != "of_plan"}
+        return {**told, "steps": [list(step) for step in self.steps.copy()]}
 
 
 class Runs:
@@ -95,6 +101,19 @@ class Runs:
             run.plan = plan
             self.changed.set()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is predicted yet of the run that goes on."""
+        run = self.current
+        return run is not None and run.predicted is None
+
+    def predicted(self, seconds: float, is_measured: bool) -> None:
+        """Notes what a step of the run that goes on is predicted to take from now on."""
+        run = self.current
+        if run:
+            run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
+            self.changed.set()
+
     def reached(self, at: int, total: int) -> None:
         """Notes how far the sampler of the run that goes on has come, if one does."""
         run = self.current
@@ -115,6 +134,8 @@ class Runs:
         if run:
             run.operation = operation
             run.steps.append((seconds, communication))
+            if len(run.of_plan) < LEARNT:
+                run.of_plan.append((seconds, communication))
             run.made += 1
             self.changed.set()
 

@@ -1,11 +1,12 @@
 """What a rank can be asked: load a model, add to its weights, run a forward or a whole sampler call, run a VAE, park or
-unload what it holds, tell what it did.
+unload what it holds, tell what it did, measure what it can.
 
 Every rank executes all.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,11 +20,12 @@ from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ON, ParallelPlan
+from parallel_backend.rates import measured
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
-from parallel_backend.weights.loading import Check
+from parallel_backend.weights.loading import DTYPES, Check
 from parallel_backend.weights.one_copy import one_copy
 from parallel_backend.weights.parking import Parking
 
@@ -37,6 +39,8 @@ from ..wire.operations import (
     FREED,
     LACKING,
     LOAD,
+    MEASURE,
+    MEASURED,
     OPERATIONS,
     PARK,
     PART,
@@ -101,6 +105,7 @@ class Operations:
             TRIM.name: self.trim,
             UNLOAD.name: self.unload,
             TRACE.name: self.trace,
+            MEASURE.name: self.measure,
         }
 
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
@@ -346,6 +351,15 @@ class Operations:
         """What every rank's timeline holds, as a Chrome trace in JSON, byte by byte."""
         trace = gather_trace(self.timeline, job.control_group)
         return None if trace is None else {"trace": trace}
+
+    def measure(self, job: Job, _tensors: Tensors) -> Tensors | None:
+        """How fast all ranks compute, and their links are, as JSON, byte by byte. Raises RequestError for one rank."""
+        if dist.get_world_size() == 1:
+            raise RequestError("There are no links between ranks where there is one.", "Use a plan of several ranks.")
+        figures = measured(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
+        release_memory(self.state.device)
+        told = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
+        return None if dist.get_rank() else {MEASURED: told}
 
     def loaded(self, job: Job, kind: type[Model]) -> Model:
         """The model that is loaded, on its device. Raises RequestError where there is none of that kind."""

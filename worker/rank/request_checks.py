@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.adapters import Addition
+from parallel_backend.weights.loading import DTYPES
 
 from ..comfyui.patches import Patch
 from ..comfyui.source import VaeSource
@@ -58,6 +59,8 @@ def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
         check_call(made(SamplerCall.from_json, given["call"], "call"), tensors)
     if given.get("direction", "decode") not in ("decode", "encode"):
         raise RequestError(f"A VAE decodes or encodes; {given['direction']!r} is neither.")
+    if given.get("dtype", "bf16") not in DTYPES:
+        raise RequestError(f"Devices are measured in {', '.join(DTYPES)}; {given['dtype']!r:.40} is none of them.")
     if not all(isinstance(key, str) for key in given.get("conditions", {}).values()):
         raise RequestError(f"The conditions of {whose} are named by keys, which are text.")
     if "passes" in given and [branch for each in given["passes"] for branch in each["branches"]] not in BRANCHES:

@@ -85,9 +85,12 @@ FREED = "freed"  # what comes back of a trim: how many bytes of its accelerator 
 TRIM = Operation("trim", "giving back cached memory")
 UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
+MEASURED = "measured"  # what comes back: the figures as JSON, byte by byte
+MEASURE = Operation("measure", "measuring devices and links", {"dtype": str}, without_model=True)
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each for each in (LOAD, ADAPT, PATCH, CALL, PART, FORWARD, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE)
+    each.name: each
+    for each in (LOAD, ADAPT, PATCH, CALL, PART, FORWARD, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
 }
 
 

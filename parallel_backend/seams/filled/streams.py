@@ -50,10 +50,6 @@ class StreamLayout(TokenLayout):
                     "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion.",
                 )
 
-    def total(self, streams: Names) -> int:
-        """The tokens of these streams on all ranks."""
-        return sum(sum(self.segments[name]) for name in streams)
-
     def pieces(self, streams: Names) -> Iterator[tuple[int, int]]:
         """The running segments, stream by stream: where each begins among the joined streams, and its length."""
         start = 0

@@ -112,17 +112,3 @@ def nothing_sent() -> Iterator[mock.Mock]:
 
     with mock.patch.object(dist, "all_to_all_single", side_effect=exchange) as sent:
         yield sent
-
-
-@contextmanager
-def waits_at_once() -> Iterator[None]:
-    """While entered, an all-to-all is over when it is called."""
-    asynchronous = dist.all_to_all_single
-
-    def exchange(*args: Any, **options: Any) -> Delivered:
-        if work := asynchronous(*args, **options):
-            work.wait()
-        return Delivered()
-
-    with mock.patch.object(dist, "all_to_all_single", exchange):
-        yield

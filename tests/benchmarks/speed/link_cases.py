@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import diffusers
 import torch
+
+from parallel_backend.plan import ParallelPlan
 
 Conditions = dict[str, torch.Tensor]
 TEXT_WIDTH = 256
@@ -68,8 +70,8 @@ def flux(depth: int) -> torch.nn.Module:
 
 def wan(depth: int) -> torch.nn.Module:
     return diffusers.WanTransformer3DModel(
-        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4,
-        text_dim=TEXT_WIDTH, freq_dim=64, ffn_dim=864,
+        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4, ffn_dim=864,
+        text_dim=TEXT_WIDTH, freq_dim=64,
     )  # fmt: skip
 
 
@@ -109,21 +111,24 @@ CASES = {
 }
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
+HIDDEN, FP8 = "hidden 2", "fp8"
+PLAN_FIELDS = {field.name for field in fields(ParallelPlan)}
 
 
 def methods(case: Case, ranks: int) -> list[Method]:
     """All on so many ranks, that on one rank first."""
-    found = [ONE, Method(f"ulysses {ranks}", {"ulysses": ranks}), Method(f"ring {ranks}", {"ring": ranks})]
-    if ranks == 4:
+    heads = {"ulysses": ranks, "exchange": "heads"} if "exchange" in PLAN_FIELDS else {"ulysses": ranks}
+    found = [ONE, Method(f"ulysses {ranks}", heads), Method(f"ring {ranks}", {"ring": ranks})]
+    if ranks == 2:
+        found.append(Method(HIDDEN, {"ulysses": ranks, "exchange": "hidden"}))
+    else:
         found.append(Method("ulysses 2, ring 2", {"ulysses": 2, "ring": 2}))
     if case.guided:
-        found.append(
-            Method("cfg 2" if ranks == 2 else f"cfg 2, ulysses {ranks // 2}", {"cfg": 2, "ulysses": ranks // 2})
-        )
-    plain = {"ulysses": ranks}
-    return [
-        *found,
-        Method(SYNCHRONOUS, plain, overlap=False),
-        Method(SILENT, plain, sends=False, tolerance=math.inf),
+        found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))
+    found += [
+        Method(FP8, heads | {"exchange_dtype": "fp8"}, tolerance=0.1),
+        Method(SYNCHRONOUS, heads, overlap=False),
+        Method(SILENT, heads, sends=False, tolerance=math.inf),
         Method("diffusers", peer=True),
     ]
+    return [method for method in found if set(method.plan or {}) <= PLAN_FIELDS]

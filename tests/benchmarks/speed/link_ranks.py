@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import statistics
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.contest import (
     UNLIMITED,
@@ -24,7 +27,6 @@ from tests.benchmarks.speed.contest import (
     start,
     timed,
     twin,
-    waits_at_once,
 )
 from tests.benchmarks.speed.link_cases import CASES, ONE, Case, Method, methods
 from tests.support.links.profiles import PROFILES, counted_flops
@@ -42,17 +44,14 @@ class Contender:
         own = twin(model)
         if method.peer:
             enable_context_parallel(own)
-        self.transformer = ParallelTransformer(own, meshes.of(ParallelPlan(**method.plan or {})))
+        attention = ParallelAttention if method.overlap else functools.partial(ParallelAttention, parts=1)
+        with mock.patch("parallel_backend.transformer.ParallelAttention", attention):
+            self.transformer = ParallelTransformer(own, meshes.of(ParallelPlan(**method.plan or {})))
         self.request = case.request()
-
-    def exchange(self) -> AbstractContextManager:
-        if not self.method.sends:
-            return nothing_sent()
-        return nullcontext() if self.method.overlap else waits_at_once()
 
     @torch.inference_mode()
     def step(self) -> torch.Tensor | None:
-        with self.exchange():
+        with nullcontext() if self.method.sends else nothing_sent():
             return self.transformer(*self.request)
 
 

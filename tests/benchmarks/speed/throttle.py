@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
-SLOWED = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten._scaled_dot_product_flash_attention_for_cpu)
+PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+SLOWED = (*PRODUCTS, aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu)
 
 
 class Throttle(TorchDispatchMode):

@@ -76,18 +76,35 @@ def test_what_a_killed_run_leaves_goes_with_the_next(possible: None) -> None:
         time.sleep(0.05)
 
 
+def found_by(module: str, folder: Path, *options: str) -> tuple[dict, str]:
+    """What a benchmark writes, and what it prints. It says by its exit status whether figures are as hoped for."""
+    file = folder / "found.json"
+    command = [sys.executable, "-m", module, *options, "--rounds", "1", "--json", str(file)]
+    run = subprocess.run(command, cwd=REPOSITORY, text=True, capture_output=True)
+    assert file.exists(), run.stdout + run.stderr
+    return json.loads(file.read_text()), run.stdout
+
+
 @pytest.mark.slow
 def test_the_table_of_links_is_measured_from_end_to_end(possible: None, tmp_path: Path) -> None:
-    file, module = tmp_path / "found.json", "tests.benchmarks.links"
-    options = ["--only", "Flux", "--quick", "--rounds", "1", "--ranks", "2", "--json", str(file)]
-    run = subprocess.run([sys.executable, "-m", module, *options], cwd=REPOSITORY, text=True, capture_output=True)
-    assert run.returncode == 0, run.stdout + run.stderr
-    found = json.loads(file.read_text())["Flux-shaped"]["2"]
-    assert set(found["errors"]) == {"one rank", "ulysses 2", "ring 2", "no overlap", "diffusers"}
-    assert found["refused"] == {}
+    found, said = found_by("tests.benchmarks.links", tmp_path, "--only", "Flux", "--quick", "--ranks", "2")
+    case = found["Flux-shaped"]["2"]
+    assert {"one rank", "ulysses 2", "ring 2", "fp8", "no overlap", "diffusers"} <= set(case["errors"])
+    assert case["refused"] == {}
     for profile in ("PCIe 4.0 x16", "10 Gbit/s Ethernet"):
-        assert profile in run.stdout
-        assert all(len(seconds) == 1 for seconds in found["seconds"][profile].values())
+        assert profile in said
+        assert all(len(seconds) == 1 for seconds in case["seconds"][profile].values())
+
+
+@pytest.mark.slow
+def test_every_plan_is_tried_beside_the_automatic_one_from_end_to_end(possible: None, tmp_path: Path) -> None:
+    found, said = found_by("tests.benchmarks.auto", tmp_path, "--only", "Wan-shaped 81 frames, 2 ranks, mixed")
+    (case,) = found["Wan-shaped 81 frames, 2 ranks, mixed"]["profiles"].values()
+    assert {"one rank", "ulysses=2", "ring=2"} <= set(case["seconds"]) == set(case["predicted"])
+    assert case["chosen"] in case["seconds"]
+    fast, slow = (speed["linear"] for speed in case["machine"]["speeds"])
+    assert slow < 0.8 * fast, "a throttled rank is found to be slower"
+    assert "1 cases" in said
 
 
 def test_without_tools_a_link_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,15 @@ CASES: dict[int, dict[str, Case]] = {
     4: {
         "ulysses": Case({"ulysses": 4}),
         "ulysses, 6 heads": Case({"ulysses": 4}, 6, 6, parts=2),
-        "ulysses, 10 heads on 5": Case({"ulysses": 4}, 10, 5, parts=4),
+        "ulysses, 10 heads on 5": Case({"ulysses": 4}, 10, 5),
         "ring": Case({"ring": 4}),
         "usp, 5 heads": Case({"ring": 2, "ulysses": 2}, 5, 5, parts=3),
         "usp, 6 heads on 2": Case({"ring": 2, "ulysses": 2}, 6, 2, parts=2),
         "usp, 6 heads on 2, fp8": Case({"ring": 2, "ulysses": 2, **FP8}, 6, 2, parts=2),
+    },
+    8: {
+        "ulysses, 15 heads": Case({"ulysses": 8}, 15, 15, parts=2),
+        "usp, 6 heads on 3": Case({"ring": 2, "ulysses": 4}, 6, 3, parts=2),
     },
 }
 

@@ -74,7 +74,9 @@ class Census:
         chosen = ParallelPlan(**plan)
         file = self.pack["host_file"].describe_host_file(path)
         source = file.source(chosen, True)
-        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.module, file.sizes)
+        remote = self.pack["remote_module"].RemoteModule(
+            self.group, source, chosen, file.module, file.sizes, file.costs()
+        )
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
     @cache  # noqa: B019

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import HIDDEN, ParallelPlan
 from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND
 
 BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
+SCALE_BYTES = 4  # of a token's head in fp8
 # Beside the weights a rank needs so many bytes at most, in times of A: of its own tokens, in a block; and of all of
 # them, where the model is before or after its blocks, or between those of ComfyUI's, which see filled streams.
 IN_BLOCKS, WHOLE = 20, 3
@@ -25,6 +26,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ulysses": 8},
         {"ring": 8},
         {"ring": 2, "ulysses": 4},
+        {"ulysses": 5},
+        {"ring": 2, "ulysses": 4, "exchange_dtype": "fp8"},
         {"tp": 8},
         {"ulysses": 4, "tp": 2},
         {"pipefusion": 4, "ulysses": 2},
@@ -33,6 +36,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 8, "ulysses": 8},
         {"pipefusion": 4, "ring": 2, "ulysses": 8},
         {"ulysses": 2, "weights": "shared"},
+        {"ulysses": 2, "exchange": "heads"},
+        {"ulysses": 3, "exchange": "hidden"},
         {"ring": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 17},
     ],
     "wan-14b": [
@@ -59,6 +64,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 4, "ulysses": 8, "patches": 1},
         {"cfg": 2, "weights": "shared"},
+        {"cfg": 2, "ulysses": 2},
         {"cfg": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 20},
     ],
 }
@@ -84,7 +90,9 @@ def peak_bytes(model: Model, size: str, plan: ParallelPlan) -> float:
 def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[str, float]]:
     """What a rank has to send at most, by kind of exchange and what it is for.
 
-    ulysses: 4 A (N - 1) / N² a block; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
+    ulysses: 4 A (N - 1) / N² a block, or where the heads do not divide, A / N of 3 times the heads of others and N - 1
+    times its own; where hidden states travel, A (N - 1) / N and A (N - 1) / N²; ring: 2 A (N - 1) / N;
+    tp: 4 A (N - 1) / N, each of what the other axes leave;
     stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
     round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
     tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions, whole ones for
@@ -92,19 +100,25 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
     """
     ulysses, ring, tp, stages = plan.ulysses, plan.ring, plan.tp, plan.pipefusion
     tokens, samples = plan.token_ways, stages > 1
+    heads = [model.heads // tp // ulysses + (rank < model.heads // tp % ulysses) for rank in range(ulysses)]
+    scattered = (3 * (1 - min(heads) / sum(heads)) + (ulysses - 1) * max(heads) / sum(heads)) / ulysses
+    travels = (1 + SCALE_BYTES / model.head_dim) / BYTES if plan.exchange_dtype == "fp8" else 1
     whole, blocks = activation_bytes(model, size, plan), math.ceil(model.blocks / stages)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
+    hidden = model.by_head and plan.may_gather_hidden and (ulysses == 2 or plan.exchange == HIDDEN)
+    sent_on = whole * (ulysses - 1) / ulysses**2 * blocks
     return {
-        ALL_TO_ALL: {"ulysses": 4 * whole / (ring * tp) * (ulysses - 1) / ulysses**2 * blocks},
+        ALL_TO_ALL: {"ulysses": sent_on if hidden else whole / (ring * tp) * scattered * travels * blocks},
         SEND: {
-            "ring": 2 * whole / (ulysses * tp) * (ring - 1) / ring * blocks * plan.patch_count,
+            "ring": 2 * whole / (ulysses * tp) * (ring - 1) / ring * travels * blocks * plan.patch_count,
             "stage": whole / tokens if samples else 0,
             "collected": prediction if plan.cfg > 1 and not samples else 0,
             "latents": pixels * LATENT_BYTES if samples else 0,
         },
         ALL_REDUCE: {"tp": 4 * whole / tokens * (tp - 1) / tp * blocks},
         ALL_GATHER: {
+            "ulysses": ulysses * sent_on if hidden else 0,
             "tokens": prediction * (tokens - 1) / tokens,
             "predictions": prediction * (plan.cfg - 1) * plan.patch_count if samples else 0,
         },

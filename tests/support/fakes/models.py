@@ -16,7 +16,8 @@ class Model:
     config. billions: of parameters. hidden: the width of its tokens.
     channels, patch: of its latents, and what of them becomes a token. text: tokens of text that its blocks have beside
     the image's. conditions: shapes of what it takes beside latents and timesteps, without the batch.
-    rows: of a step: two where cond and uncond run. sizes: of latents, by what they are.
+    heads: of attention. rows: of a step: two where cond and uncond run. sizes: of latents, by what they are.
+    by_head: whether what lies between its projections and attention is of one head's values at a time.
     """
 
     shelf: str
@@ -25,12 +26,18 @@ class Model:
     depths: Mapping[str, int]
     billions: float
     hidden: int
+    heads: int
     channels: int
     patch: tuple[int, ...]
     text: int
     conditions: Mapping[str, tuple[int, ...]]
     rows: int
     sizes: Mapping[str, tuple[int, ...]]
+    by_head: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
 
     @property
     def blocks(self) -> int:
@@ -48,6 +55,7 @@ FLUX = {
     "depths": {"num_layers": 19, "num_single_layers": 38},
     "billions": 11.90,
     "hidden": 3072,
+    "heads": 24,
     "channels": 16,
     "patch": (2, 2),
     "text": 512,
@@ -58,16 +66,19 @@ WAN = {
     "depths": {"num_layers": 40},
     "billions": 14.29,
     "hidden": 5120,
+    "heads": 40,
     "channels": 16,
     "patch": (1, 2, 2),
     "text": 0,
     "rows": 2,
     "sizes": {"480p × 81": (21, 60, 104), "720p × 81": (21, 90, 160)},
+    "by_head": False,  # norms of all heads together
 }
 QWEN = {
     "depths": {"num_layers": 60},
     "billions": 20.43,
     "hidden": 3072,
+    "heads": 24,
     "channels": 16,
     "patch": (1, 2, 2),
     "text": 256,

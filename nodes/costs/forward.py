@@ -1,0 +1,75 @@
+"""What a forward of one of ComfyUI's own models takes, counted by its own code on tensors without memory."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from comfy.ldm.modules.attention import attention_pytorch
+
+from ...parallel_backend.costs.forward import META, Forward, forward_of
+from ...parallel_backend.models.comfyui import host_spec
+from ...parallel_backend.models.comfyui.checks import modules_at, sizes_of
+
+TEXT = 512  # tokens, where nobody knows yet what is sampled with
+# Arguments that a class needs beside latents and timestep, before there is anything to give; a width is the model's.
+TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
+REPLACED = ("forward", "_forward")  # attributes by which a module's calls go elsewhere
+
+
+def forward_of_call(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int
+) -> Forward | None:
+    """Of a call of the class with these arguments, of which only the shapes count; None where its code looks at values,
+    or its weights are kept in a way that cannot be counted."""
+    own = copy.copy(module)
+    for name in REPLACED:
+        vars(own).pop(name, None)
+    spec = host_spec(type(module))
+    blocks = [block for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
+    given = {name: without_memory(value) for name, value in kwargs.items() if name != "transformer_options"}
+    given["transformer_options"] = {"optimized_attention_override": attend}
+    heads = sizes_of(module, spec).heads if spec and spec.blocks else 1
+    try:
+        run = lambda: type(module).forward(own, *map(without_memory, args), **given)  # noqa: E731
+        return forward_of(module, blocks, run, rows=rows, heads=heads)
+    except Exception as error:  # of the class's own code, which may raise anything
+        logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
+        return None
+
+
+def forward_of_latents(module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype) -> Forward | None:
+    """Likewise, of latents of this shape, and a text as long as is usual."""
+    with META:
+        sample, timestep = torch.empty(*latents, dtype=dtype), torch.empty(latents[0], dtype=dtype)
+        values: dict[str, Any] = {}
+        for name, parameter in list(inspect.signature(type(module).forward).parameters.items())[3:]:
+            if name in TEXT_NAMES:
+                values[name] = torch.empty(latents[0], TEXT, 1, dtype=dtype)
+            elif name in COUNT_NAMES:
+                values[name] = TEXT
+            elif name == "guidance":
+                values[name] = torch.empty(latents[0], dtype=dtype)
+            elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                return None
+    return forward_of_call(module, (sample, timestep), values, latents[0])
+
+
+def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """As the ranks do, whatever ComfyUI's own process is to use."""
+    return attention_pytorch(*args, **kwargs)
+
+
+def without_memory(value: Any) -> Any:
+    """The same with tensors that have shapes and dtypes alone."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty_like(value, device=META) if value.is_floating_point() else value.to(META)
+    if isinstance(value, (list, tuple)):
+        return type(value)(without_memory(each) for each in value)
+    if isinstance(value, dict):
+        return {name: without_memory(each) for name, each in value.items()}
+    return value

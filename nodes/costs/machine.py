@@ -1,0 +1,61 @@
+"""This machine's figures: as its ranks measured them once, in the pack's folder, or assumed until they have."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ...parallel_backend.costs.machine import Machine, assumed
+from ...parallel_backend.device import CPU
+from ...worker.errors import RequestRefused
+from ...worker.host.client import WorkerGroup
+from ...worker.host.measured import MeasuredFile, cpu_name
+from ..workers.group import device_count, device_type, like_cards, settings
+
+FOLDER = Path(__file__).resolve().parents[2] / "measured"
+
+
+@functools.cache
+def measured_file(devices: tuple[str, ...], dtype: str) -> MeasuredFile:
+    return MeasuredFile(Path(settings().measured) if settings().measured else FOLDER, devices, dtype)
+
+
+def file_of(dtype: str) -> MeasuredFile:
+    """Of the ranks of an automatic plan. Raises SettingsError."""
+    return measured_file(devices_of_ranks(device_count()), dtype)
+
+
+def machine_of(dtype: str) -> Machine:
+    """Of these ranks. dtype: that is computed in, a key of DTYPES."""
+    kept = file_of(dtype)
+    if kept.figures:
+        try:
+            return Machine.of(kept.figures)
+        except (KeyError, TypeError, ValueError) as error:
+            kept.refuse(str(error))
+    return assumed(devices_of_ranks(device_count()), device_type() == CPU)
+
+
+def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
+    """Has the ranks of an automatic plan measure what they can, unless that is known. Raises WorkerGroupError."""
+    kept, ranks = file_of(dtype), device_count()
+    if ranks < 2 or machine_of(dtype).is_measured:
+        return
+    try:
+        kept.keep(group.measure(ranks, dtype, check))
+        logging.info("[ParallelDiT] Measured %d ranks and their links, kept in %s.", ranks, kept.path)
+    except RequestRefused as refused:
+        logging.warning("[ParallelDiT] The ranks could not be measured: %s", refused)
+
+
+@functools.cache
+def devices_of_ranks(ranks: int) -> tuple[str, ...]:
+    """What each rank's device is known by, on every machine."""
+    alike, _ = like_cards()
+    here = [card.name for card in alike] or [cpu_name()]
+    machines = settings().machines or ("",)
+    each = max(1, ranks // len(machines))
+    places = ((here[rank % each % len(here)], machines[rank // each % len(machines)]) for rank in range(ranks))
+    return tuple(" ".join(filter(None, place)) for place in places)

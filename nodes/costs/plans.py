@@ -1,0 +1,124 @@
+"""Predictions for the plans of one of ComfyUI's own models, corrected by the steps that it has made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.choose import Weights, fitted, ranked
+from ...parallel_backend.costs.correct import Correction, preferred
+from ...parallel_backend.costs.forward import Forward
+from ...parallel_backend.costs.predict import Prediction
+from ...parallel_backend.errors import PlanError
+from ...parallel_backend.models.comfyui.checks import check_module
+from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.loading import DTYPES
+from ...parallel_backend.weights.sizes import WeightSizes
+from ..workers.group import device_count
+from ..workers.room import room_for_weights
+from .forward import forward_of_call, forward_of_latents
+from .machine import file_of, machine_of
+
+
+class ModelCosts:
+    """module: on the meta device. dtype: that it computes in."""
+
+    def __init__(self, module: torch.nn.Module, sizes: WeightSizes, dtype: torch.dtype) -> None:
+        self.module = module
+        self.sizes = sizes
+        self.torch_dtype = dtype
+        self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
+        self.counted: dict[Any, Forward | None] = {}
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether what is predicted follows from what was measured here."""
+        return machine_of(self.dtype).is_measured
+
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Forward | None:
+        """What one row of a call takes; counted once for each size."""
+        key = shapes_of([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
+        if key not in self.counted:
+            self.counted[key] = forward_of_call(self.module, args, kwargs, len(args[0]))
+        return self.counted[key]
+
+    def of_latents(self, shape: Sequence[int]) -> Forward | None:
+        """Likewise, before a sampling, of one image's latents and a text as long as is usual."""
+        key = ("latents", *shape)
+        if key not in self.counted:
+            self.counted[key] = forward_of_latents(self.module, [1, *shape[1:]], self.torch_dtype)
+        return self.counted[key]
+
+    def ranked(self, forward: Forward, work: Work) -> list[Prediction]:
+        """The plans that may run this, the best first, as corrected."""
+
+        def check(plan: ParallelPlan) -> None:
+            if plan.ways(BATCH_AXES) > 1 and not work.rows or plan.token_ways > 1 and not work.tokens:
+                raise PlanError("A node's patch needs them together.")
+            check_module(plan, self.module)
+
+        found = ranked(
+            forward,
+            work.parts,
+            machine_of(self.dtype),
+            device_count(),
+            check=check,
+            branches=work.has_branches,
+            weights=self.weights(device_count()),
+            corrected=self.correction(forward, work).of,
+        )
+        best = preferred(found, self.correction(forward, work)) if found else None
+        return sorted(found, key=lambda each: each is not best)
+
+    def predict(self, forward: Forward, work: Work, plan: ParallelPlan) -> Prediction:
+        """Of any plan, as corrected."""
+        return self.correction(forward, work).of(self.uncorrected(forward, work, plan))
+
+    def uncorrected(self, forward: Forward, work: Work, plan: ParallelPlan) -> Prediction:
+        return fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights(plan.world_size))
+
+    def weights(self, ranks: int) -> Weights:
+        """Room for weights and a forward is what ComfyUI does not keep free."""
+        room = room_for_weights(ParallelPlan(dp=ranks))
+        return Weights(self.sizes, room.device, room.host) if room else Weights(self.sizes)
+
+    def correction(self, forward: Forward, work: Work) -> Correction:
+        held = file_of(self.dtype).steps.get(self.key(forward, work))
+        try:
+            return Correction.from_json(held) if held else Correction()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return Correction()
+
+    def learn(self, forward: Forward, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
+        """What a step has taken."""
+        predicted = self.uncorrected(forward, work, plan)
+        noted = self.correction(forward, work).noted(replace(predicted, plan=plan), seconds, communication)
+        file_of(self.dtype).note(self.key(forward, work), noted.to_json())
+
+    def key(self, forward: Forward, work: Work) -> str:
+        """Of model and size."""
+        name = type(self.module).__name__
+        return f"{name} of {self.sizes.total} bytes, {work.parts} × {forward.flops:.4g} FLOPs"
+
+
+def usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds and communication of the median of a plan's steps; the first, in which memory is laid out, counts where
+    there is no other."""
+    later = sorted(list(steps)[1:] or list(steps))
+    return later[(len(later) - 1) // 2]
+
+
+def shapes_of(value: Any) -> Any:
+    """What tells sizes apart, to be a key."""
+    if isinstance(value, torch.Tensor):
+        return (*value.shape, str(value.dtype))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(shapes_of, value))
+    if isinstance(value, Mapping):
+        return tuple((name, shapes_of(each)) for name, each in value.items())
+    return value if isinstance(value, (int, float, str, bool)) else None

@@ -1,0 +1,142 @@
+"""How fast ranks compute and exchange, measured by all of them at once, as they do it in a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .device import copier, is_accelerator, name_of, pin, synchronise
+from .groups.collectives import ALL_GATHER
+from .groups.mesh import Axis
+from .weights.one_copy import gathered
+
+MEASURED = 32 << 20  # bytes that are sent to measure a link
+TIMES = 3
+HEAD_DIM = 64
+TINY_OPERATIONS = 100
+NANOSECONDS = 1_000_000_000
+NAME_BYTES = 96
+
+
+class Amounts(NamedTuple):
+    """What measures a device. side: of the matrices of a product. tokens, heads: of attention. elements: of a sum.
+    sent: bytes that a rank sends over a link; few: so few that the time is the link's latency."""
+
+    side: int
+    tokens: int
+    heads: int
+    elements: int
+    sent: int
+    few: int = 4096
+
+
+OF_A_CARD, OF_CORES = Amounts(4096, 4096, 24, 1 << 26, MEASURED), Amounts(512, 512, 4, 1 << 21, 4 << 20)
+
+
+def measured(axis: Axis, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup | None) -> dict[str, Any]:
+    """What `costs.machine.Machine.of` takes: the speeds of all ranks, and their links as the slowest rank finds them.
+
+    axis: of all ranks, of which there are several. control: a group of all, for tensors on the CPU. All ranks call it
+    together.
+    """
+    amounts = OF_A_CARD if is_accelerator(device) else OF_CORES
+    name = name_of(device).encode()[:NAME_BYTES].ljust(NAME_BYTES)
+    names = [bytes(each).decode(errors="replace").strip() for each in gathered(tuple(name), control)]
+    computing = speeds_of(device, dtype, amounts)
+    speeds = [
+        {"name": own, **dict(zip(computing, map(float, row), strict=True)), "operation": row[-1] / NANOSECONDS}
+        for own, row in zip(names, gathered([*map(int, computing.values())], control), strict=True)
+    ]
+    found = links_of(axis, device, amounts)
+    rows = gathered([host_rate(device), *(int(value) for link in found.values() for value in link)], control)
+    host, *values = (column for column in zip(*rows, strict=True))
+    pairs = zip(values[::2], values[1::2], strict=True)
+    links = {kind: [min(rates), max(waits) / NANOSECONDS] for kind, (rates, waits) in zip(found, pairs, strict=True)}
+    return {"speeds": speeds, **links, "host": min(host)}
+
+
+def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dict[str, float]:
+    """FLOP/s of products and of attention, bytes a second that other operations read and write, and the nanoseconds of
+    one that is tiny, which is the last."""
+    side, tokens = amounts.side, amounts.tokens
+    matrix = torch.ones(side, side, dtype=dtype, device=device)
+    row = torch.ones(1, amounts.heads, tokens, HEAD_DIM, dtype=dtype, device=device)
+    numbers = torch.ones(amounts.elements, dtype=dtype, device=device)
+    result, tiny = torch.empty_like(numbers), torch.ones(8, device=device)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    seconds = {
+        "linear": quickest(lambda: matrix @ matrix, device),
+        "attention": quickest(lambda: attend(row, row, row), device),
+        "memory": quickest(lambda: torch.add(numbers, numbers, out=result), device),
+    }
+    work = {
+        "linear": 2 * side**3,
+        "attention": 4 * tokens**2 * HEAD_DIM * amounts.heads,
+        "memory": 3 * numbers.nbytes,
+    }
+    host = quickest(lambda: [tiny + tiny for _ in range(TINY_OPERATIONS)], device) / TINY_OPERATIONS
+    return {**{kind: work[kind] / seconds[kind] for kind in work}, "operation": max(1, host * NANOSECONDS)}
+
+
+def links_of(axis: Axis, device: torch.device, amounts: Amounts) -> dict[str, tuple[float, float]]:
+    """Of each kind of exchange the bytes a second that this rank sends, and the nanoseconds without bytes."""
+    others = axis.degree - 1
+
+    def exchange(kind: str, size: int) -> Callable[[], Any]:
+        """So many bytes to others."""
+        share = torch.zeros(size // others if kind == "all_gather" else size, dtype=torch.uint8, device=device)
+        if kind == "all_gather":
+            whole = share.new_empty(len(share) * axis.degree)
+            return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group)
+        if kind == "all_to_all":
+            given = share.new_zeros(size // others * axis.degree)
+            return lambda: dist.all_to_all_single(torch.empty_like(given), given, group=axis.group)
+        following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
+        arriving = torch.empty_like(share)
+        return lambda: [
+            transfer.wait()
+            for transfer in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, share, following, axis.group),
+                    dist.P2POp(dist.irecv, arriving, preceding, axis.group),
+                ]
+            )
+        ]
+
+    found = {}
+    for kind in ("all_to_all", "all_gather", "send"):
+        waits, seconds = (quickest(exchange(kind, size), device) for size in (amounts.few, amounts.sent))
+        found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, 1e-9), max(1, waits * NANOSECONDS))
+    return found
+
+
+def peer_rate(axis: Axis, device: torch.device) -> int:
+    """Bytes per second that come to this rank from the others of an axis."""
+    share = torch.zeros(MEASURED // axis.degree, dtype=torch.uint8, device=device)
+    whole = torch.zeros(len(share) * axis.degree, dtype=torch.uint8, device=device)
+    seconds = quickest(lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group), device)
+    return int((len(whole) - len(share)) / seconds)
+
+
+def host_rate(device: torch.device) -> int:
+    """Bytes per second that come to this rank from pinned memory."""
+    memory = torch.zeros(MEASURED, dtype=torch.uint8)
+    pin(memory, device)
+    target, copy = torch.empty_like(memory, device=device), copier(device)
+    return int(MEASURED / quickest(lambda: copy(target, memory)(), device))
+
+
+def quickest(action: Callable[[], Any], device: torch.device) -> float:
+    """The seconds of the quickest of some times; the first is not counted."""
+    seconds = []
+    for _ in range(1 + TIMES):
+        synchronise(device)
+        start = time.perf_counter()
+        action()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])

@@ -1,0 +1,102 @@
+"""What a machine can is measured once, by its ranks, and kept; predictions follow it and the steps that were made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parallel_backend.costs.correct import Correction, preferred
+from parallel_backend.costs.machine import Machine
+from parallel_backend.costs.predict import Prediction
+from parallel_backend.plan import ParallelPlan
+from tests.support.group.direct_group import go_on
+from worker.errors import RequestRefused
+from worker.host.client import WorkerGroup
+from worker.host.measured import MeasuredFile
+
+DEVICES = ["one card", "another"]
+ULYSSES, ALONE = ParallelPlan(ulysses=2), ParallelPlan(dp=2)
+
+
+def test_ranks_measure_what_they_can_and_keep_their_model(group_of_two: WorkerGroup, tmp_path: Path) -> None:
+    group = group_of_two
+    figures = group.measure(2, "fp32", go_on)
+    machine = Machine.of(figures)
+    assert machine.names == ("cpu", "cpu") and machine.is_measured
+    for speed in machine.speeds:
+        assert 1e8 < speed.attention < 1e13 and 1e8 < speed.linear < 1e13
+        assert 1e-8 < speed.operation < 1e-2 and speed.memory > 1e7
+    for link in (machine.all_to_all, machine.all_gather, machine.send):
+        assert 1e5 < link.rate < 1e12 and 1e-6 < link.latency < 1
+    with pytest.raises(RequestRefused, match="none of them"):
+        group.measure(2, "fp8", go_on)
+
+
+def test_figures_last_and_are_for_the_devices_that_they_name(tmp_path: Path) -> None:
+    kept = MeasuredFile(tmp_path, DEVICES, "bf16")
+    assert kept.figures is None and not kept.problem
+    kept.keep({"host": 1})
+    kept.note("flux", {"computing": 2})
+    again = MeasuredFile(tmp_path, DEVICES, "bf16")
+    assert (again.figures, again.steps) == ({"host": 1}, {"flux": {"computing": 2}})
+    for other in (MeasuredFile(tmp_path, DEVICES[::-1], "bf16"), MeasuredFile(tmp_path, DEVICES, "fp16")):
+        assert other.figures is None
+    again.keep({"host": 2})
+    assert MeasuredFile(tmp_path, DEVICES, "bf16").steps == {}, "of what was measured before"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"made_of": {}}', "other versions", "\0"])
+def test_a_file_that_is_damaged_or_of_other_versions_is_measured_again_and_said(damage: str, tmp_path: Path) -> None:
+    kept = MeasuredFile(tmp_path, DEVICES, "bf16")
+    kept.keep({"host": 1})
+    held = json.loads(kept.path.read_text())
+    held["made_of"]["torch"] = "0.1"
+    kept.path.write_text(json.dumps(held) if damage == "other versions" else damage)
+    again = MeasuredFile(tmp_path, DEVICES, "bf16")
+    assert again.figures is None and "measured again" in again.problem
+    again.keep({"host": 2})
+    assert MeasuredFile(tmp_path, DEVICES, "bf16").figures == {"host": 2}
+
+
+def test_fixed_figures_are_not_corrected(tmp_path: Path) -> None:
+    kept = MeasuredFile(tmp_path, DEVICES, "bf16")
+    kept.keep({"host": 1})
+    kept.path.write_text(json.dumps({**json.loads(kept.path.read_text()), "fixed": True}))
+    fixed = MeasuredFile(tmp_path, DEVICES, "bf16")
+    fixed.note("flux", {})
+    assert fixed.figures == {"host": 1} and not fixed.steps
+
+
+def test_a_folder_that_cannot_be_written_to_keeps_figures_for_as_long_as_comfyui(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = MeasuredFile(tmp_path / "file" / "folder", DEVICES, "bf16")
+    kept.keep({"host": 1})
+    assert kept.figures == {"host": 1}
+
+
+def test_after_a_step_its_plan_is_predicted_to_take_what_it_took() -> None:
+    told = Prediction(ULYSSES, 1.0, 0.5, 10)
+    noted = Correction().noted(told, 4.0, 2.0)
+    again = Correction.from_json(json.loads(json.dumps(noted.to_json()))).of(told)
+    assert (again.computing, again.waiting) == (2.0, 2.0)
+    ring = noted.of(Prediction(ParallelPlan(ring=2), 1.1, 0.25, 10))
+    assert (ring.computing, ring.waiting) == pytest.approx((2.2, 1.0)), "both parts are off alike for others"
+    assert noted.of(Prediction(ALONE, 2.0, 0.0, 10)).seconds == pytest.approx(4.0)
+
+
+def test_ranks_that_wait_for_each_other_do_so_under_other_plans_too() -> None:
+    noted = Correction().noted(Prediction(ULYSSES, 1.0, 0.001, 10), 1.5, 0.5)
+    assert noted.of(Prediction(ParallelPlan(ring=2), 1.0, 0.001, 10)).waiting == pytest.approx(0.5, abs=0.01)
+    assert noted.of(Prediction(ALONE, 2.0, 0.0, 10)).waiting == 0
+
+
+def test_another_plan_is_tried_where_it_is_faster_by_enough() -> None:
+    """A link that is slower than it was measured: after a step, one device is the faster."""
+    told = [Prediction(ULYSSES, 1.0, 0.2, 10), Prediction(ALONE, 2.0, 0.0, 10)]
+    assert preferred(told, Correction()).plan == ULYSSES
+    for waited, chosen in ((0.9, ULYSSES), (1.05, ULYSSES), (1.3, ALONE)):
+        noted = Correction().noted(told[0], 1.0 + waited, waited)
+        found = sorted(map(noted.of, told), key=lambda each: each.seconds)
+        assert preferred(found, noted).plan == chosen
