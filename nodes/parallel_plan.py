@@ -17,7 +17,17 @@ from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models import ModelSpec
 from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
-from ..parallel_backend.plan import ATTENTION, EXCHANGE, EXCHANGE_DTYPES, MODEL, WEIGHTS, ParallelPlan
+from ..parallel_backend.plan import (
+    ATTENTION,
+    COMPILE,
+    COMPILED_STEPS,
+    EXCHANGE,
+    EXCHANGE_DTYPES,
+    MODEL,
+    OFF,
+    WEIGHTS,
+    ParallelPlan,
+)
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
@@ -84,6 +94,7 @@ class ParallelPlanNode(io.ComfyNode):
                 *weight_inputs(),
                 *exchange_inputs(),
                 speeds_input(),
+                compile_input(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -172,6 +183,19 @@ def speeds_input() -> io.Input:
         advanced=True,
         tooltip="How fast each rank's device is beside the others, by rank, such as 1, 0.5: a slower one gets less of "
         "the tokens, blocks and images, in proportion. Empty: all alike. Used in manual mode.",
+    )
+
+
+def compile_input() -> io.Input:
+    """Whether blocks run compiled."""
+    return io.Combo.Input(
+        "compile",
+        options=list(COMPILE),
+        default=OFF,
+        optional=True,
+        advanced=True,
+        tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first steps of a size "
+        f"longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
     )
 
 

@@ -134,3 +134,24 @@ def first_block_hook(
     image, other = places
     hook._metadata = Given(image, other)  # pyright: ignore[reportArgumentType] (diffusers' own are None, too)
     return hook
+
+
+def why_no_compiler(is_cpu: bool) -> str | None:
+    """What inductor lacks, which makes C++ of graphs for a CPU and Triton's kernels for others; None where it lacks
+    nothing. Since torch 2.6."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+    from torch.utils._triton import has_triton
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "there is no C++ compiler (g++)"
+    return None if is_cpu or has_triton() else "there is no Triton for this device"
+
+
+def options_of_mode(mode: str) -> dict[str, Any]:
+    """What a mode of `torch.compile` is short for. Since torch 2.0."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options(mode)

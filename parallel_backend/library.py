@@ -16,7 +16,7 @@ from .errors import GroupError, PlanError, RequestError
 from .groups.mesh import Axis, build_mesh, replica_axis
 from .models import spec_for
 from .placing import Placing
-from .plan import ParallelPlan
+from .plan import ON, ParallelPlan
 from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
@@ -61,6 +61,13 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             f"weights={plan.weights} fetches weights block by block, and the pipeline has loaded all of them.",
             "Use weights=auto or whole, or load_transformer and Denoiser.",
             "weights",
+        )
+    if plan.compile == ON:
+        raise PlanError(
+            "compile=on compiles the blocks for a sampling, and the pipeline's own loop calls the transformer step by "
+            "step.",
+            "Use compile=off, or load_transformer and Denoiser.",
+            "compile",
         )
     for model in models:  # before any group is made
         plan.check_model(**spec_for(type(model).__name__).limits(model.config))

@@ -56,3 +56,11 @@ def memoise(model: torch.nn.Module, names: tuple[str, ...], hooks: Hooks) -> lis
     if not names:
         return []
     return [Memo(module, hooks) for path, module in model.named_modules() if f".{path}".endswith(suffixes)]
+
+
+def pause_memos(model: torch.nn.Module, hooks: Hooks) -> None:
+    """Has a model do without, until `hooks` are removed: a graph would be for the memory of one input."""
+    for module in model.modules():
+        memo = vars(module).get("forward")
+        if isinstance(memo, Memo):
+            hooks.replace(module, "forward", memo.compute)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from .hooks import Hooks
 from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, modules_at, patch_of, sizes_of
 from .models.comfyui.spec import ALWAYS_WHOLE
-from .plan import ParallelPlan
+from .plan import ON, ParallelPlan
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
 from .seams.compiled import CompiledBlocks
@@ -67,12 +66,15 @@ class ParallelModule:
         self.hooks = Hooks()
         self.spec = host_spec(type(model))
         self.sizes = sizes_of_host(model, dtypes)
-        self.blocks = CompiledBlocks((), {})
         lists = self.spec.in_turn if self.spec else ()
         shared = [path for blocks in self.spec.blocks for path in blocks.shared] if self.spec else []
         self._install(mesh)
         own = {path: block for path, block in blocks_at(model, lists).items() if not isinstance(block, StandIn)}
         self.fetched = FetchedBlocks(model, own, mesh.device, shared, dtypes, mesh.timeline)
+        every = [block for blocks in self.spec.blocks for block in modules_at(model, blocks.path)] if self.spec else []
+        self.compiled = CompiledBlocks(
+            [each for each in every if not isinstance(each, StandIn)] or [model], mesh.device
+        )
 
     def _install(self, mesh: Mesh) -> None:
         """Raises PlanError; nothing is on the model then."""
@@ -97,7 +99,7 @@ class ParallelModule:
         attention = ParallelAttention(mesh, layout, backend)
         computed_in = {held: self.dtypes[name] for name, held in model.named_parameters() if name in self.dtypes}
         self.hidden = FilledHidden(plan, HiddenExchange(mesh["ulysses"], layout, backend, *sizes), {**computed_in})
-        self.hidden.compile(bool(self.blocks.settings))
+        self.hidden.compile(plan.compile == ON)
         install_filled_boundary(model, spec, layout, attention, self.hooks, ends, self.hidden)
 
     def replan(self, mesh: Mesh) -> None:
@@ -117,20 +119,13 @@ class ParallelModule:
         """Takes all of it off the model, which then is as it was before."""
         self.hooks.remove()
 
-    def compiled(self, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """While entered, the blocks run through `torch.compile` with these arguments; without any, as they are.
-
-        Of a class without a spec, the whole model does.
-        """
-        if settings != self.blocks.settings:
-            paths = [blocks.path for blocks in self.spec.blocks] if self.spec else []
-            blocks = [block for path in paths for block in modules_at(self.model, path)] or [self.model]
-            if self.hidden:
-                self.hidden.compile(bool(settings))
-            self.blocks = CompiledBlocks(blocks, settings)
-            if settings:
-                logging.info("%d blocks run through torch.compile (%s)", len(blocks), settings.get("backend"))
-        return self.blocks.running()
+    def compiling(self, steps: int) -> AbstractContextManager[None]:
+        """While entered, the blocks run as they are to in a sampling of so many steps: compiled, or as they are. Of a
+        class without a spec, the whole model does."""
+        settings = self.compiled.settings_for(self.mesh.plan, steps)
+        if self.hidden:
+            self.hidden.compile(bool(settings))
+        return self.compiled.running(settings)
 
     def check_plan(self, plan: ParallelPlan) -> None:
         """Raises PlanError if the model's class does not allow the plan."""
@@ -143,17 +138,18 @@ class ParallelModule:
         sides = patch_of(self.model, self.spec, len(latents) - 2)
         return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=True))
 
-    def __call__(self, calls: Sequence[Call]) -> list[Output] | None:
+    def __call__(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
         """What the model's forward returns for each call, a tensor or several, on global rank 0; None elsewhere.
 
-        Every rank calls it with the same values, whose tensors may be anywhere. Raises RequestError.
+        Every rank calls it with the same values, whose tensors may be anywhere. steps: of their sampling. Raises
+        RequestError.
         """
         self.mesh.plan.check_one_forward()
         if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
             raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
         axis, sizes = self.mesh["batch"], [call.size for call in calls]
         parts = share_out(sizes, axis)
-        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"):
+        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"), self.compiling(steps):
             outputs = []
             for call, _, rows in (part for part in parts if part.group == axis.index):
                 args, kwargs = moved(tuple(calls[call]), self.mesh.device)

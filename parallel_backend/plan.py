@@ -15,10 +15,18 @@ MAX_DEGREE = 1024
 MAX_SPEED = 1e6
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
+OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
+COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
 EXCHANGE = ("auto", "heads", "hidden")
 HIDDEN = EXCHANGE[2]
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
-CHOICES = {"attention": ATTENTION, "weights": WEIGHTS, "exchange": EXCHANGE, "exchange_dtype": EXCHANGE_DTYPES}
+CHOICES = {
+    "attention": ATTENTION,
+    "weights": WEIGHTS,
+    "exchange": EXCHANGE,
+    "exchange_dtype": EXCHANGE_DTYPES,
+    "compile": COMPILE,
+}
 FROM_ZERO = ("patches", "weight_blocks")
 UNEVEN = Fraction(5, 4)  # of an even share of the heads, what an automatic plan gives a rank at most
 
@@ -40,6 +48,7 @@ class ParallelPlan:
     weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
+    compile: whether blocks run through `torch.compile`; auto: for samplings of at least COMPILED_STEPS steps.
     exchange: what travels under ulysses: queries, keys and values, by heads; or the hidden states of which each rank
     makes those of its own heads. auto: what is fewer bytes.
     exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
@@ -59,6 +68,7 @@ class ParallelPlan:
     attention: str = "auto"
     weights: str = AUTO
     weight_blocks: int = 0
+    compile: str = OFF
     exchange: str = AUTO
     exchange_dtype: str = MODEL
     speeds: tuple[float, ...] = ()
@@ -128,6 +138,10 @@ class ParallelPlan:
     def degrees(self) -> dict[str, int]:
         """Axis name to degree, outermost axis first."""
         return {axis.name: getattr(self, axis.name) for axis in AXES}
+
+    def compiles(self, steps: int) -> bool:
+        """Whether blocks run compiled in a sampling of so many steps."""
+        return self.compile == ON or self.compile == AUTO and steps >= COMPILED_STEPS
 
     @property
     def patch_count(self) -> int:
@@ -289,7 +303,9 @@ class ParallelPlan:
         if devices != 1 and not cores:
             self.check_devices(devices)
         weights = AUTO if self.weights == SHARED else self.weights
-        return ParallelPlan(attention=self.attention, weights=weights, weight_blocks=self.weight_blocks)
+        return ParallelPlan(
+            attention=self.attention, weights=weights, weight_blocks=self.weight_blocks, compile=self.compile
+        )
 
     @property
     def replicas(self) -> int:
@@ -305,6 +321,8 @@ class ParallelPlan:
         if self.weights != AUTO:
             blocks = f" for {self.weight_blocks} blocks" if self.weight_blocks else ""
             parts.append(f"{self.weights} weights{blocks}")
+        if self.compile != OFF:
+            parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
         if self.exchange != AUTO:
             parts.append(f"{self.exchange} exchange")
         if self.exchange_dtype != MODEL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from .plan import ParallelPlan
 from .seams.attention import Attend, ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
 from .seams.boundary import install_token_boundary
+from .seams.compiled import CompiledBlocks
 from .seams.exchange.heads import with_unrepeated
 from .seams.exchange.hidden import HiddenExchange, OwnHeads, own_heads
 from .seams.forward import Forward, ForwardSlot
@@ -80,6 +82,7 @@ class ParallelTransformer:
         self.whole_bytes = held_bytes(model)  # read by other threads, which are not to look into the model meanwhile
         own = {path: block for path, block in blocks_at(model, self.spec.blocks).items() if block in self.stage.blocks}
         self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared, timeline=mesh.timeline)
+        self.compiled = CompiledBlocks(self.stage.blocks, mesh.device)
 
     @property
     def weight_bytes(self) -> int:
@@ -111,6 +114,10 @@ class ParallelTransformer:
         tokens = self.token_count((rows, *latents[1:]))
         whole = tokens * heads * head_dim * self.dtype.itemsize
         return math.ceil(whole * 20 * largest_share(self.mesh.plan, TOKEN_AXES)) + whole * 3
+
+    def compiling(self, steps: int) -> AbstractContextManager[None]:
+        """While entered, the blocks run as they are to in a sampling of so many steps: compiled, or as they are."""
+        return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
 
     def spared(self, free: int) -> int:
         """What weights may have of so much memory of the device."""
@@ -149,7 +156,7 @@ class ParallelTransformer:
                         if module in by_module:
                             by_module[module].install(hooks)
                             attend = partial(by_module[module].attend, attend)
-                        install_attention(module, [attend], hooks, self.slot)
+                        install_attention(block, name, [attend], hooks, self.slot)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams
@@ -255,16 +262,18 @@ class ParallelTransformer:
         write_weights(self.model, self.source, self.parts, names, additions, tensors, put, check)
         self.adapted = wanted
 
-    def __call__(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> torch.Tensor | None:
+    def __call__(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, steps: int = 1
+    ) -> torch.Tensor | None:
         """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
         latents: (B, C, H, W), or (B, C, F, H, W) for video. timestep_B: in the model's own units.
-        conditions: the spec's, each batch first. Raises RequestError, on every rank alike, for input that the model
-        cannot take.
+        conditions: the spec's, each batch first. steps: of its sampling. Raises RequestError, on every rank alike, for
+        input that the model cannot take.
         """
         self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
-        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"):
+        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"), self.compiling(steps):
             forward = Forward(self.slot.every_segment())
             local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
             if local is None or any(self.mesh[axis].index for axis in EVERY_AXES):

@@ -28,6 +28,12 @@ READ_BY_CLASSES = {
 }
 # Those that a class writes its own results into, for its next call.
 WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
+WITH_CUDA_GRAPHS = (
+    "reduce-overhead",
+    "max-autotune",
+    "cudagraphs",
+    "triton.cudagraphs",
+)  # of `torch.compile`'s arguments
 FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # in the name of an override that computes the same faster
 Options = Mapping[str, Any]
 
@@ -134,16 +140,25 @@ def is_faster(name: str, options: Options) -> bool:
 
 def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Of `torch.compile`'s arguments, as ComfyUI's node keeps them, those with which the ranks compile the blocks; none
-    where they do not. A graph ends where ranks exchange tokens, so that it is never whole (`fullgraph`)."""
+    where they do not. Raises Refused for CUDA graphs: what ranks exchange and fetch is at other places in each forward,
+    and a graph of CUDA's would read the old ones."""
     if not arguments:
         return {}
     backend = arguments["backend"]
     if not isinstance(backend, str):
         say_once("The ranks run the model without torch.compile, whose backend is a function here.")
         return {}
+    mode, options = arguments.get("mode"), arguments.get("options") or {}
+    asked = [each for each in (mode, backend, *(name for name in options if options[name])) if each in WITH_CUDA_GRAPHS]
+    if asked:
+        raise Refused(
+            f"The parallel model cannot honour torch.compile's {asked[0]}, which makes CUDA graphs: ranks exchange "
+            "tokens inside of blocks.",
+            "Use the backend inductor without a mode, or with max-autotune-no-cudagraphs.",
+        )
     say_once(f"The ranks compile the model's blocks ({backend}), which takes the first step longer.")
-    options = {name: value for name, value in (arguments.get("options") or {}).items() if type(value) in PLAIN}
-    return {"backend": backend, "mode": arguments.get("mode"), "dynamic": arguments.get("dynamic"), "options": options}
+    options = {name: value for name, value in options.items() if type(value) in PLAIN}
+    return {"backend": backend, "mode": mode, "dynamic": arguments.get("dynamic"), "options": options}
 
 
 @cache

@@ -13,6 +13,7 @@ from ...parallel_backend.models import spec_for
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import ModelSource
 from ...parallel_backend.weights.sizes import sizes_of_source
+from ...worker.comfyui.patched_options import SCHEDULE
 from ...worker.host.client import WorkerGroup
 from ..errors import Refused
 from .host_names import HostNames
@@ -95,7 +96,8 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
             return zeros[(..., *(slice(size) for size in x.shape[2:]))]
         with self.group.turn(check_interrupt):
             self.load()
-            prediction = self.group.forward(latents, timesteps, conditions, check_interrupt).to(x)
+            steps = len(transformer_options.get(SCHEDULE, (0, 0))) - 1
+            prediction = self.group.forward(latents, timesteps, conditions, check_interrupt, steps).to(x)
         return prediction[(..., *(slice(size) for size in x.shape[2:]))]
 
     def takes(self, latents: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from ...parallel_backend.models.comfyui.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, FUNCTIONS, RUN
+from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
@@ -130,7 +130,7 @@ class RemoteModule(RemoteWeights):
             **options,
             RUN: self.run.name,
             ATTRIBUTES: self.attributes,
-            COMPILED: {} if FUNCTIONS in options else self.compiled,  # graphs would keep to the functions of one call
+            **({COMPILED: self.compiled} if self.compiled else {}),
         }
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():

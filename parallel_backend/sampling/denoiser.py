@@ -8,6 +8,7 @@ are yet to come. What comes out depends on the number of patches, not on the num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -49,6 +50,7 @@ class Predictor(Protocol):
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward, /
     ) -> torch.Tensor | None: ...
     def forget(self) -> None: ...
+    def compiling(self, steps: int, /) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def denoise(
 
     timestep_scale: a scheduler's timestep times this is what the model takes.
     """
-    with model.mesh.without_autograd():
+    with model.mesh.without_autograd(), model.compiling(len(stepper.timesteps)):
         run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
         timeline = model.mesh.timeline
         try:

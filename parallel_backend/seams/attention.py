@@ -19,6 +19,7 @@ from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
 from ..plan import MODEL
+from .attention_op import RUNNING, Attend, Attention
 from .backends import Backend
 from .exchange.formats import FORMATS
 from .exchange.heads import HeadPart, head_parts, repeated
@@ -27,7 +28,7 @@ from .exchange.ulysses import UlyssesExchange, windows
 from .forward import ForwardSlot
 from .layout import TokenLayout
 
-Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
+ATTENTION = "parallel_attention"  # attribute of a module whose attention is handed over
 
 # Into how many parts the exchange is cut at most: the first part's way in and the last one's way out are not hidden.
 PARTS = 4
@@ -262,44 +263,50 @@ class ParallelAttention:
 
 
 class AttentionSeam(TorchFunctionMode):
-    """While entered, hands the `F.scaled_dot_product_attention` calls of the running module to `attends`, each to its
-    own in turn, and those that follow to the last."""
+    """While entered, hands the `F.scaled_dot_product_attention` calls of the running module to `attention`."""
 
-    def __init__(self, attends: Sequence[Attend]) -> None:
+    def __init__(self, attention: Attention) -> None:
         super().__init__()
-        self.attends = attends
-        self.calls = 0
+        self.attention = attention
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        return attend_by(self, *args, **(kwargs or {}))  # pyright: ignore[reportArgumentType] (disable's own types)
+        return attend_by(self.attention, *args, **(kwargs or {}))  # pyright: ignore[reportArgumentType] (disable's own)
 
 
-@torch.compiler.disable  # the graph of a compiled block has no place for collectives that are under way
-def attend_by(seam: AttentionSeam, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The seam's next attention."""
-    attend = seam.attends[min(seam.calls, len(seam.attends) - 1)]
-    seam.calls += 1
-    return attend(*args, **kwargs)
+@torch.compiler.disable  # where a script has compiled the model by itself: its graph ends here
+def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return attention.attends[attention.turn()](*args, **kwargs)
 
 
-def install_attention(module: torch.nn.Module, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot) -> None:
-    """Runs the module's attention arithmetic by `attends`, see AttentionSeam; its projections and norms stay its own.
+def install_attention(
+    block: torch.nn.Module, path: str, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot
+) -> None:
+    """Runs the attention arithmetic of a module in a block by `attends`, see Attention; its projections and norms stay
+    its own. In a compiled block it is an operator that does so: torch traces no methods of tensors within a mode.
 
     A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
     One that a step cache passes by does none.
     """
-    seam = AttentionSeam(attends)
+    module, attention = block.get_submodule(path), Attention(path, attends)
+    seam = AttentionSeam(attention)
 
     def enter(*_: object) -> None:
-        seam.calls = 0
-        seam.__enter__()
+        attention.calls = 0
+        if RUNNING.compiles:
+            RUNNING.module = attention
+        else:
+            seam.__enter__()
 
     def leave(_module: torch.nn.Module, _args: tuple, output: object) -> None:
-        seam.__exit__(None, None, None)
-        if output is not None and not seam.calls and not slot.forward.passed:
+        if RUNNING.compiles:
+            RUNNING.module = None
+        else:
+            seam.__exit__(None, None, None)
+        if output is not None and not attention.calls and not slot.forward.passed:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     hooks.before(module, enter)
     hooks.after(module, leave, always_call=True)
+    hooks.replace(module, ATTENTION, attention)

@@ -1,49 +1,119 @@
-"""Blocks that run through `torch.compile`: each block's own arithmetic, between the hooks that share it out.
+"""Blocks that run through `torch.compile`: each is one graph, between the hooks that share it out.
 
-Blocks of a kind have one graph. Attention over shared tokens stays outside of it, see `AttentionSeam`.
+Blocks of a kind have one graph. Attention over shared tokens is an operator of it, see `attention_op`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
+from ..compat import options_of_mode, why_no_compiler
+from ..device import CPU
+from ..errors import RequestError
 from ..hooks import Hooks
+from ..memo import pause_memos
 from ..models.comfyui.spec import ALWAYS_WHOLE
+from ..plan import AUTO, ParallelPlan
+from .attention import ATTENTION
+from .attention_op import RUNNING, Attention, traceable_attention
+
+BY_PLAN = {"backend": "inductor"}
+ALWAYS_CALLED = "_forward_hooks_always_called"
 
 
 class CompiledBlocks:
-    """settings: arguments of `torch.compile`; with an empty mapping, nothing is compiled."""
+    """asked: arguments of `torch.compile` in place of the plan's, which a node may have; None where it has none.
 
-    def __init__(self, blocks: Iterable[torch.nn.Module], settings: Mapping[str, Any]) -> None:
-        self.settings = settings
-        arguments = with_guards(settings)
-        self.forwards = [(block, torch.compile(block.forward, **arguments)) for block in blocks if settings]
+    Another plan leaves the graphs where they are: each is for attention at the paths where it found it.
+    """
+
+    def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
+        self.blocks = list(blocks)
+        self.device = device
+        self.asked: Mapping[str, Any] | None = None
+        self.settings: Mapping[str, Any] = {}
+        self.forwards: list[Callable[..., Any]] = []
+
+    def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
+        """Those of a sampling of so many steps; none where nothing is compiled. Where auto finds no compiler, it does
+        not compile; which makes no difference to other ranks."""
+        if self.asked is not None:
+            return self.asked
+        if not plan.compiles(steps) or plan.compile == AUTO and lack(self.device):
+            return {}
+        return BY_PLAN
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """While entered, the blocks run so."""
+    def running(self, settings: Mapping[str, Any]) -> Iterator[None]:
+        """While entered, the blocks run compiled with these arguments; without any, as they are."""
+        if not settings:
+            yield
+            return
+        if settings != self.settings:  # torch takes what it uses out of the arguments: each has its own
+            self.forwards = [torch.compile(block.forward, **arguments_of(settings)) for block in self.blocks]
+            self.settings = settings
+            logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
         hooks = Hooks()
-        for block, forward in self.forwards:
-            hooks.replace(block, "forward", forward)
+        for block, forward in zip(self.blocks, self.forwards, strict=True):
+            pause_memos(block, hooks)
+            hooks.replace(block, "forward", partial(run, forward, attentions_of(block)))
+        hooks.replace(F, "scaled_dot_product_attention", traceable_attention)
+        hooks.replace(RUNNING, "compiles", True)
         try:
             yield
         finally:
             hooks.remove()
 
 
-def with_guards(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, and that a graph is for whatever the options say that every call has anew, as in ComfyUI.
+def lack(device: torch.device) -> str | None:
+    """What this rank lacks to compile blocks."""
+    return why_no_compiler(device.type == CPU)
 
-    torch takes no options beside a mode; a graph is made anew then for each block.
+
+def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
+    """Raises RequestError where blocks are to be compiled on this rank with these arguments, and it cannot."""
+    reason = lack(device) if settings.get("backend") == BY_PLAN["backend"] else None
+    if reason:
+        raise RequestError(
+            f"The model's blocks cannot be compiled: {reason}.",
+            "Install it where the ranks run; or use compile=off in the plan, and no TorchCompileModel.",
+        )
+
+
+def attentions_of(block: torch.nn.Module) -> Mapping[str, Attention]:
+    """By path, what the attention of a block's modules is handed to."""
+    found = ((path, vars(module).get(ATTENTION)) for path, module in block.named_modules())
+    return {path: attention for path, attention in found if attention}
+
+
+def run(forward: Callable[..., Any], attentions: Mapping[str, Attention], *args: Any, **kwargs: Any) -> Any:
+    """A compiled forward, whose operators attend by these.
+
+    Its tensors lie in order in memory: for each other order that models leave them in, there would be one more graph.
     """
-    if settings.get("mode"):
-        return {name: value for name, value in settings.items() if name != "options"}
-    return {**settings, "options": {**settings.get("options", {}), "guard_filter_fn": guards}}
+    RUNNING.by_path, RUNNING.paths = attentions, tuple(attentions)
+    return forward(*map(in_order, args), **{name: in_order(value) for name, value in kwargs.items()})
 
 
-def guards(entries: Iterable[Any]) -> list[bool]:
-    return [ALWAYS_WHOLE not in entry.name for entry in entries]
+def in_order(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for `torch.compile`, a mode as the options that it is, with `needed`."""
+    mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
+    options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
+    return {**given, "options": {**options, "guard_filter_fn": needed}}
+
+
+def needed(entries: Iterable[Any]) -> list[bool]:
+    """Whether a graph is for what it saw alone. It is for whatever the options say that every call has anew, as in
+    ComfyUI; and for every hook that always runs, which torch tells apart by their numbers, as it is for others."""
+    return [not any(part in entry.name for part in (ALWAYS_WHOLE, ALWAYS_CALLED)) for entry in entries]

@@ -174,7 +174,7 @@ def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
     return {
         "load": ({"op": "load", "source": transformer_source(model).to_json(), "plan": ParallelPlan().to_json()}, {}),
         "forward": (
-            {"op": "forward", "conditions": keys, "drop": []},
+            {"op": "forward", "conditions": keys, "drop": [], "steps": 1},
             {"latents": latents, "timestep": timestep, **sent},
         ),
         "sample": (

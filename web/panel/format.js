@@ -11,7 +11,8 @@ const NO_AXES = [
   'weight_blocks',
   'exchange',
   'exchange_dtype',
-  'speeds'
+  'speeds',
+  'compile'
 ]
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */
@@ -66,6 +67,7 @@ export function planWords(plan, t) {
   const patches = plan.patches || plan.pipefusion || 1
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
+  if (plan.compile && plan.compile !== 'off') parts.push(t('panel.planCompiled'))
   if (plan.exchange && plan.exchange !== 'auto') parts.push(t('panel.planExchange', { name: plan.exchange }))
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: inProportion(plan.speeds) }))

@@ -12,21 +12,27 @@ from .functions import Maker
 # arguments of `torch.compile` for its blocks.
 FUNCTIONS, RUN, ATTRIBUTES = "paralleldit_functions", "paralleldit_run", "paralleldit_attributes"
 COMPILED = "paralleldit_compiled"
+OPTIONS = "transformer_options"  # among the arguments of a call
+SCHEDULE = "sample_sigmas"  # of ComfyUI's own options: the noise before the first step, and after each
 
 
 class Inside(NamedTuple):
     """What the model is to be while a call runs: attributes by path, and arguments of `torch.compile` for its blocks,
-    none where they are not compiled."""
+    empty where they are not compiled, and None where no node has a say in it. steps: of the sampling."""
 
     attributes: Mapping[str, Any] = {}
-    compiled: Mapping[str, Any] = {}
+    compiled: Mapping[str, Any] | None = None
+    steps: int = 1
 
 
 def with_functions(options: dict[str, Any], maker: Maker) -> tuple[dict[str, Any], Inside]:
     """The options as ComfyUI's classes read them, and what they ask for beside. Raises RequestError."""
     options = dict(options)
     maker.begin(options.pop(RUN, ""))
-    inside, asked = Inside(options.pop(ATTRIBUTES, {}), options.pop(COMPILED, {})), options.pop(FUNCTIONS, None)
+    attributes, compiled, asked = options.pop(ATTRIBUTES, {}), options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
+    if asked is not None:
+        compiled = {}  # graphs would keep to the functions of one call
+    inside = Inside(attributes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
     return (options if asked is None else {**options, **made(asked, maker)}), inside
 
 
@@ -37,6 +43,12 @@ def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
         for name, functions in asked["patches_replace"].items()
     }
     return {"patches": patches, "patches_replace": replaced}
+
+
+def way_of(kwargs: Mapping[str, Any]) -> tuple[int, str]:
+    """Of a call's arguments, what decides whether blocks are compiled: a first step that is takes longer."""
+    options = kwargs.get(OPTIONS) or {}
+    return len(options.get(SCHEDULE, ())), str(options.get(COMPILED))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..comfyui.patched_options import way_of
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire.operations import (
@@ -37,7 +38,7 @@ from ..wire.operations import (
     Operation,
 )
 from ..wire.protocol import MEMORY, Header
-from ..wire.sampler_call import SamplerCall, SamplerPass
+from ..wire.sampler_call import KWARGS, SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
 from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack, pack_call
 from .known_state import KnownState
@@ -143,17 +144,17 @@ class WorkerGroup:
             known.additions = key
 
     def forward(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check, steps: int = 1
     ) -> torch.Tensor:
-        """One forward of the loaded model: the prediction, in the shape of the latents.
+        """One forward of the loaded model: the prediction, in the shape of the latents. steps: of its sampling.
 
         Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
         """
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(conditions)
-            header = FORWARD.header(conditions=keys, drop=dropped)
+            header = FORWARD.header(conditions=keys, drop=dropped, steps=steps)
             tensors = {"latents": latents, "timestep": timestep_B, **new}
-            return self._request(header, tensors, check, size=tuple(latents.shape))["prediction"]
+            return self._request(header, tensors, check, size=(tuple(latents.shape), steps))["prediction"]
 
     def call(self, calls: Sequence[Arguments], check: Check) -> list[list[torch.Tensor]]:
         """Calls of a loaded model of ComfyUI's own class: the tensors that each returns. They run at the same time, as
@@ -171,7 +172,7 @@ class WorkerGroup:
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = CALL.header(calls=packed, conditions=keys, drop=dropped)
-            size = tuple(tuple(tensor.shape) for tensor in fresh.values())
+            size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), way_of(calls[0][1]))
             results = self._request(header, {**fresh, **new}, check, size=size)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
@@ -210,7 +211,8 @@ class WorkerGroup:
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
-            size = tuple(tensors["noise"].shape)
+            kwargs = passes[0].conditions.get(KWARGS, {})
+            size = (tuple(tensors["noise"].shape), call.steps, way_of(kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(SAMPLE.name, event["seconds"], event["communication"])

@@ -29,7 +29,7 @@ from parallel_backend.weights.stores import Store
 
 from ..comfyui.functions import Maker
 from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
-from ..comfyui.patched_options import Inside, attributes_of, with_functions
+from ..comfyui.patched_options import COMPILED, OPTIONS, Inside, attributes_of, with_functions
 from ..comfyui.patches import Patch, patched, put_on, restore, send_away
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
@@ -37,7 +37,6 @@ from .request_checks import made
 
 CPU = torch.device("cpu")
 PREFIX = "diffusion_model."  # of a module's names, in its patcher's
-OPTIONS = "transformer_options"
 
 
 @dataclass
@@ -244,8 +243,10 @@ class HostModel:
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
         given = [self.prepared(call.kwargs) for call in calls]
-        with self.being(given[0][1]):  # of a patcher, whose calls these are
-            return self.module([call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)])
+        inside = given[0][1]
+        with self.being(inside):  # of a patcher, whose calls these are
+            found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
+            return self.module(found, inside.steps)
 
     def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], Inside]:
         """The forwards of a sampler's step as the module takes them, and what the model is to be meanwhile."""
@@ -264,11 +265,20 @@ class HostModel:
             raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
         return run(*moved(args, device), **moved(kwargs, device))
 
+    def compiles_anew(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        """The arguments of `torch.compile` that a node asks for in a call's, where they are others than the last."""
+        asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
+        return {} if asked == self.module.compiled.settings else asked
+
     @contextmanager
     def being(self, inside: Inside) -> Iterator[None]:
         """While entered, the model is what was asked for."""
-        with attributes_of(self.module.model, inside.attributes), self.module.compiled(inside.compiled):
-            yield
+        with attributes_of(self.module.model, inside.attributes):
+            self.module.compiled.asked = inside.compiled
+            try:
+                yield
+            finally:
+                self.module.compiled.asked = None
 
     def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Inside]:
         """A call's arguments on this rank's device, with functions in the options in place of what describes them; and

@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,10 @@ from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
-from parallel_backend.plan import ParallelPlan
+from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.rates import measured
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
+from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import DTYPES, Check
@@ -119,6 +120,8 @@ class Operations:
             raise RequestError(
                 f"The plan {plan} is not for the group's {dist.get_world_size()} ranks.", "Restart ComfyUI."
             )
+        if plan.compile == ON:
+            job.together(lambda: check_compiler(BY_PLAN, self.state.device))
         kept = self.state.model_of(source, plan)
         if kept is None:
             self.state.drop_model()
@@ -177,6 +180,7 @@ class Operations:
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         given = {**fresh, **conditions}
         calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
+        self.check_compiler(job, model, calls[0].kwargs)
         self.make_room(job, model, job.alone(lambda: model.working_of_calls(calls)))
         outputs = from_model(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
         if outputs is None:
@@ -186,6 +190,12 @@ class Operations:
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
+
+    def check_compiler(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
+        """Raises Ended, on all ranks, where one cannot compile what a node asks for in a call's arguments."""
+        asked = made(model.compiles_anew, kwargs, "options")
+        if asked:
+            job.together(lambda: check_compiler(asked, self.state.device))
 
     def part(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
@@ -201,7 +211,7 @@ class Operations:
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         self.make_room(job, transformer, job.alone(lambda: transformer.working(latents.shape)))
-        prediction = transformer(latents, timestep_B, conditions)
+        prediction = transformer(latents, timestep_B, conditions, job.header["steps"])
         return None if prediction is None else {"prediction": prediction.cpu()}
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
@@ -223,6 +233,7 @@ class Operations:
         working = job.alone(lambda: whole.working(shape))
         self.make_room(job, whole, working + kept_by(cache, working, len(passes)))
         if host:
+            self.check_compiler(job, host, passes[0].conditions.kwargs)
             passes, inside = host.passes(passes)
             being = host.being(inside)
             refuses_alike = host.refuses_alike([len(each.branches) * len(own["noise"]) for each in passes])

@@ -61,7 +61,7 @@ PART = Operation("part", "running a part of the model", {"method": str, "args": 
 FORWARD = Operation(
     "forward",
     "running the model",
-    {"conditions": dict, "drop": list},
+    {"conditions": dict, "drop": list, "steps": int},
     ("latents", "timestep"),
     latents="latents",
     is_step=True,

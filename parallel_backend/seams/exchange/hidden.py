@@ -25,7 +25,7 @@ from ...groups.collectives import begin_gather
 from ...groups.mesh import Axis
 from ...hooks import Hooks
 from ...models.projections import OTHER, QUERY, Projections
-from ...plan import HIDDEN, ParallelPlan
+from ...plan import HIDDEN, OFF, ParallelPlan
 from ..arguments import Arguments
 from ..backends import Backend
 from ..layout import TOKEN_DIM, TokenLayout
@@ -301,6 +301,8 @@ def own_heads(
     reasons = [reason for each in made if (reason := each.why_not(dtypes))]
     if len(made) < len(modules):
         reasons.append(f"how {name} projects is not known here")
+    if plan.compile != OFF:
+        reasons.append("compiled blocks have no place for it")
     if plan.exchange == HIDDEN and reasons:
         raise PlanError(f"exchange={HIDDEN} does not work: {reasons[0]}.", "Use exchange=auto or heads.", "exchange")
     return made if not reasons and (plan.exchange == HIDDEN or all(each.pays for each in made)) else []

@@ -213,7 +213,7 @@ def install_filled_boundary(
             if module in heads:
                 heads[module].install(hooks)
                 attends = [partial(heads[module].attend, attends[0])]
-            install_attention(module, attends, hooks, layout.slot)
+            install_attention(block, path, attends, hooks, layout.slot)
     if ends and not ends.link.is_last:
         blocks, block = every[own[-1][0] + 1]
         following = FilledBlock(block, blocks, layout, is_last=False, arrivals=())

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ...models.comfyui.spec import BlockList, names
-from ..attention import Attend, ParallelAttention
+from ..attention import ParallelAttention
+from ..attention_op import Attend
 from ..exchange.heads import with_unrepeated
 from .streams import Names, StreamLayout
 

@@ -36,7 +36,7 @@ def real_frames() -> list[bytes]:
     job: list[tuple[Header, Tensors]] = [
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "files": ["/x"]}, "plan": {"ulysses": 2}}, {}),
         (
-            {"op": "forward", "id": 2, "conditions": keys, "drop": []},
+            {"op": "forward", "id": 2, "conditions": keys, "drop": [], "steps": 1},
             {"latents": latents, "timestep": torch.ones(1), "condition.1": text.half()},
         ),
         (

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.compiled import BY_PLAN, CompiledBlocks
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import WIDE
 from tests.support.cases.references import relative_error
@@ -105,9 +106,9 @@ def can_go_on(bench: Bench, place: int, store: dist.Store, failed: bool) -> bool
 
 
 def compiled(blocks: Iterable[torch.nn.Module], run: Callable[[], Any], _more: object) -> Any:
-    for block in blocks:
-        block.compile()
-    return run()
+    blocks = list(blocks)
+    with CompiledBlocks(blocks, next(blocks[0].parameters()).device).running(BY_PLAN):
+        return run()
 
 
 def main(device_type: str, cases: str, out: str) -> None:

@@ -1,0 +1,103 @@
+"""Attention of a compiled block, as one operator of its graph.
+
+What a graph has no place for is inside of it: collectives that are under way, the state of a run, lengths that each
+rank has of its own. So a block is one graph, which like blocks share, and tensors alone go through it.
+torch's operators are of the process, and so is what they attend by (`RUNNING`), while a block runs and no longer.
+
+Shapes: B batch, H heads, L local tokens, S keys, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
+
+NAME = "paralleldit::attention"
+SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, bool is_causal, float? scale, "
+    "bool enable_gqa, str path, int call) -> Tensor"
+)
+plain_attention = F.scaled_dot_product_attention
+
+
+class Attention:
+    """What a module's calls of attention are handed to, each to its own in turn, and those that follow to the last.
+
+    path: the module's in its block. calls: how many there were in the module's running forward.
+    """
+
+    def __init__(self, path: str, attends: Sequence[Attend]) -> None:
+        self.path = path
+        self.attends = attends
+        self.calls = 0
+
+    def turn(self) -> int:
+        """Whose turn it is."""
+        call = min(self.calls, len(self.attends) - 1)
+        self.calls += 1
+        return call
+
+
+class Running:
+    """The compiled block that runs. by_path: of its attention modules; paths: theirs, by which graphs are told apart.
+    module: the one of them that runs."""
+
+    def __init__(self) -> None:
+        self.compiles = False  # whether blocks run compiled at all
+        self.by_path: Mapping[str, Attention] = {}
+        self.paths: tuple[str, ...] = ()
+        self.module: Attention | None = None
+
+
+RUNNING = Running()
+
+
+@torch.library.custom_op(NAME, mutates_args=(), schema=SCHEMA)
+def attention_op(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    path: str,
+    call: int,
+) -> torch.Tensor:
+    """Attention of the module at a path of the running block, BLHD and so in memory."""
+    attend, running = RUNNING.by_path[path].attends[call], RUNNING.module
+    RUNNING.module = None  # whose own kernel is torch's
+    try:
+        out_BHLD = attend(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    finally:
+        RUNNING.module = running
+    return out_BHLD.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+
+
+@attention_op.register_fake
+def _(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_others: object) -> torch.Tensor:
+    batch, heads, tokens = query.shape[:3]
+    return query.new_empty(batch, tokens, heads, value.shape[-1])
+
+
+def traceable_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`F.scaled_dot_product_attention` while blocks run compiled. A graph is for the `paths` that are read here."""
+    module = RUNNING.module if RUNNING.paths else None
+    if module is None:
+        return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, module.path, module.turn())
+    return attention_op(*given).transpose(1, 2)

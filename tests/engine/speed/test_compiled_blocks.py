@@ -1,0 +1,84 @@
+"""Blocks that run compiled: each is one graph, whatever is exchanged inside of it, and computes what it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_backend.plan import COMPILED_STEPS, ParallelPlan
+from tests.support.ranks.pool import RankPool
+
+EXACT = 1e-5  # of fp32, whose operations are in another order in a kernel of several
+# Shelf, name, plans one after the other, where the weights wait; and how many kinds of blocks there are.
+CASES = [
+    ("comfyui", "flux-dev", [{"ulysses": 2}, {"ring": 2}], "shared", 2),
+    ("diffusers", "pixart-alpha", [{"ulysses": 2, "exchange": "heads"}], None, 1),
+    ("comfyui", "wan-t2v", [{"ring": 2}], None, 1),
+]
+SLOW_CASES = [
+    ("comfyui", "flux-dev", [{}], "host", 2),
+    ("comfyui", "qwen-image-mask", [{"ulysses": 2}, {"cfg": 2}], "host", 1),
+    ("comfyui", "qwen-image-mask", [{"ring": 2}], "shared", 1),
+    ("diffusers", "flux-dev", [{"ulysses": 2, "exchange": "heads"}, {"ring": 2}, {"cfg": 2}], "shared", 2),
+    ("diffusers", "pixart-alpha", [{"cfg": 2}], "host", 1),
+    ("diffusers", "flux-dev", [{}], None, 2),
+]
+STAGED = [
+    ("comfyui", "flux-dev", [{"pipefusion": 2, "patches": 3}]),
+    ("diffusers", "flux-dev", [{"pipefusion": 2, "patches": 3}]),
+]
+
+
+def run(ranks: RankPool, root: Path, case: tuple, weights: str | None, backend: str = "eager") -> list[dict[str, Any]]:
+    """What every rank found."""
+    shelf, name, plans = case
+    (root / "cases.json").write_text(json.dumps([[shelf, name, plans, weights, backend]]))
+    world = ParallelPlan.from_json(plans[0]).world_size
+    ranks.run(world, "speed.compiled_ranks", str(root / "cases.json"), str(root / "found"))
+    return [json.loads((root / f"found.{rank}").read_text())[0] for rank in range(world)]
+
+
+@pytest.mark.parametrize(
+    ("shelf", "name", "plans", "weights", "kinds"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+    ids=str,
+)
+def test_blocks_of_a_kind_are_one_graph_and_another_size_brings_one_more(
+    shelf: str, name: str, plans: list, weights: str | None, kinds: int, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Four runs of sizes of which the first and the last are alike."""
+    for found in run(ranks, tmp_path, (shelf, name, plans), weights):
+        assert found["breaks"] == 0
+        first, second, third, again = found["graphs"][:4]
+        assert (first, third, again) == (kinds, second, second)
+        assert second <= 2 * kinds
+        assert found["graphs"][-1] <= 2 * kinds * len(plans), "another plan"
+        assert all(error == 0 for error in found["errors"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shelf", "name", "plans"), STAGED, ids=str)
+def test_pipefusion_runs_the_same_compiled(shelf: str, name: str, plans: list, ranks: RankPool, tmp_path: Path) -> None:
+    found = run(ranks, tmp_path, (shelf, name, plans), None)
+    assert all(each["breaks"] == 0 for each in found)
+    errors = [error for each in found for error in each["errors"]]
+    assert errors and max(errors) == 0
+    assert all(each["graphs"][1] == each["graphs"][0] for each in found), "a second sampling brings none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_inductors_kernels_compute_what_the_blocks_do(world: int, ranks: RankPool, tmp_path: Path) -> None:
+    case = ("diffusers", "flux-dev", [{"ulysses": world, "exchange": "heads"}])
+    found = run(ranks, tmp_path, case, "host", "inductor")
+    assert max(found[0]["errors"]) <= EXACT
+
+
+def test_a_plan_compiles_for_as_many_steps_as_it_says() -> None:
+    off, on, auto = (ParallelPlan(compile=value) for value in ("off", "on", "auto"))
+    assert not off.compiles(1000)
+    assert on.compiles(1)
+    assert [auto.compiles(steps) for steps in (COMPILED_STEPS - 1, COMPILED_STEPS)] == [False, True]

@@ -1,0 +1,116 @@
+"""`torchrun -m tests.support.ranks.speed.compiled_ranks CASES OUT`:
+runs models of both shelves with their blocks compiled and as they are, and saves how far apart that is, and how many
+graphs each run brought."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+from parallel_backend.groups.calls import Call
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.sampling.denoiser import Denoiser
+from parallel_backend.transformer import ParallelTransformer
+from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
+from tests.support.ranks.host_ranks import CASES, ParallelModule, Sampling, calls_of, flat
+from tests.support.ranks.leaving import leave
+from tests.support.ranks.weights.fetching import Meshes
+
+CUTS = (0, 2, 4, 0)  # columns less of the latents
+HEIGHTS = (10, 14, 18, 10)
+Model = ParallelModule | ParallelTransformer
+
+
+class Bench(NamedTuple):
+    """A model, and what runs it, one size after the other."""
+
+    model: Model
+    runs: list[Callable[[], torch.Tensor | None]]
+
+
+def of_comfyui(row: str, mesh: Any) -> Bench:
+    case = CASES[row]
+    model = ParallelModule(case.build(), mesh, torch.float32)
+    if mesh.plan.pipefusion > 1:
+        sampling = Sampling(case, case.build())
+        return Bench(model, [lambda: sampling.parallel(model)] * 2)
+
+    def run(cut: int) -> torch.Tensor | None:
+        (latents, *others), kwargs = calls_of(case, 1)[0]
+        width = latents.shape[-1] - cut
+        outputs = model([Call((latents[..., :width].contiguous(), *others), kwargs)], steps=30)
+        return flat(outputs[0]) if outputs else None
+
+    return Bench(model, [lambda cut=cut: run(cut) for cut in CUTS])
+
+
+def of_diffusers(name: str, mesh: Any) -> Bench:
+    family = family_of(name)
+    model = ParallelTransformer(family.build(), mesh)
+    if mesh.plan.pipefusion > 1:
+
+        def sample() -> torch.Tensor | None:
+            return Denoiser(model).sample(case_inputs(name)[0], scheduler_of("flow"), *case_inputs(name)[1:], 3.0)
+
+        return Bench(model, [sample] * 2)
+    return Bench(model, [lambda height=height: model(*family.inputs(3, height, 14), steps=30) for height in HEIGHTS])
+
+
+@contextmanager
+def compiled(model: Model, backend: Any) -> Iterator[None]:
+    model.compiled.asked = {"backend": backend}
+    try:
+        yield
+    finally:
+        model.compiled.asked = None
+
+
+def main(cases: str, out: str) -> None:
+    """Cases are a shelf, a name of it, plans that follow each other, where the weights wait, and the backend: "eager",
+    whose graphs are counted, or another of torch.compile's."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    meshes, found = Meshes(), []
+    for shelf, name, plans, weights, backend in json.loads(Path(cases).read_text()):
+        torch.compiler.reset()
+        counters.clear()
+        graphs: list[Any] = []
+
+        def counting(graph: torch.fx.GraphModule, _inputs: Any, graphs: list[Any] = graphs) -> Any:
+            """What the backend "eager" does."""
+            graphs.append(graph)
+            return graph.forward
+
+        errors, counts = [], []
+        bench = None
+        for plan in plans:
+            mesh = meshes.of(ParallelPlan.from_json(plan))
+            if bench is None:
+                bench = (of_comfyui if shelf == "comfyui" else of_diffusers)(name, mesh)
+                if weights:
+                    fetched = bench.model.fetched
+                    fetched.rearrange(range(len(fetched.blocks)), meshes.store(weights, mesh, fetched))
+            else:
+                bench.model.replan(mesh)
+            right = [run() for run in bench.runs]
+            for run, plain in zip(bench.runs, right, strict=True):
+                with compiled(bench.model, counting if backend == "eager" else backend):
+                    got, before = run(), len(graphs)
+                counts.append(before)
+                if plain is not None and got is not None:
+                    errors.append(float((got - plain).norm() / plain.norm()))
+        found.append({"errors": errors, "graphs": counts, "breaks": sum(counters["graph_break"].values())})
+    Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
