@@ -32,15 +32,7 @@ from .seams.stages import StageExit, StageLink, keep_stage
 from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
 from .weights.fetching import FetchedBlocks, blocks_at
-from .weights.loading import (
-    Check,
-    ModelSource,
-    build_transformer,
-    go_on,
-    load_weights,
-    local_part,
-    read_tensors,
-)
+from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, local_part, read_tensors
 from .weights.packing import Row, Values
 from .weights.parking import Parking, held_bytes
 from .weights.sizes import sizes_of_module

@@ -24,6 +24,10 @@ from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
 from worker.host.client import WorkerGroup
 
+# MKL's products differ by rounding with where a tensor lies in memory, on some CPUs; what has to have the same bits would
+# not. It is read at the first product, here and in every process that the tests start.
+os.environ["MKL_CBWR"] = "AUTO,STRICT"
+
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"
 HOST_SUPPORT = Path(__file__).parent / "support" / "host"
 # Node packs of the tests' own, by the name of their folder.

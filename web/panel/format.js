@@ -9,10 +9,10 @@ const NO_AXES = [
   'attention',
   'weights',
   'weight_blocks',
+  'compile',
   'exchange',
   'exchange_dtype',
-  'speeds',
-  'compile'
+  'speeds'
 ]
 
 /** "412 MiB", "1.2 GiB", "128 GiB". */

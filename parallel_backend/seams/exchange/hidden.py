@@ -60,7 +60,7 @@ class HiddenExchange:
         own = self.layout.drop_padding(local_BLW, streams, TOKEN_DIM)
         lengths = [self.layout.local_length(stream, self.axis.index) for stream in streams]
         parts = zip(own.split(lengths, TOKEN_DIM), streams, strict=True)
-        arriving = [begin_gather(part, TOKEN_DIM, self.layout.total((name,)), self.axis) for part, name in parts]
+        arriving = [begin_gather(part, TOKEN_DIM, self.layout.total((name,)), self.layout.axis) for part, name in parts]
         return lambda: arriving[0]() if len(arriving) == 1 else torch.cat([each() for each in arriving], TOKEN_DIM)
 
     def give_back(self, out_BRC: torch.Tensor, streams: Streams, widths: Sequence[int]) -> torch.Tensor:
@@ -110,8 +110,8 @@ class OwnHeads:
     def why_not(self, dtypes: Callable[[torch.Tensor], torch.dtype]) -> str:
         """Why it cannot be; empty if it can. dtypes: of a weight, once it is computed with."""
         exchange = self.exchange
-        if self.kv_heads < exchange.axis.degree or exchange.heads % self.kv_heads:
-            return f"{self.kv_heads} heads of keys and values are too few for {exchange.axis.degree} ranks"
+        if not min(exchange.axis.sizes(self.kv_heads)) or exchange.heads % self.kv_heads:
+            return f"{self.kv_heads} heads of keys and values leave one of {exchange.axis.degree} ranks without any"
         for path, layer in self.layers.items():
             weight = layer.weight
             if hasattr(weight, "__tensor_flatten__") or dtypes(weight) not in PLAIN:  # several tensors, or too narrow

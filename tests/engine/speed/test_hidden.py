@@ -152,7 +152,7 @@ def test_auto_takes_what_is_fewer_bytes() -> None:
     ("module", "words"),
     [
         (Attention(dtype=torch.float8_e4m3fn), "weights of to_q are quantised"),
-        (Attention(kv_heads=1), "1 heads of keys and values are too few for 2 ranks"),
+        (Attention(kv_heads=1), "1 heads of keys and values leave one of 2 ranks without any"),
     ],
     ids=["quantised", "few heads"],
 )
