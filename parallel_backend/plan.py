@@ -191,7 +191,7 @@ class ParallelPlan:
             raise PlanError(
                 f"exchange={HIDDEN} has each rank attend to all tokens in heads of its own, which ring, tp and "
                 "PipeFusion's patches do not allow, and in numbers of the model's own, which exchange_dtype is not.",
-                "Use exchange=auto, or ring=1, tp=1, patches=1 and exchange_dtype=model.",
+                "Choose exchange=auto; or ring=1, tp=1, patches=1 and exchange_dtype=model.",
                 *names,
             )
         if not projects:
@@ -249,7 +249,7 @@ class ParallelPlan:
             )
             raise PlanError(
                 f"ulysses={self.ulysses} is more than {of_heads}.",
-                f"Use {heads // self.tp} or less, or ring={self.ulysses}.",
+                f"Lower it to {heads // self.tp} or less, or take ring={self.ulysses}.",
                 *(("ulysses", "tp") if self.tp > 1 else ("ulysses",)),
             )
 

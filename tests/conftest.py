@@ -24,8 +24,8 @@ from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
 from worker.host.client import WorkerGroup
 
-# MKL's products differ by rounding with where a tensor lies in memory, on some CPUs; what has to have the same bits would
-# not. It is read at the first product, here and in every process that the tests start.
+# On some CPUs MKL's products differ by rounding with where a tensor lies in memory, and what is to have the same bits
+# would not have them. Read at the first product, here and in every process that the tests start.
 os.environ["MKL_CBWR"] = "AUTO,STRICT"
 
 DEMO_MODEL = REPOSITORY / "demo" / "shapes-dit"

@@ -33,7 +33,7 @@ TURN_RING = """() => {
 }"""
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 MEMORY = re.compile(r"Each rank: \d+ MiB of weights")
-HEADS = "ulysses=9 is more than the model's 8 heads. Use 8 or less, or ring=9."
+HEADS = "ulysses=9 is more than the model's 8 heads. Lower it to 8 or less, or take ring=9."
 
 
 def template(name: str) -> dict[str, Any]:

@@ -148,8 +148,8 @@ def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: Co
 def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Path) -> None:
     folder = models / "models" / "diffusers" / "tiny-dit-changed"
     shutil.copytree(folder.with_name("tiny-dit"), folder)
-    question = about({"ulysses": 3}, model=folder.name)
-    assert "does not divide" in ask(host, question)["error"]
+    question = about({"ulysses": 5}, model=folder.name)
+    assert "is more than the model's 4 heads" in ask(host, question)["error"]
     path = folder / "transformer" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_attention_heads": 6}))
     assert ask(host, question)["error"] == ""
@@ -217,8 +217,8 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))
     assert (answer["world"], keys(answer, "note")) == (1, ["few_cores", "same_image", "more_devices"])
     assert keys(ask(single_host, about({}, KSAMPLER))) == ["auto_one"]
-    with pytest.raises(PromptError, match="ulysses=3 does not divide"):
-        single_host.run(job.under({"ulysses": 3}).prompt())
+    with pytest.raises(PromptError, match="ulysses=5 is more than"):
+        single_host.run(job.under({"ulysses": 5}).prompt())
 
 
 def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,8 @@ WORLD = 8
 def test_ulysses_takes_any_number_of_ranks_up_to_the_heads() -> None:
     for degree in range(1, 9):
         ParallelPlan(ulysses=degree).check_model(heads=8)
-    with pytest.raises(PlanError, match=r"ulysses=9 is more than the model's 8 heads\.\n\nUse 8 or less, or ring=9\."):
+    words = r"ulysses=9 is more than the model's 8 heads\.\n\nLower it to 8 or less, or take ring=9\."
+    with pytest.raises(PlanError, match=words):
         ParallelPlan(ulysses=9).check_model(heads=8)
 
 
@@ -37,7 +38,7 @@ def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
     with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads\.\n\nUse 2 or 4, or ring=3\."):
         ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)
     with pytest.raises(
-        PlanError, match=r"ulysses=7 is more than the 6 heads of a tp=4 rank\.\n\nUse 6 or less, or ring=7"
+        PlanError, match=r"ulysses=7 is more than the 6 heads of a tp=4 rank\.\n\nLower it to 6 or less, or take ring=7"
     ):
         ParallelPlan(tp=4, ulysses=7).check_model(heads=24, tensor_parallel=True)
     ParallelPlan(tp=4, ulysses=5).check_model(heads=24, tensor_parallel=True)

@@ -97,6 +97,7 @@ class OwnHeads:
         self.streams = streams
         self.exchange = exchange
         self.running = False
+        self.while_running = Hooks()  # a compiled block would have a graph of its own for each layer's
         self.signature = inspect.signature(module.forward)
         self.kv_heads = getattr(module, spec.kv_heads[0]) if spec.kv_heads else exchange.heads
         group, dim = exchange.heads // self.kv_heads, exchange.head_dim
@@ -136,10 +137,6 @@ class OwnHeads:
     def install(self, hooks: Hooks) -> None:
         hooks.before(self.module, self.enter, with_kwargs=True)
         hooks.after(self.module, self.leave, always_call=True)
-        for path, layer in self.layers.items():
-            rows = self.spec.rows[path]
-            streams = tuple(self.spec.inputs[path].split("+")) if self.spec.inputs else ()
-            hooks.replace(layer, "forward", partial(self.project, layer.forward, rows, streams))
         for path, layer in self.outputs.items():
             hooks.before(layer, partial(self.take_back, tuple(self.spec.outputs[path].split("+"))))
 
@@ -149,6 +146,10 @@ class OwnHeads:
         if not self.running:
             return None
         self.count_heads(self.own_heads, self.own_kv_heads)
+        for path, layer in self.layers.items():
+            streams = tuple(self.spec.inputs[path].split("+")) if self.spec.inputs else ()
+            project = partial(self.project, layer.forward, self.spec.rows[path], streams)
+            self.while_running.replace(layer, "forward", project)
         given = Arguments(self.signature, args, kwargs)
         names = [name for name in self.spec.tokens if given.values.get(name) is not None]
         apart = len(names) == len(self.spec.tokens)
@@ -165,6 +166,7 @@ class OwnHeads:
         running, self.running = self.running, False
         if not running:
             return output
+        self.while_running.remove()
         self.count_heads(self.exchange.heads, self.kv_heads)
         if output is None or self.outputs or self.spec.inputs:
             return output
@@ -178,8 +180,6 @@ class OwnHeads:
 
     def project(self, forward: Callable[..., Any], rows: str, streams: Streams, *args: Any, **kwargs: Any) -> Any:
         """A layer's own forward, of which this rank's rows are computed."""
-        if not self.running:
-            return forward(*args, **kwargs)
         with OwnRows(partial(self.project_rows, rows, streams)) as seen:
             projected = forward(*args, **kwargs)
         if not seen.calls:

@@ -51,6 +51,7 @@ ELSEWHERE = "is asked in a process that computes nothing"
 UNASKED = {
     "parallel_backend.groups.mesh.start_distributed": "starts NCCL",
     "parallel_backend.device.group_backends": "names NCCL",
+    "parallel_backend.rates.measured": "how large samples are",
     "parallel_backend.seams.compiled.lack": "looks for Triton",
     "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
