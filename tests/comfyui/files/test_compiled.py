@@ -44,7 +44,7 @@ def test_blocks_of_a_kind_share_graphs_whatever_the_options_say(
 ) -> None:
     """And another size brings one more of each."""
     errors, graphs = run(comfyui, folder / f"{name}.safetensors", ranks, world, "eager", tmp_path / "found")
-    assert errors == [0.0] * 4
+    assert len(errors) == 4 and max(errors) <= TOLERANCE
     first, other_size, third_size, again = graphs
     assert first == KINDS[name]
     assert 0 < other_size <= first
