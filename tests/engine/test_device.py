@@ -15,8 +15,8 @@ from parallel_backend.device import BACKENDS, CPU, Card, like_first
 from parallel_backend.errors import DeviceError, PlanError, is_out_of_memory
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
-from parallel_backend.seams.exchange import ring
 from parallel_backend.seams.backends import choose_backend
+from parallel_backend.seams.exchange import ring
 from worker.rank.job_groups import JobGroups
 from worker.rank.memory.room import Room, memory_use
 
