@@ -190,7 +190,7 @@ def test_a_plan_with_more_ranks_than_heads_is_refused_before_a_rank_starts(host:
     latents(host, GOOD.prompt())
     processes = worker_processes(host)
     message = refusal(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 5}).prompt(), GOOD)
-    assert_says(message, "ulysses=5", "4 heads", "Use 4 or less")
+    assert_says(message, "ulysses=5", "4 heads", "Lower it to 4 or less")
     assert worker_processes(host) == processes
 
 
