@@ -29,7 +29,7 @@ from ..device import (
 )
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
-from .mesh_layout import axis_shares, places_of_ranks, shard_sizes, split_sizes
+from .mesh_layout import axis_shares, shard_sizes, split_sizes
 from .timeline import SILENT, Timeline
 
 HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
@@ -160,7 +160,7 @@ def build_mesh(
     tensor_mesh = None
     if group := axes["tp"].group:
         tensor_mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))
-    places = places_of_ranks(plan)[dist.get_rank()]
+    places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
     axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks do not run on no tokens

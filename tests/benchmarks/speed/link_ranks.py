@@ -72,6 +72,8 @@ class Contest:
                 result, failure = agreed(contender.step)
             if method is ONE:
                 wanted = result
+            if failure and method is ONE:
+                raise RuntimeError(failure)
             if failure:
                 self.refused[method.name] = failure
                 continue
