@@ -23,6 +23,7 @@ from ..parallel_backend.plan import (
     COMPILED_STEPS,
     EXCHANGE,
     EXCHANGE_DTYPES,
+    HEADS,
     MODEL,
     OFF,
     WEIGHTS,
@@ -154,12 +155,12 @@ def exchange_inputs() -> list[io.Input]:
         io.Combo.Input(
             "exchange",
             options=list(EXCHANGE),
-            default=AUTO,
+            default=HEADS,
             optional=True,
             advanced=True,
-            tooltip="What ranks send one another under ulysses. heads: queries, keys and values. hidden: what these "
-            "are made of, three quarters of the bytes at 2 ranks, for some models. auto: what is less. The image is "
-            "the same. Used in manual mode.",
+            tooltip="What ranks send one another under ulysses. heads: queries, keys and values, while they compute. "
+            "hidden: what these are made of, for some models: three quarters of the bytes at 2 ranks, for slow "
+            "networks. smallest: hidden where that can be and is less. The image is the same. Used in manual mode.",
         ),
         io.Combo.Input(
             "exchange_dtype",

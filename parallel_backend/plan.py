@@ -17,8 +17,7 @@ ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
-EXCHANGE = ("auto", "heads", "hidden")
-HIDDEN = EXCHANGE[2]
+HEADS, HIDDEN, SMALLEST = EXCHANGE = ("heads", "hidden", "smallest")
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
 CHOICES = {
     "attention": ATTENTION,
@@ -50,7 +49,7 @@ class ParallelPlan:
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
     compile: whether blocks run through `torch.compile`; auto: for samplings of at least COMPILED_STEPS steps.
     exchange: what travels under ulysses: queries, keys and values, by heads; or the hidden states of which each rank
-    makes those of its own heads. auto: what is fewer bytes.
+    makes those of its own heads. smallest: hidden states where that can be and is fewer bytes, else heads.
     exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
     fp8, float8 e4m3 with a scale for each token's head, which is lossy.
     speeds: how fast each rank's device is beside the others, by rank, in any unit; what ranks share is shared out in
@@ -69,7 +68,7 @@ class ParallelPlan:
     weights: str = AUTO
     weight_blocks: int = 0
     compile: str = OFF
-    exchange: str = AUTO
+    exchange: str = HEADS
     exchange_dtype: str = MODEL
     speeds: tuple[float, ...] = ()
 
@@ -171,7 +170,7 @@ class ParallelPlan:
     def may_gather_hidden(self) -> bool:
         """Whether hidden states may travel in place of queries, keys and values."""
         whole = self.ring == self.tp == self.patch_count == 1  # all tokens, in a rank's heads of unshared weights
-        return self.exchange != EXCHANGE[1] and self.ulysses > 1 and whole and self.exchange_dtype == MODEL
+        return self.exchange != HEADS and self.ulysses > 1 and whole and self.exchange_dtype == MODEL
 
     def check_exchange(self, projects: bool) -> None:
         """Raises PlanError if hidden states are to travel and cannot. projects: whether the model's spec says how its
@@ -183,7 +182,7 @@ class ParallelPlan:
         if self.ulysses == 1:
             raise PlanError(
                 f"exchange={HIDDEN} is a way to exchange over ulysses, which is 1.",
-                "Use ulysses=2, or exchange=auto.",
+                "Use ulysses=2, or exchange=heads.",
                 "exchange",
                 "ulysses",
             )
@@ -191,14 +190,14 @@ class ParallelPlan:
             raise PlanError(
                 f"exchange={HIDDEN} has each rank attend to all tokens in heads of its own, which ring, tp and "
                 "PipeFusion's patches do not allow, and in numbers of the model's own, which exchange_dtype is not.",
-                "Choose exchange=auto; or ring=1, tp=1, patches=1 and exchange_dtype=model.",
+                "Choose exchange=heads; or ring=1, tp=1, patches=1 and exchange_dtype=model.",
                 *names,
             )
         if not projects:
             raise PlanError(
                 f"exchange={HIDDEN} needs to know how a model makes queries, keys and values, and for this one that is "
                 "not known here.",
-                "Use exchange=auto.",
+                "Use exchange=heads.",
                 "exchange",
             )
 
@@ -323,7 +322,7 @@ class ParallelPlan:
             parts.append(f"{self.weights} weights{blocks}")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
-        if self.exchange != AUTO:
+        if self.exchange != HEADS:
             parts.append(f"{self.exchange} exchange")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")

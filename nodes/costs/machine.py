@@ -12,7 +12,7 @@ from ...parallel_backend.device import CPU
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.measured import MeasuredFile, cpu_name
-from ..workers.group import device_count, device_type, like_cards, settings
+from ..workers.group import cards_in_order, device_count, device_type, settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "measured"
 
@@ -53,9 +53,8 @@ def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
 @functools.cache
 def devices_of_ranks(ranks: int) -> tuple[str, ...]:
     """What each rank's device is known by, on every machine."""
-    alike, _ = like_cards()
-    here = [card.name for card in alike] or [cpu_name()]
     machines = settings().machines or ("",)
     each = max(1, ranks // len(machines))
+    here = [card.name for card in cards_in_order()[:each]] or [cpu_name()]
     places = ((here[rank % each % len(here)], machines[rank // each % len(machines)]) for rank in range(ranks))
     return tuple(" ".join(filter(None, place)) for place in places)

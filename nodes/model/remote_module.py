@@ -19,6 +19,7 @@ from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work
 from ...parallel_backend.models.comfyui.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
@@ -179,7 +180,8 @@ class RemoteModule(RemoteWeights):
             work = self.counted(work, (noise, noise.new_zeros(len(noise))), given[0])
         self.settle(work, given)
         found = super().sample(call, tensors, passes, on_step)
-        self.learn()
+        if call.cache == NO_CACHE:  # of its steps, some run a part of the blocks
+            self.learn()
         return found
 
     def counted(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:

@@ -83,6 +83,12 @@ def like_cards() -> tuple[list[Card], list[Card]]:
     return ([], []) if kind == CPU else like_first(cards(kind))
 
 
+def cards_in_order() -> list[Card]:
+    """This machine's cards as ranks take them, those like ComfyUI's own first. None on the CPU."""
+    alike, others = like_cards()
+    return [*alike, *others]
+
+
 def device_count() -> int:
     """How many ranks an automatic plan uses: as it is set, else ComfyUI's own GPU and those like it, or 2 CPU ranks, of
     every machine."""

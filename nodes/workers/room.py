@@ -18,16 +18,15 @@ from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, Room, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
-from .group import device_type, like_cards, settings
+from .group import cards_in_order, device_type, settings
 
 
 def smallest_card(plan: ParallelPlan) -> int:
     """Bytes of the smallest of this machine's cards that a plan's ranks compute on; 0 on the CPU."""
     if device_type() == CPU:
         return 0
-    alike, others = like_cards()
     here = math.ceil(plan.world_size / max(1, len(settings().machines)))
-    return min((card.total for card in [*alike, *others][:here]), default=0)
+    return min((card.total for card in cards_in_order()[:here]), default=0)
 
 
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:

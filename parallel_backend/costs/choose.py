@@ -6,16 +6,16 @@ PipeFusion, caches and fp8 change the image, and are never chosen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import PlanError
-from ..plan import AUTO, ParallelPlan
+from ..plan import AUTO, SMALLEST, ParallelPlan
 from ..weights.fitting import Room, fitted_weights
 from ..weights.sizes import WeightSizes
 from .forward import Forward
 from .machine import Machine
-from .predict import Prediction, parts_of, predict, working_bytes
+from .predict import Prediction, gathers_less, parts_of, predict, speeds_of, working_bytes
 
 Check = Callable[[ParallelPlan], None]
 
@@ -41,7 +41,8 @@ def ranked(
     weights: Weights | None = None,
     corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
 ) -> list[Prediction]:
-    """Every exact plan for so many ranks that the model allows, the fastest that fits first.
+    """Every exact plan for so many ranks that the model allows, the fastest that fits first. Ranks of unlike speed
+    share in proportion, where that is faster.
 
     forward: of one row, see `forward_of`. rows: that the model sees at once in a step, cond and uncond counted both.
     machine: see `Machine`; a benchmark makes one of its own measurements. check: raises PlanError for a plan that the
@@ -52,7 +53,7 @@ def ranked(
     wherever rows can be computed apart.
     """
     found = []
-    for plan in plans(ranks, branches and rows > 1):
+    for plan in plans(forward, ranks, branches and rows > 1, speeds_of(forward, machine.first(ranks))):
         try:
             check(plan)
         except PlanError:
@@ -68,14 +69,20 @@ def order(predicted: Prediction) -> tuple:
     return lacking, predicted.seconds, plan.tp, plan.ring, plan.ulysses
 
 
-def plans(ranks: int, branches: bool) -> Iterator[ParallelPlan]:
-    """All ways to share work over so many ranks."""
+def plans(forward: Forward, ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
+    """All ways to share work over so many ranks; over ranks of these speeds, each way evenly and in proportion; and
+    with hidden states, where that is less to send."""
     for degrees in itertools.product(divisors(ranks), repeat=3):
         ways, rest = divmod(ranks, degrees[0] * degrees[1] * degrees[2])
         if not rest:
             cfg = 2 if branches and ways % 2 == 0 else 1
             ring, ulysses, tp = degrees
-            yield ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses, tp=tp)
+            even = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses, tp=tp)
+            runs = [min(speeds[start : start + tp]) for start in range(0, len(speeds), tp)]  # these have to be alike
+            shares = dict.fromkeys((even, replace(even, speeds=tuple(speed for speed in runs for _ in range(tp)))))
+            hidden = (replace(plan, exchange=SMALLEST) for plan in shares)
+            less = (plan for plan in hidden if plan.may_gather_hidden and gathers_less(forward, ulysses))
+            yield from (*shares, *less)
 
 
 def divisors(number: int) -> list[int]:
@@ -86,7 +93,7 @@ def fitted(forward: Forward, rows: int, plan: ParallelPlan, machine: Machine, we
     """The prediction of a plan, with its weights as the ranks would decide on them."""
     if weights is None or weights.device is None:
         return predict(forward, rows, plan, machine, weights and weights.sizes)
-    working = max(working_bytes(forward, plan, part) for part in parts_of(rows, plan))
+    working = max(working_bytes(forward, part) for part in parts_of(forward, rows, plan))
     room = Room(int(max(0, weights.device - working)), weights.host)
     decided = fitted_weights(plan, weights.sizes, room, machine.links)
     predicted = predict(forward, rows, decided, machine, weights.sizes)

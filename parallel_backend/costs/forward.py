@@ -46,7 +46,8 @@ class Forward:
     blocks: what all blocks take, of which there are `count`; rest: what is before and after them, which every rank
     does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: the most
     bytes beside weights and inputs at any time. prediction: bytes of the result. heads: of attention. weights: bytes of
-    all parameters.
+    all parameters. kv: heads of keys for each of the queries', fewer than one in models of grouped queries.
+    projects: whether hidden states may travel in place of queries, keys and values.
     """
 
     blocks: Cost
@@ -57,6 +58,8 @@ class Forward:
     prediction: float
     heads: int
     weights: float
+    kv: float = 1.0
+    projects: bool = False
 
     @property
     def flops(self) -> float:
@@ -209,6 +212,8 @@ def forward_of(
     *,
     rows: int,
     heads: int,
+    kv_heads: int | None = None,
+    projects: bool = False,
     itemsize: int | None = None,
 ) -> Forward:
     """What a forward takes, for each of its rows.
@@ -232,4 +237,6 @@ def forward_of(
         prediction=result_bytes / rows,
         heads=heads,
         weights=weights,
+        kv=(kv_heads or heads) / heads,
+        projects=projects,
     )

@@ -9,11 +9,13 @@ where an exchange is exposed as far as the engine has nothing to compute meanwhi
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..axes import BATCH_AXES, TOKEN_AXES
+from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
 from ..plan import HOST, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, Forward
@@ -25,17 +27,19 @@ WHOLE_STREAMS = 3
 # Under ring, each part of the keys gives a result in fp32 that is merged with the one so far: bytes read and written,
 # in times of A.
 MERGED = 6
+PARTS = 4
+UNLIKE = 1.1  # from which on ranks share by speed: what is measured of like ones differs by less
 
 
 class Exchange(NamedTuple):
     """What an axis costs in a block.
 
-    sent: bytes that a rank sends, of A, the bytes of the tokens of all of the axis's ranks, and N, its degree. times:
-    how many exchanges that are, of N. link: on which. covered: how much of it can be under way while attention
-    computes, and during: for how much of attention's time that is so, of N.
+    sent: bytes that a rank sends, of A, the bytes of the tokens of all of the axis's ranks, N, its degree, and K, the
+    heads of keys for each of the queries'. times: how many exchanges that are, of N. link: on which. covered: how much
+    of it can be under way while attention computes, and during: for how much of attention's time that is so, of N.
     """
 
-    sent: Callable[[float, int], float]
+    sent: Callable[[float, int, float], float]
     times: Callable[[int], int]
     link: str
     covered: float = 0.0
@@ -45,14 +49,22 @@ class Exchange(NamedTuple):
 # As in tests/support/fakes/formulas.py. Ulysses: queries, keys and values in one exchange, the result in another, in
 # parts (`seams/attention.py`), of which one travels while another is attended to; the first to come and the last to go
 # are waited for. Ring: the next keys travel while those at hand are attended to.
-PARTS = 4
 EXCHANGES = {
     "ulysses": Exchange(
-        lambda A, N: 4 * A * (N - 1) / N**2, lambda N: 2 * PARTS, "all_to_all", 1 - 1 / PARTS, lambda N: 1 - 1 / PARTS
+        lambda A, N, K: (2 + 2 * K) * A * (N - 1) / N**2,
+        lambda N: 2 * PARTS,
+        "all_to_all",
+        1 - 1 / PARTS,
+        lambda N: 1 - 1 / PARTS,
     ),
-    "ring": Exchange(lambda A, N: 2 * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
-    "tp": Exchange(lambda A, N: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
+    "ring": Exchange(lambda A, N, K: 2 * K * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
+    "tp": Exchange(lambda A, N, K: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
 }
+# In place of Ulysses' where hidden states travel: in, and the result out.
+HIDDEN = (
+    Exchange(lambda A, N, K: A * (N - 1) / N, lambda N: 1, "all_gather"),
+    Exchange(lambda A, N, K: A * (N - 1) / N**2, lambda N: 1, "all_to_all"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,20 @@ class Prediction:
 
 
 class Part(NamedTuple):
-    """A rank's of a step: rows of the batch, and a share of their tokens."""
+    """A rank's of a step: rows of the batch, a share of their tokens, and in attention of the queries and of the
+    heads."""
 
     rows: int
     tokens: float
+    queries: float
+    heads: float
+
+
+class Busy(NamedTuple):
+    """Seconds in which the slowest of some ranks computes, in attention and else."""
+
+    attending: float
+    other: float
 
 
 def predict(
@@ -83,55 +105,57 @@ def predict(
 ) -> Prediction:
     """A step in which the model sees so many rows at once. sizes: of the weights, where they are known; those of a plan
     with weights=auto count as whole."""
-    speeds = machine.first(plan.world_size).speeds
-    parts = parts_of(rows, plan)
-    busy = [(computing_seconds(forward, plan, *each), each) for each in zip(parts, speeds, strict=True)]
-    computing, (part, speed) = max(busy, key=lambda each: each[0])
-    waiting = exchange_seconds(forward, plan, part, speed, machine) + collect_seconds(forward, rows, plan, machine)
+    parts, members = parts_of(forward, rows, plan), plan.token_ways * plan.tp
+    ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
+    groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
+    slowest = max(groups, key=lambda group: sum(busy_of(forward, plan, group)))
+    busy, own_rows = busy_of(forward, plan, slowest), slowest[0][0].rows
+    computing = sum(busy)
+    waiting = exchange_seconds(forward, plan, own_rows, busy.attending, machine)
+    waiting += collect_seconds(forward, rows - parts[0].rows, machine)
     if sizes and plan.weights in (SHARED, HOST):
         waiting += max(0.0, sizes.fetched(plan) / machine.links.of(plan.weights) - computing - waiting)
     kept = max(sizes.kept(plan)) if sizes else forward.weights / plan.tp
-    return Prediction(plan, computing, waiting, kept + max(working_bytes(forward, plan, each) for each in parts))
+    return Prediction(plan, computing, waiting, kept + max(working_bytes(forward, each) for each in parts))
 
 
-def parts_of(rows: int, plan: ParallelPlan) -> list[Part]:
-    """The ranks' parts, in their order: rows are shared over dp and cfg, tokens over ring and ulysses."""
-    ways, members = plan.dp * plan.cfg, plan.token_ways * plan.tp
-    return [
-        Part(own_rows, share)
-        for own_rows in in_proportion(rows, [1.0] * ways)
-        for share in [1 / plan.token_ways] * members
-    ]
+def parts_of(forward: Forward, rows: int, plan: ParallelPlan) -> list[Part]:
+    """The ranks' parts, in their order: rows are shared over dp and cfg, tokens over ring and ulysses, heads over
+    ulysses and tp."""
+    found, queries = [], defaultdict[tuple[int, ...], float](float)
+    for places in places_of_ranks(plan):
+        by_batch, by_tokens = (axis_shares(plan, axes, places) for axes in (BATCH_AXES, TOKEN_AXES))
+        ways = plan.ways(BATCH_AXES)
+        own_rows = (split_sizes(rows, by_batch) if by_batch else shard_sizes(rows, ways))[places["batch"]]
+        start, stop = fraction(places["sequence"], plan.token_ways, by_tokens)
+        heads = len(own_heads(forward.heads, plan, places)) / forward.heads
+        ring = tuple(places[axis] for axis in ("batch", "ring", "tp"))
+        queries[ring] += stop - start
+        found.append((own_rows, stop - start, ring, heads))
+    return [Part(own_rows, tokens, queries[ring], heads) for own_rows, tokens, ring, heads in found]
 
 
-def in_proportion(count: int, weights: Sequence[float]) -> list[int]:
-    """A whole number, split so; what is left over goes to the largest remainders, the first of equal ones."""
-    exact = [count * weight / sum(weights) for weight in weights]
-    shares = [math.floor(share + 1e-9) for share in exact]
-    left = sorted(range(len(shares)), key=lambda place: (shares[place] - exact[place], place))
-    for place in left[: count - sum(shares)]:
-        shares[place] += 1
-    return shares
+def busy_of(forward: Forward, plan: ParallelPlan, ranks: Sequence[tuple[Part, Speed]]) -> Busy:
+    """Of a group of the batch, whose ranks wait for each other before and after attention. Under tp a rank has a share
+    of products alone; what is outside of the blocks, every rank has whole."""
+    attending, other = [], []
+    for part, speed in ranks:
+        products = forward.blocks.linear * part.tokens / plan.tp
+        moved = forward.blocks.moved * part.tokens + merged_bytes(forward, plan)
+        blocks = Cost(products, 0.0, moved, forward.blocks.operations)
+        attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
+        seconds = sum(seconds_of(each.times(part.rows), speed) for each in (blocks, forward.rest))
+        other.append(seconds if part.rows else 0.0)
+    return Busy(max(attending), max(other))
 
 
-def computing_seconds(forward: Forward, plan: ParallelPlan, part: Part, speed: Speed) -> float:
-    """What a rank computes in a step. Under tp it has a share of products alone; what is outside of the blocks, every
-    rank has whole."""
-    if not part.rows:
-        return 0.0
-    blocks = Cost(
-        forward.blocks.linear * part.tokens / plan.tp,
-        attention_flops(forward, plan, part),
-        forward.blocks.moved * part.tokens + merged_bytes(forward, plan),
-        forward.blocks.operations,
-    )
-    return sum(seconds_of(each.times(part.rows), speed) for each in (blocks, forward.rest))
-
-
-def attention_flops(forward: Forward, plan: ParallelPlan, part: Part) -> float:
-    """Of a row, as many heads as the rank that has the most; under ring, of its own tokens' queries."""
-    heads = math.ceil(forward.heads / plan.tp / plan.ulysses) / forward.heads
-    return forward.blocks.attention * heads * min(1.0, part.tokens * plan.ulysses)
+def speeds_of(forward: Forward, machine: Machine) -> tuple[float, ...]:
+    """How fast each rank would run this by itself, the fastest being 1, to two digits; none where they are alike."""
+    alone = Part(1, 1.0, 1.0, 1.0)
+    seconds = [sum(busy_of(forward, ParallelPlan(), [(alone, speed)])) for speed in machine.speeds]
+    if max(seconds) < UNLIKE * min(seconds):
+        return ()
+    return tuple(round(min(seconds) / each, 2) for each in seconds)
 
 
 def merged_bytes(forward: Forward, plan: ParallelPlan) -> float:
@@ -143,29 +167,41 @@ def seconds_of(cost: Cost, speed: Speed) -> float:
     return products + cost.moved / speed.memory + cost.operations * speed.operation
 
 
-def exchange_seconds(forward: Forward, plan: ParallelPlan, part: Part, speed: Speed, machine: Machine) -> float:
-    """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them."""
-    all_tokens, exposed = forward.activation * part.rows, 0.0
-    attending = attention_flops(forward, plan, part) * part.rows / speed.attention / forward.count
-    for axis, exchange in EXCHANGES.items():
-        if (degree := getattr(plan, axis)) == 1:
-            continue
+def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, attending: float, machine: Machine) -> float:
+    """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them. rows: of the
+    group of the batch that has the most. attending: seconds of attention in a step."""
+    all_tokens, exposed = forward.activation * rows, 0.0
+    for axis, exchange in exchanges_of(forward, plan):
+        degree = getattr(plan, axis)
         inside = plan.token_ways if axis == "tp" else plan.token_ways * plan.tp // degree
         link = getattr(machine, exchange.link)
-        needed = link.seconds(exchange.sent(all_tokens / inside, degree), exchange.times(degree))
-        exposed += needed - min(needed * exchange.covered, attending * exchange.during(degree))
+        needed = link.seconds(exchange.sent(all_tokens / inside, degree, forward.kv), exchange.times(degree))
+        exposed += needed - min(needed * exchange.covered, attending / forward.count * exchange.during(degree))
     tokens = plan.token_ways
-    ends = machine.all_gather.seconds(forward.prediction * part.rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
+    ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
     return exposed * forward.count + ends
 
 
-def collect_seconds(forward: Forward, rows: int, plan: ParallelPlan, machine: Machine) -> float:
-    """Rank 0 gets the results of the other groups of the batch."""
-    others = rows - parts_of(rows, plan)[0].rows
+def exchanges_of(forward: Forward, plan: ParallelPlan) -> list[tuple[str, Exchange]]:
+    """Those of a plan, with their axes."""
+    found = [(axis, exchange) for axis, exchange in EXCHANGES.items() if getattr(plan, axis) > 1]
+    if not plan.may_gather_hidden or not gathers_less(forward, plan.ulysses):
+        return found
+    return [*((axis, each) for axis, each in found if axis != "ulysses"), *(("ulysses", each) for each in HIDDEN)]
+
+
+def gathers_less(forward: Forward, ranks: int) -> bool:
+    """Whether hidden states can travel over so many ranks, and are fewer bytes."""
+    hidden = sum(exchange.sent(1.0, ranks, forward.kv) for exchange in HIDDEN)
+    return forward.projects and ranks > 1 and hidden < EXCHANGES["ulysses"].sent(1.0, ranks, forward.kv)
+
+
+def collect_seconds(forward: Forward, others: int, machine: Machine) -> float:
+    """Rank 0 gets the results of the other groups of the batch, so many rows."""
     return machine.send.seconds(forward.prediction * others, 1) if others else 0.0
 
 
-def working_bytes(forward: Forward, plan: ParallelPlan, part: Part) -> float:
+def working_bytes(forward: Forward, part: Part) -> float:
     """Beside the weights, for a forward."""
     whole = min(forward.peak, WHOLE_STREAMS * forward.activation)
     return part.rows * (whole + (forward.peak - whole) * part.tokens)

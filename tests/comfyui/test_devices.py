@@ -52,6 +52,12 @@ def test_what_is_left_out_is_said_before_the_run_and_with_it(machines: dict[str,
     assert machines["three alike"]["note"] == machines["as many as set"]["note"] == ""
 
 
+def test_as_many_ranks_as_are_set_are_measured_on_unlike_gpus_too(machines: dict[str, Any]) -> None:
+    """And so share by their speeds."""
+    assert machines["as many as set"]["devices"] == ["RTX 3090", "RTX 3090", "GTX 1660"]
+    assert machines["one other"]["devices"] == ["RTX 3090", "RTX 3090"]
+
+
 @pytest.mark.parametrize(
     ("machine", "says"),
     [("Apple's", "cannot compute on mps"), ("set to what is not there", "device is xpu, and torch finds none here")],

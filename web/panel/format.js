@@ -68,7 +68,7 @@ export function planWords(plan, t) {
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
   if (plan.compile && plan.compile !== 'off') parts.push(t('panel.planCompiled'))
-  if (plan.exchange && plan.exchange !== 'auto') parts.push(t('panel.planExchange', { name: plan.exchange }))
+  if (plan.exchange && plan.exchange !== 'heads') parts.push(t('panel.planExchange', { name: plan.exchange }))
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: inProportion(plan.speeds) }))
   return parts.join(' × ') || t('panel.planOneRank')

@@ -43,6 +43,14 @@ def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
     return HostSizes(heads, size // heads if spec.width else size)
 
 
+def kv_heads_of(model: torch.nn.Module, spec: HostSpec) -> int | None:
+    """The heads of keys and values in its blocks, where those may be fewer than the queries' and are sent as they are."""
+    for blocks in spec.blocks:
+        for path, attribute in blocks.kv_heads.items():
+            return getattr(modules_at(model, blocks.path)[0].get_submodule(path), attribute)
+    return None
+
+
 def read_size(model: torch.nn.Module, path: str) -> Any:
     value: Any = model
     for name in path.split("."):

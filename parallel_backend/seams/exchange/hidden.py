@@ -304,5 +304,5 @@ def own_heads(
     if plan.compile != OFF:
         reasons.append("compiled blocks have no place for it")
     if plan.exchange == HIDDEN and reasons:
-        raise PlanError(f"exchange={HIDDEN} does not work: {reasons[0]}.", "Use exchange=auto or heads.", "exchange")
+        raise PlanError(f"exchange={HIDDEN} does not work: {reasons[0]}.", "Use exchange=heads.", "exchange")
     return made if not reasons and (plan.exchange == HIDDEN or all(each.pays for each in made)) else []

@@ -17,7 +17,7 @@ from ..exchange.hidden import HiddenExchange, OwnHeads, own_heads
 
 # What nodes have run in attention's place, and around it.
 OVERRIDE, PATCHES, OF_ATTENTION = "optimized_attention_override", "patches", "attn"
-ADVICE = "Use exchange=auto or heads."
+ADVICE = "Use exchange=heads."
 
 
 class FilledHidden:

@@ -6,7 +6,6 @@ import json
 import random
 import statistics
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from parallel_backend.axes import BATCH_AXES
 from parallel_backend.costs.choose import ranked
 from parallel_backend.costs.correct import Correction, preferred
 from parallel_backend.costs.forward import Forward, forward_of
-from parallel_backend.costs.machine import Machine, assumed
+from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
@@ -28,7 +27,7 @@ from parallel_backend.seams.forward import Forward as Running
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.contest import CPU, UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
 from tests.benchmarks.speed.link_cases import CASES, Case
-from tests.benchmarks.speed.throttle import Throttle
+from tests.benchmarks.speed.throttle import spare_half, throttled
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 
@@ -95,22 +94,24 @@ def forward_cost(case: Case) -> Forward:
         inputs = spec.inputs(model.config, latents.to("meta"), timestep.to("meta"), meta)
         return model(**inputs, return_dict=False)[0]
 
-    heads = spec.sizes(model.config).heads
-    return forward_of(model, blocks, run, rows=len(latents), heads=heads)
+    heads, kv_heads = spec.sizes(model.config).heads, spec.kv_heads and spec.kv_heads(model.config)
+    return forward_of(
+        model, blocks, run, rows=len(latents), heads=heads, kv_heads=kv_heads, projects=bool(spec.projections)
+    )
 
 
 class Contest:
-    """All exact plans on one model, and one rank by itself. forward: what auto knows of it."""
+    """All exact plans on one model, and one rank by itself. forward: what auto knows of it. machine: the ranks, with
+    any link: what plans there are follows from their speeds."""
 
-    def __init__(self, case: Case, meshes: Meshes) -> None:
+    def __init__(self, case: Case, meshes: Meshes, machine: Machine) -> None:
         self.case, self.ranks, self.rows = case, dist.get_world_size(), case.latents[0]
         model = case.model()
         self.forward = forward_cost(case)
         self.limits = spec_for(type(model).__name__).limits(model.config)
-        anything = assumed([""] * self.ranks, on_cpu=True)
         self.runners: dict[str, Runner] = {}
         self.refused: dict[str, str] = {}
-        for plan in (ONE, *(each.plan for each in self.ranked(anything))):
+        for plan in (ONE, *(each.plan for each in self.ranked(machine))):
             if (name := self.name(plan)) in self.runners:
                 continue
             runner, failure = agreed(lambda plan=plan: Runner(plan, case, model, meshes))
@@ -169,14 +170,16 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
     depth, sizes = SIZES[name]
     case = replace(CASES[name], depth=depth, latents=sizes[size])
     set_rate(namespace, UNLIMITED)
-    contest, world = Contest(case, meshes), meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
+    world = meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
+    ranks = Machine.of(measured(world, CPU, torch.float32, None))
+    contest = Contest(case, meshes, ranks)
     found = {}
     for turn, profile in enumerate(options["profiles"]):
         say(f"{name} {size}, {contest.ranks} ranks: {profile}")
         set_rate(namespace, UNLIMITED)
         rate = PROFILES[profile].rate(contest.measured_speed(), shrink=case.shrink)
         set_rate(namespace, rate)
-        machine = Machine.of(measured(world, CPU, torch.float32, None))
+        machine = replace(Machine.of(measured(world, CPU, torch.float32, None)), speeds=ranks.speeds)
         found[profile] = {"rate": rate, "machine": machine.to_json()} | contest.measure(
             machine, options["rounds"], turn
         )
@@ -189,8 +192,7 @@ def main(namespace: str, options: str, file: str) -> None:
     asked = json.loads(options)
     start()
     meshes, found = Meshes(), []
-    factor = asked["slowed"][dist.get_rank()]
-    with Throttle(factor) if factor > 1 else nullcontext():
+    with throttled(spare_half(dist.get_world_size()) * asked["slowed"][dist.get_rank()]):
         for name, size in asked["cases"]:
             found.append(run(name, size, meshes, namespace, asked))
             if dist.get_rank() == 0:

@@ -16,8 +16,8 @@ TEXT_WIDTH = 256
 
 @dataclass(frozen=True)
 class Case:
-    """A model with 1/shrink of a real one's width and tokens. build: with so many blocks, or three times as many of
-    Flux. latents: their shape, with the batch that a step has."""
+    """A model with 1/shrink of a real one's width and tokens, and about as many heads, by which an exchange is cut.
+    build: with so many blocks, or three times as many of Flux. latents: their shape, with the batch that a step has."""
 
     build: Callable[[int], torch.nn.Module]
     depth: int
@@ -61,14 +61,14 @@ def text_of(tokens: int) -> Callable[[int], Conditions]:
 
 def flux(depth: int) -> torch.nn.Module:
     return diffusers.FluxTransformer2DModel(
-        in_channels=16, num_layers=depth, num_single_layers=2 * depth, num_attention_heads=8, attention_head_dim=64,
-        joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=64, axes_dims_rope=(16, 24, 24),
+        in_channels=16, num_layers=depth, num_single_layers=2 * depth, num_attention_heads=24, attention_head_dim=22,
+        joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=64, axes_dims_rope=(6, 8, 8),
     )  # fmt: skip
 
 
 def wan(depth: int) -> torch.nn.Module:
     return diffusers.WanTransformer3DModel(
-        num_layers=depth, num_attention_heads=8, attention_head_dim=40, in_channels=4, out_channels=4, ffn_dim=864,
+        num_layers=depth, num_attention_heads=20, attention_head_dim=16, in_channels=4, out_channels=4, ffn_dim=864,
         text_dim=TEXT_WIDTH, freq_dim=64,
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def zimage(depth: int) -> torch.nn.Module:
 
 def pixart(depth: int) -> torch.nn.Module:
     return diffusers.PixArtTransformer2DModel(
-        num_layers=depth, num_attention_heads=8, attention_head_dim=36, cross_attention_dim=288, sample_size=64,
+        num_layers=depth, num_attention_heads=16, attention_head_dim=18, cross_attention_dim=288, sample_size=64,
         caption_channels=TEXT_WIDTH, in_channels=4, use_additional_conditions=False,
     )  # fmt: skip
 
@@ -98,14 +98,14 @@ def pixart_conditions(batch: int) -> Conditions:
 CASES = {
     # 1024², 19 + 38 blocks, 24 heads of 128 and 4608 tokens in the real one, 512 of them text.
     "Flux-shaped": Case(
-        flux, 2, 6, (1, 4, 52, 52), lambda batch: {**text_of(92)(batch), "pooled_projections": torch.randn(batch, 64)}
+        flux, 1, 6, (1, 4, 52, 52), lambda batch: {**text_of(92)(batch), "pooled_projections": torch.randn(batch, 64)}
     ),
     # 81 frames of 832 × 480, 40 blocks, 40 heads of 128 and 32760 tokens in the real one.
-    "Wan-shaped": Case(wan, 4, 16, (1, 4, 8, 32, 32), text_of(32)),
+    "Wan-shaped": Case(wan, 2, 16, (1, 4, 8, 32, 32), text_of(32)),
     # 1024², 30 blocks beside 2 of each refiner, 30 heads of 128 and 4224 tokens in the real one, 128 of them text.
-    "Z-Image-shaped": Case(zimage, 10, 8, (1, 4, 44, 44), text_of(32), 0.5),
+    "Z-Image-shaped": Case(zimage, 5, 8, (1, 4, 44, 44), text_of(32), 0.5),
     # 1024², cond and uncond, 28 blocks, 16 heads of 72 and 4096 tokens in the real one.
-    "PixArt-shaped, guided": Case(pixart, 6, 4, (2, 4, 64, 64), pixart_conditions),
+    "PixArt-shaped, guided": Case(pixart, 3, 4, (2, 4, 64, 64), pixart_conditions),
 }
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"

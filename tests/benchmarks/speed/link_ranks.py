@@ -29,6 +29,7 @@ from tests.benchmarks.speed.contest import (
     twin,
 )
 from tests.benchmarks.speed.link_cases import CASES, ONE, Case, Method, methods
+from tests.benchmarks.speed.throttle import spare_half, throttled
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.scaling_ranks import enable_context_parallel
@@ -138,10 +139,11 @@ def main(namespace: str, options: str, file: str) -> None:
     asked = json.loads(options)
     start()
     set_rate(namespace, UNLIMITED)
-    meshes, found = Meshes(), {}
+    meshes, found, ranks = Meshes(), {}, dist.get_world_size()
     for name in asked["cases"]:
-        say(f"{name}, {dist.get_world_size()} ranks")
-        found[name] = run(CASES[name], meshes, namespace, asked["rounds"], asked["profiles"])
+        say(f"{name}, {ranks} ranks")
+        with throttled(spare_half(ranks)):
+            found[name] = run(CASES[name], meshes, namespace, asked["rounds"], asked["profiles"])
         if dist.get_rank() == 0:
             Path(file).write_text(json.dumps(found))
     leave()

@@ -1,8 +1,11 @@
-"""A rank that computes slower than the others, as a slower card would: its link stays what it is."""
+"""Ranks that compute slower than they could: one that is as a slower card, or all, so that cores are left to carry what
+they send, as cards leave the host's. Their links stay what they are."""
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,8 +16,19 @@ PRODUCTS = (aten.linear, aten.matmul, aten.mm, aten.addmm, aten.bmm, aten.baddbm
 SLOWED = (*PRODUCTS, aten.scaled_dot_product_attention, aten._scaled_dot_product_flash_attention_for_cpu)
 
 
+def spare_half(ranks: int) -> float:
+    """How many times slower so many ranks are to compute that half of this machine's cores are left to their links."""
+    return max(1.0, 2 * ranks / (os.cpu_count() or 1))
+
+
+def throttled(factor: float) -> AbstractContextManager:
+    """While entered, this rank is so many times slower."""
+    return Throttle(factor) if factor > 1 else nullcontext()
+
+
 class Throttle(TorchDispatchMode):
-    """While entered, products and attention take `factor` times as long: what is left of it, the thread sleeps."""
+    """While entered, products and attention take `factor` times as long as this thread computes on them, whoever else
+    has the core meanwhile: what is left of that, the thread sleeps."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -23,7 +37,8 @@ class Throttle(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func._overloadpacket not in SLOWED:
             return func(*args, **(kwargs or {}))
-        started = time.perf_counter()
+        started, computed = time.perf_counter(), time.thread_time()
         result = func(*args, **(kwargs or {}))
-        time.sleep((self.factor - 1) * (time.perf_counter() - started))
+        due = started + self.factor * (time.thread_time() - computed)
+        time.sleep(max(0.0, due - time.perf_counter()))
         return result

@@ -21,9 +21,15 @@ HYBRIDS = [{}, {"ulysses": 2}, {"ring": 2}, {"cfg": 2}]
 
 
 def case(
-    family: str, scheduler: str, patches: int, sync_steps: int, short_negative: bool = False, **degrees: int
+    family: str,
+    scheduler: str,
+    patches: int,
+    sync_steps: int,
+    short_negative: bool = False,
+    speeds: tuple[float, ...] = (),
+    **degrees: int,
 ) -> dict:
-    plan = {**degrees, "patches": patches, "sync_steps": sync_steps}
+    plan = {**degrees, "patches": patches, "sync_steps": sync_steps} | ({"speeds": speeds} if speeds else {})
     return {
         "name": f"{family} {scheduler} {json.dumps(plan)}{' short negative' if short_negative else ''}",
         "family": family,
@@ -75,6 +81,9 @@ CASES += [
         ("pixart-alpha", {"cfg": 2}),
     )
 ]
+# Stages in proportion to the speed of their devices, and each patch's tokens too.
+CASES += [case(family, "flow", 3, 1, pipefusion=2, speeds=(1, 0.4)) for family in ("dit", "flux-dev", "hunyuandit-1.2")]
+CASES += [case("dit", "flow", 2, 1, pipefusion=2, speeds=(1, 0.5, 0.25, 1), **hybrid) for hybrid in HYBRIDS[1:]]
 # As on GPUs, where each link between stages has a group of its own.
 CASES += [
     {**case("dit", "flow", 4, 2, pipefusion=stages, **hybrid), "link_groups": True}

@@ -15,14 +15,14 @@ EXACT = 1e-5  # of fp32, whose operations are in another order in a kernel of se
 # Shelf, name, plans one after the other, where the weights wait; and how many kinds of blocks there are.
 CASES = [
     ("comfyui", "flux-dev", [{"ulysses": 2}, {"ring": 2}], "shared", 2),
-    ("diffusers", "pixart-alpha", [{"ulysses": 2, "exchange": "heads"}], None, 1),
+    ("diffusers", "pixart-alpha", [{"ulysses": 2}], None, 1),
     ("comfyui", "wan-t2v", [{"ring": 2}], None, 1),
 ]
 SLOW_CASES = [
     ("comfyui", "flux-dev", [{}], "host", 2),
     ("comfyui", "qwen-image-mask", [{"ulysses": 2}, {"cfg": 2}], "host", 1),
     ("comfyui", "qwen-image-mask", [{"ring": 2}], "shared", 1),
-    ("diffusers", "flux-dev", [{"ulysses": 2, "exchange": "heads"}, {"ring": 2}, {"cfg": 2}], "shared", 2),
+    ("diffusers", "flux-dev", [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}], "shared", 2),
     ("diffusers", "pixart-alpha", [{"cfg": 2}], "host", 1),
     ("diffusers", "flux-dev", [{}], None, 2),
 ]
@@ -72,7 +72,7 @@ def test_pipefusion_runs_the_same_compiled(shelf: str, name: str, plans: list, r
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_inductors_kernels_compute_what_the_blocks_do(world: int, ranks: RankPool, tmp_path: Path) -> None:
-    case = ("diffusers", "flux-dev", [{"ulysses": world, "exchange": "heads"}])
+    case = ("diffusers", "flux-dev", [{"ulysses": world}])
     found = run(ranks, tmp_path, case, "host", "inductor")
     assert max(found[0]["errors"]) <= EXACT
 

@@ -75,9 +75,11 @@ def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
 @pytest.mark.parametrize("degree", [2, 3, 8])
 def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str, degree: int):
     model, size = DIFFUSERS["flux-dev"], "1024²"
-    plan = ParallelPlan(**{axis: degree}, exchange="heads")
+    plan = ParallelPlan(**{axis: degree})
     activation = (64 * 64 + 512) * 3072 * 2
-    assert EXCHANGES[axis].sent(activation, degree) * 57 == pytest.approx(sent_bytes(model, size, plan)[kind][axis])
+    assert EXCHANGES[axis].sent(activation, degree, 1.0) * 57 == pytest.approx(
+        sent_bytes(model, size, plan)[kind][axis]
+    )
 
 
 def shaped_like_flux(tokens: int) -> Forward:
@@ -178,3 +180,55 @@ def test_a_plan_that_leaves_ranks_waiting_from_the_first_lasts_for_its_sampling(
     assert not any(run.follow(Work()) for _ in range(5)) and run.plan == alone
     run.begin()
     assert run.follow(Work()) and run.plan == shared
+
+
+def of_speeds(where: Machine, *speeds: float) -> Machine:
+    """With ranks so much slower than they are, in all that they do."""
+    own = where.speeds[0]
+    slowed = (Speed("", own.linear * by, own.attention * by, own.memory * by, own.operation / by) for by in speeds)
+    return replace(where, speeds=tuple(slowed))
+
+
+def test_ranks_of_unlike_speed_share_in_proportion():
+    where = of_speeds(machine("NVLink", 2), 1, 0.5)
+    found = ranked(shaped_like_flux(4608), 1, where, 2, check=lambda plan: plan.check_model(heads=24))
+    assert found[0].plan == ParallelPlan(ulysses=2, speeds=(1, 0.5))
+    even = next(each for each in found if each.plan == ParallelPlan(ulysses=2))
+    # 16 of 24 heads, and two thirds of the tokens, go to the faster; an even half takes the slower as long as all.
+    assert even.computing == pytest.approx(found[0].computing * 3 / 2, rel=0.05)
+
+
+def test_what_is_measured_of_like_ranks_differs_a_little_and_shares_evenly():
+    where = of_speeds(machine("NVLink", 2), 1, 0.95)
+    assert not any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, where, 2))
+
+
+def test_rows_go_by_speed_and_ranks_of_one_weight_are_alike():
+    where = of_speeds(machine("NVLink", 4), 1, 0.9, 0.5, 0.5)
+    found = [each.plan for each in ranked(shaped_like_flux(4608), 3, where, 4)]
+    assert ParallelPlan(dp=2, tp=2, speeds=(0.9, 0.9, 0.5, 0.5)) in found
+    three = predict(shaped_like_flux(4608), 3, ParallelPlan(dp=2, tp=2, speeds=(1, 1, 0.5, 0.5)), where)
+    one = predict(shaped_like_flux(4608), 1, ParallelPlan(dp=2, tp=2, speeds=(1, 1, 0.5, 0.5)), where)
+    assert three.computing == pytest.approx(2 * one.computing, rel=0.05)  # two rows and one
+
+
+def test_keys_of_grouped_queries_are_sent_once():
+    forward, where = shaped_like_flux(4608), machine("10 Gbit/s Ethernet", 4, latency=0)
+    whole, quarter = (predict(replace(forward, kv=kv), 1, ParallelPlan(ulysses=4), where).waiting for kv in (1.0, 0.25))
+    assert quarter < whole and EXCHANGES["ring"].sent(8, 4, 0.25) == EXCHANGES["ring"].sent(8, 4, 1) / 4
+    assert EXCHANGES["ulysses"].sent(8, 4, 0.25) == EXCHANGES["ulysses"].sent(8, 4, 1) * 2.5 / 4
+
+
+def test_hidden_states_travel_on_a_slow_link_of_two_ranks():
+    forward = replace(shaped_like_flux(4608), projects=True)
+    assert best(forward, 1, machine("10 Gbit/s Ethernet", 2)) in ("ulysses=2 × smallest exchange", "dp=2")
+    slow, fast = (
+        [
+            predict(forward, 1, ParallelPlan(ulysses=2, exchange=each), machine(profile, 2)).waiting
+            for each in ("smallest", "heads")
+        ]
+        for profile in ("10 Gbit/s Ethernet", "NVLink")
+    )
+    assert slow[0] < slow[1] and fast[0] > fast[1]
+    hidden = [each for each in ranked(forward, 1, machine("NVLink", 3), 3) if each.plan.exchange != "heads"]
+    assert not hidden, "as many bytes"

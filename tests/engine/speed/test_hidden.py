@@ -28,14 +28,24 @@ from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
+
+def projects(model_class: str) -> bool:
+    spec = named_spec(model_class)
+    return spec is not None and spec.projects
+
+
 TOLERANCE = 1e-5
 ALONE: dict[str, Any] = {}
 TWO, THREE = ({"ulysses": ranks, "exchange": "hidden"} for ranks in (2, 3))
-HEADS = {"ulysses": 2, "exchange": "heads"}  # what an automatic exchange takes in other tests at two ranks is not these
+SMALLEST = {"ulysses": 2, "exchange": "smallest"}
 # Four heads, and tokens that divide by neither two nor three.
-FAMILY_CASES = [(name, plan) for name in ("flux-dev", "qwenimage-mask", "sd3.5", "z-image") for plan in (THREE, HEADS)]
+FAMILY_CASES = [
+    *((name, THREE) for name in ("flux-dev", "qwenimage-mask", "sd3.5", "z-image")),
+    *((name, SMALLEST) for name, family in FAMILIES.items() if spec_for(family.model_class).projections),
+]
 ROW_CASES = [
-    *((row, plan) for row in ("flux-dev", "qwen-image-mask", "zimage-omni") for plan in (THREE, HEADS)),
+    *((row, THREE) for row in ("flux-dev", "qwen-image-mask", "zimage-omni")),
+    *((row, SMALLEST) for row, case in ROWS.items() if projects(case.model_class)),
     ("flux2-edit-index-timestep-zero", THREE),
     ("hunyuanvideo-i2v", THREE),
     ("lumina2", TWO),  # of whose heads of keys and values there are two
@@ -140,10 +150,10 @@ def chosen(exchange: str, module: torch.nn.Module, ranks: int = 2) -> list[Any]:
     return own_heads(plan, [(module, SPEC, ("img",))], hidden, lambda weight: weight.dtype)
 
 
-def test_auto_takes_what_is_fewer_bytes() -> None:
-    assert chosen("auto", Attention(kv_heads=4))
-    assert not chosen("auto", Attention(kv_heads=2)), "as many bytes, and one collective more"
-    assert not chosen("auto", Attention(kv_heads=4), ranks=3), "as many bytes"
+def test_the_smallest_is_what_is_fewer_bytes() -> None:
+    assert chosen("smallest", Attention(kv_heads=4))
+    assert not chosen("smallest", Attention(kv_heads=2)), "as many bytes, and one collective more"
+    assert not chosen("smallest", Attention(kv_heads=4), ranks=3), "as many bytes"
     assert not chosen("heads", Attention(kv_heads=4))
     assert chosen("hidden", Attention(kv_heads=2))
 
@@ -157,7 +167,7 @@ def test_auto_takes_what_is_fewer_bytes() -> None:
     ids=["quantised", "few heads"],
 )
 def test_a_model_whose_rows_cannot_be_shared_exchanges_heads_or_is_refused(module: Attention, words: str) -> None:
-    assert not chosen("auto", module)
+    assert not chosen("smallest", module)
     with pytest.raises(PlanError, match=words):
         chosen("hidden", module)
 
@@ -173,7 +183,9 @@ def test_patched_attention_and_compiled_blocks_exchange_heads_or_are_refused() -
     options = {"transformer_options": {"patches": {"attn1_patch": [print]}}}
     axis = Axis(None, 2, 0)
     exchange = HiddenExchange(axis, TokenLayout("img", axis, ForwardSlot()), NATIVE, 4, 4)
-    auto, asked = (FilledHidden(ParallelPlan(ulysses=2, exchange=each), exchange, {}) for each in ("auto", "hidden"))
+    auto, asked = (
+        FilledHidden(ParallelPlan(ulysses=2, exchange=each), exchange, {}) for each in ("smallest", "hidden")
+    )
     assert auto.enter(options, []) == set()
     assert exchange.paused
     auto.enter({}, [])

@@ -36,7 +36,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 8, "ulysses": 8},
         {"pipefusion": 4, "ring": 2, "ulysses": 8},
         {"ulysses": 2, "weights": "shared"},
-        {"ulysses": 2, "exchange": "heads"},
+        {"ulysses": 2, "exchange": "smallest"},
         {"ulysses": 3, "exchange": "hidden"},
         {"ring": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 17},
     ],

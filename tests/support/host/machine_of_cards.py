@@ -40,6 +40,7 @@ MACHINES: dict[str, tuple[str, list[SimpleNamespace], dict[str, str]]] = {
 def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -> dict[str, Any]:
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
+    machine = importlib.import_module("pack.nodes.costs.machine")
     models = importlib.import_module("pack.parallel_backend.models")
     for each in ("cuda", "xpu"):
         module: Any = torch.get_device_module(each)
@@ -49,7 +50,9 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     group.comfy.model_management.get_torch_device = lambda: torch.device(kind, 0)
     os.environ |= {f"PARALLELDIT_{name.upper()}": value for name, value in settings.items()}
     group.settings.cache_clear()
+    machine.devices_of_ranks.cache_clear()
     try:
+        devices = machine.devices_of_ranks(group.device_count())
         answer = route.answer(route.Question(None, []))
         spec = models.spec_for("DiTTransformer2DModel")
         noted = plans.resolve_plan(None, {"num_attention_heads": 6, "attention_head_dim": 8, "num_layers": 2}, spec)
@@ -61,6 +64,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     return {
         "device": answer["device"],
         "auto": group.device_count(),
+        "devices": devices,
         "most": group.most_ranks(),
         "remarks": [each["key"] for each in answer["remarks"]],
         "text": " ".join(each["text"] for each in answer["remarks"]),
