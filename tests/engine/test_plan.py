@@ -184,7 +184,7 @@ def real_parts(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> lis
 def test_what_is_told_of_each_rank_is_what_the_engine_gives_it(case: int, real_parts: list[list[dict]]) -> None:
     plan = ParallelPlan(**PLANS[case])
     parts = rank_parts(plan, HEADS, BLOCK_BYTES)
-    assert len(parts) == plan.world_size and WORLD % len(parts) == 0
+    assert len(parts) == plan.world_size in (1, WORLD)
     for part, real in zip(parts * (WORLD // len(parts)), (ranks[case] for ranks in real_parts), strict=True):
         assert part.places == real["places"]
         assert list(part.blocks) == real["blocks"]

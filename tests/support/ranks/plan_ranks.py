@@ -35,8 +35,7 @@ PLANS = (
     {"ring": 2, "ulysses": 2, "tp": 2},
     {"cfg": 2, "pipefusion": 2, "ring": 2, "patches": 2, "speeds": [3, 1, 3, 1, 1, 2, 1, 2]},
     {"pipefusion": 4, "ring": 2, "patches": 1, "speeds": [2, 1, 4, 2, 2, 1, 2, 1]},
-    {"ring": 2, "speeds": [2, 1]},  # of fewer ranks: each so many compute the same by themselves
-    {},
+    {},  # each rank by itself
 )
 SPEC = ModelSpec(
     model_class="Toy",
