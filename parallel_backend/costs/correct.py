@@ -15,7 +15,9 @@ from .machine import positive
 from .predict import Prediction
 
 SHARE = 0.05  # of a predicted step, from which what is sent is taken for the reason of waiting
-WORTH = 0.95  # of the time of a plan that has run, for another to be tried
+# Of the time of the best plan that has run, what another is predicted to take at most to be tried: until so many have
+# run, as predictions of like plans are not nearer than that, and from then on.
+NEAR, TRIED, WORTH = 1.1, 3, 0.95
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,11 @@ class Correction:
 
 
 def preferred(found: Sequence[Prediction], correction: Correction) -> Prediction:
-    """Of corrected predictions, the best first, the one to run: the best that has run, unless another is predicted to
-    be faster by enough to try it."""
-    best = found[0]
-    has_run = [each for each in found if str(each.plan) in correction.plans and each.fits == best.fits]
-    return has_run[0] if has_run and best.seconds >= WORTH * has_run[0].seconds else best
+    """Of corrected predictions, the best first, the one to run: the best that has run, once others that may be as fast
+    have been tried."""
+    alike = [each for each in found if each.fits == found[0].fits]
+    has_run, others = ([each for each in alike if (str(each.plan) in correction.plans) == ran] for ran in (True, False))
+    if not has_run or not others:
+        return alike[0]
+    limit = NEAR if len(correction.plans) < TRIED else WORTH
+    return others[0] if others[0].seconds < limit * has_run[0].seconds else has_run[0]

@@ -151,6 +151,7 @@ function answerOf(cfg, pipefusion, ulysses) {
           rank: ranks.length,
           branch: cfg === 2 ? ['cond', 'uncond'][batch] : null,
           share: [batch, cfg],
+          rows: [batch / cfg, (batch + 1) / cfg],
           stage: [stage, pipefusion],
           blocks: pipefusion > 1 ? [stage * 4, stage * 4 + 3] : [0, 7],
           heads: [share * 2, share * 2 + 1],
@@ -181,6 +182,17 @@ test('ranks fall into branches, stages and cells, and are told in words', () => 
   const told = meshWords(groups, answer.world, say)
   assert.match(told, /^8 ranks\. Rank 0: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention\./)
   assert.match(told, /Rank 7: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention$/)
+})
+
+test('what a group has of the batch is told where it goes by speed', () => {
+  const answer = answerOf(2, 1, 1)
+  const rows = [
+    [0, 2 / 3],
+    [2 / 3, 1]
+  ]
+  answer.ranks = answer.ranks.map((rank, index) => ({ ...rank, branch: null, rows: rows[index] }))
+  const told = meshWords(meshGroups(answer), answer.world, say)
+  assert.equal(told, '2 ranks. Rank 0: batch 1/2, 67 %, all tokens. Rank 1: batch 2/2, 33 %, all tokens')
 })
 
 test('one rank holds all, and more than sixteen are counted', () => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,10 +94,25 @@ def test_ranks_that_wait_for_each_other_do_so_under_other_plans_too() -> None:
 
 
 def test_another_plan_is_tried_where_it_is_faster_by_enough() -> None:
-    """A link that is slower than it was measured: after a step, one device is the faster."""
+    """A link that is slower than it was measured: after a step, one device may be as fast."""
     told = [Prediction(ULYSSES, 1.0, 0.2, 10), Prediction(ALONE, 2.0, 0.0, 10)]
     assert preferred(told, Correction()).plan == ULYSSES
-    for waited, chosen in ((0.9, ULYSSES), (1.05, ULYSSES), (1.3, ALONE)):
+    for waited, chosen in ((0.7, ULYSSES), (0.9, ALONE), (1.3, ALONE)):
         noted = Correction().noted(told[0], 1.0 + waited, waited)
         found = sorted(map(noted.of, told), key=lambda each: each.seconds)
         assert preferred(found, noted).plan == chosen
+
+
+def test_once_three_have_run_another_has_to_be_faster_to_be_tried() -> None:
+    plans = [ULYSSES, ParallelPlan(ring=2), ALONE, ParallelPlan(ulysses=2, exchange="smallest")]
+    noted, ran = Correction(), []
+    for seconds in (1.0, 1.05, 1.02):
+        found = sorted((noted.of(Prediction(plan, 1.0, 0.0, 10)) for plan in plans), key=lambda each: each.seconds)
+        ran.append(preferred(found, noted).plan)
+        noted = noted.noted(Prediction(ran[-1], 1.0, 0.0, 10), seconds, 0.0)
+    assert len(set(ran)) == 3
+    last = Prediction(next(plan for plan in plans if plan not in ran), 1.0, 0.0, 10)
+    found = [Prediction(plan, *noted.plans[str(plan)], 10) for plan in ran]
+    for factor, chosen in ((0.97, ran[0]), (0.9, last.plan)):
+        mixed = sorted([*found, replace(last, computing=factor)], key=lambda each: each.seconds)
+        assert preferred(mixed, noted).plan == chosen

@@ -4,14 +4,15 @@ export const COMPACT_ABOVE = 16
 
 /**
  * The ranks as nested groups: shares of the batch, in each the pipeline's stages, in each the ranks.
- * A cell's tokens, heads and weights are [start, stop] fractions; heads and weights are null where they are not shared.
+ * A group's rows and a cell's tokens, heads and weights are [start, stop] fractions; heads and weights are null where they
+ * are not shared.
  */
 export function meshGroups({ ranks }) {
   const oneOf = ([index, count]) => (count > 1 ? [index + 1, count] : null)
   const groups = []
   for (const rank of ranks) {
     const [[batch], [stage]] = [rank.share, rank.stage]
-    groups[batch] ??= { share: oneOf(rank.share), branch: rank.branch, stages: [] }
+    groups[batch] ??= { share: oneOf(rank.share), rows: rank.rows, branch: rank.branch, stages: [] }
     groups[batch].stages[stage] ??= { stage: oneOf(rank.stage), blocks: rank.blocks, cells: [] }
     groups[batch].stages[stage].cells.push({
       rank: rank.rank,
@@ -27,7 +28,10 @@ export function meshGroups({ ranks }) {
 /** A group's caption; '' where there is nothing to tell apart. say: `t`. */
 export function captionOf(group, say) {
   if (group.branch) return say(`plan.${group.branch}`)
-  return group.share ? say('plan.batch', { index: group.share[0], of: group.share[1] }) : ''
+  if (!group.share) return ''
+  const [[index, of], [start, stop]] = [group.share, group.rows]
+  if (Math.abs((stop - start) * of - 1) < 1e-6) return say('plan.batch', { index, of })
+  return say('plan.batch_by_speed', { index, of, percent: Math.round((stop - start) * 100) })
 }
 
 /** A stage's caption: its blocks, or its number where the model is not known. */

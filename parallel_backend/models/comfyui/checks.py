@@ -44,7 +44,7 @@ def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
 
 
 def kv_heads_of(model: torch.nn.Module, spec: HostSpec) -> int | None:
-    """The heads of keys and values in its blocks, where those may be fewer than the queries' and are sent as they are."""
+    """The heads of keys and values in its blocks, if those may be fewer than the queries' and are sent as they are."""
     for blocks in spec.blocks:
         for path, attribute in blocks.kv_heads.items():
             return getattr(modules_at(model, blocks.path)[0].get_submodule(path), attribute)

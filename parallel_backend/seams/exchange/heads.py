@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...groups.mesh_layout import shard_range
-
 
 class HeadPart(NamedTuple):
     """The heads that are exchanged, attended to and sent back together, by rank of the axis.
@@ -36,13 +34,22 @@ def head_parts(sizes: tuple[int, ...], group: int, most: int) -> tuple[HeadPart,
     count = max(1, min(most, max(map(len, keys))))
     parts = []
     for part in range(count):
-        of_keys = [own[within.start : within.stop] for own in keys for within in [shard_range(len(own), part, count)]]
+        of_keys = [own[within.start : within.stop] for own in keys for within in [part_range(len(own), part, count)]]
         of_queries = [
             range(max(own.start, group * of.start), min(own.stop, group * of.stop)) if of else range(0)
             for own, of in zip(queries, of_keys, strict=True)
         ]
         parts.append(HeadPart(tuple(of_queries), tuple(of_keys)))
     return tuple(parts)
+
+
+def part_range(size: int, part: int, count: int) -> range:
+    """Which of so many heads are in a part: as even as can be, those in the middle the larger, as the first part's way
+    in and the last one's way out are waited for."""
+    middle_first = sorted(range(count), key=lambda place: abs(2 * place - count + 1))
+    sizes = [size // count + (middle_first.index(place) < size % count) for place in range(count)]
+    start = sum(sizes[:part])
+    return range(start, start + sizes[part])
 
 
 def with_unrepeated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +47,26 @@ def test_ranks_skip_what_one_skips_and_the_node_says_how_much(name: str, host: C
     assert as_much == said
     assert relative_error(made, right) <= TOLERANCE
     assert torch.equal(latents(host, JOB.under({"cfg": 1}).prompt()), exact), "the next job finds nothing of it"
+
+
+def test_cancel_within_a_cached_run_leaves_nothing_to_the_next(host: ComfyHost) -> None:
+    right, said = cached(host, {"ulysses": 2}, **CACHES["first block"])
+    prompt = replace(JOB.under({"ulysses": 2}), steps=1000).prompt()
+    next(each for each in prompt.values() if each["class_type"] == "ParallelDiT_Sampler")["inputs"].update(
+        CACHES["first block"]
+    )
+    cancelled: list[bool] = []
+    prompt_id = host.queue(prompt)
+
+    def cancel(event: dict) -> None:
+        if event["type"] == "progress" and not cancelled:
+            cancelled.append(True)
+            host.interrupt(prompt_id)
+
+    entry = host.wait(prompt_id, on_event=cancel)
+    assert cancelled and "execution_interrupted" in [kind for kind, _ in entry["status"]["messages"]]
+    again, as_much = cached(host, {"ulysses": 2}, **CACHES["first block"], denoise=0.99999)  # or the host has it
+    assert as_much == said and torch.equal(again, right)
 
 
 def test_a_cache_is_compared_with_the_run_without(host: ComfyHost) -> None:
