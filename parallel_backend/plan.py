@@ -18,6 +18,8 @@ AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
 HEADS, HIDDEN, SMALLEST = EXCHANGE = ("heads", "hidden", "smallest")
+# Into how many parts heads are exchanged at most: the first one's way in and the last one's way out are waited for.
+EXCHANGE_PARTS = 4
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
 CHOICES = {
     "attention": ATTENTION,

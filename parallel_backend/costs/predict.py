@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
-from ..plan import HOST, SHARED, ParallelPlan
+from ..plan import EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, Forward
 from .machine import Machine, Speed
@@ -27,8 +27,9 @@ WHOLE_STREAMS = 3
 # Under ring, each part of the keys gives a result in fp32 that is merged with the one so far: bytes read and written,
 # in times of A.
 MERGED = 6
-PARTS = 4
-UNLIKE = 1.1  # from which on ranks share by speed: what is measured of like ones differs by less
+# How much slower the slowest rank is from which on ranks share by speed: devices of other names, and of one name, which
+# are alike, and measured to differ where something else ran meanwhile.
+UNLIKE, UNLIKE_OF_A_NAME = 1.1, 1.5
 
 
 class Exchange(NamedTuple):
@@ -52,10 +53,10 @@ class Exchange(NamedTuple):
 EXCHANGES = {
     "ulysses": Exchange(
         lambda A, N, K: (2 + 2 * K) * A * (N - 1) / N**2,
-        lambda N: 2 * PARTS,
+        lambda N: 2 * EXCHANGE_PARTS,
         "all_to_all",
-        1 - 1 / PARTS,
-        lambda N: 1 - 1 / PARTS,
+        1 - 1 / EXCHANGE_PARTS,
+        lambda N: 1 - 1 / EXCHANGE_PARTS,
     ),
     "ring": Exchange(lambda A, N, K: 2 * K * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
     "tp": Exchange(lambda A, N, K: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
@@ -151,9 +152,10 @@ def busy_of(forward: Forward, plan: ParallelPlan, ranks: Sequence[tuple[Part, Sp
 
 def speeds_of(forward: Forward, machine: Machine) -> tuple[float, ...]:
     """How fast each rank would run this by itself, the fastest being 1, to two digits; none where they are alike."""
+    unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
     alone = Part(1, 1.0, 1.0, 1.0)
     seconds = [sum(busy_of(forward, ParallelPlan(), [(alone, speed)])) for speed in machine.speeds]
-    if max(seconds) < UNLIKE * min(seconds):
+    if max(seconds) < unlike * min(seconds):
         return ()
     return tuple(round(min(seconds) / each, 2) for each in seconds)
 

@@ -18,7 +18,7 @@ from ..device import is_accelerator
 from ..errors import RequestError
 from ..groups.mesh import Mesh
 from ..hooks import Hooks
-from ..plan import MODEL
+from ..plan import EXCHANGE_PARTS, MODEL
 from .attention_op import RUNNING, Attend, Attention
 from .backends import Backend
 from .exchange.formats import FORMATS
@@ -30,8 +30,6 @@ from .layout import TokenLayout
 
 ATTENTION = "parallel_attention"  # attribute of a module whose attention is handed over
 
-# Into how many parts the exchange is cut at most: the first part's way in and the last one's way out are not hidden.
-PARTS = 4
 # Queries times heads of a part, at least: with fewer a card's multiprocessors would stand idle, 96 tiles of 128 queries
 # being most of them; on a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
@@ -95,7 +93,7 @@ class ParallelAttention:
     Ulysses exchanges is cut by heads, and one part is attended to while others travel.
     """
 
-    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = PARTS) -> None:
+    def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS) -> None:
         """parts: into how many parts the exchange is cut at most, where they are large enough."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]

@@ -3,16 +3,16 @@
 python -m tests.benchmarks.auto [--rounds 5] [--only NAME] [--json FILE]
 
 A case is a model at a size, on a number of ranks, on a link of a real machine (as in tests/benchmarks/links.py, with
-fewer blocks). The ranks measure what they compute and what the link carries, `parallel_backend.costs` predicts every
-exact plan from that, and then every one is run, in rounds whose order changes; a plan's time is the median over them.
-So is that of one rank by itself, which runs while the others run the same, each by itself, as it has less of the
-machine then; ranks that a plan has no work for are kept busy likewise.
+fewer blocks). The ranks, throttled as there, measure what they compute and what the link carries,
+`parallel_backend.costs` predicts every exact plan from that, and then every one is run, in rounds whose order changes;
+a plan's time is the median over them. So is that of one rank by itself, which runs while the others run the same, each
+by itself, as it has less of the machine then; ranks that a plan has no work for are kept busy likewise.
 
 chosen: the plan that is chosen once its own steps, and those of plans chosen before it, have corrected what is
 predicted. best: its time by that of the fastest; first: likewise of the plan that is chosen before any step. one rank:
 its time by one rank's. predicted, after: by what was measured of it, before any step and as corrected by its own. Of
-mixed ranks the last half are throttled to half their speed in products and attention
-(tests/benchmarks/speed/throttle.py).
+mixed ranks the last half are twice as slow in products and attention (tests/benchmarks/speed/throttle.py); each plan is
+tried evenly and by the speeds that were measured.
 """
 
 from __future__ import annotations

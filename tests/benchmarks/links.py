@@ -8,10 +8,10 @@ thread each and are joined by a link (tests/support/links/link.py) that is as mu
 compute slower than its card (profiles.py has the rule). So a ratio here is that of the real machine as far as the rule
 goes.
 
-One rank's time, which all ratios go by and from which the link's rate follows, is that of a rank which runs the whole
-step while all the others run theirs: it has the share of the machine, of its memory's bandwidth and of its caches that
-it has in a step of all ranks. So four ranks may share two cores: they compute at half the speed each, on a link that
-is half as fast.
+Ranks are throttled (throttle.py) so far that half of the cores are left to what carries their messages, which a card
+leaves to the host: else a rank that waits would make another one faster, and what overlaps would slow both. One rank's
+time, which all ratios go by and from which the link's rate follows, is that of a rank which runs the whole step while
+all the others run theirs.
 
 One run of the ranks a number of ranks, one model after the other. Each round measures on every link one rank, then
 every method, in an order that changes by round; figures are medians over the rounds of ratios within one. Before that,

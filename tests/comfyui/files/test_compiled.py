@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from demo.host import ComfyHost
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, log, relative_error
@@ -60,13 +63,36 @@ def test_compiled_blocks_compute_what_they_did(
     assert max(errors) <= TOLERANCE
 
 
+def write_lora(model: Path, folder: Path) -> str:
+    """A LoRA of every matrix of the blocks."""
+    generator, tensors = torch.Generator().manual_seed(4), {}
+    for key, weight in load_file(model).items():
+        if key.endswith(".weight") and weight.ndim == 2 and "_blocks." in key:
+            layer = f"diffusion_model.{key.removesuffix('.weight')}"
+            tensors[f"{layer}.lora_B.weight"] = 0.2 * torch.randn(len(weight), 4, generator=generator)
+            tensors[f"{layer}.lora_A.weight"] = 0.2 * torch.randn(4, weight.shape[1], generator=generator)
+    save_file(tensors, folder / "compiled.safetensors")
+    return "compiled.safetensors"
+
+
 def test_the_node_has_the_ranks_compile_and_the_image_stays(host: ComfyHost, comfyui: Path, models: Path) -> None:
     write_cases(comfyui, models, [NAME])
 
     def compiled(graph: Graph, loaded: Link) -> Link:
         return graph.add("TorchCompileModel", model=loaded, backend="inductor")
 
-    right = latents(host, prompt(NAME))
+    def adapted(graph: Graph, loaded: Link) -> Link:
+        return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=lora, strength_model=0.8)
+
+    lora = write_lora(models / "models" / "diffusion_models" / f"{NAME}.safetensors", models / "models" / "loras")
+    right, with_lora = (latents(host, prompt(NAME, patch=patch)) for patch in (None, adapted))
+    assert relative_error(with_lora, right) > 0.01, "the LoRA changes nothing"
     asked = {"plan": {"ulysses": 2}, "group": GROUPS_BY_SIZE[2]}
-    assert relative_error(latents(host, prompt(NAME, **asked, patch=compiled)), right) <= TOLERANCE
-    assert "3 blocks run through torch.compile (inductor)" in log(host, 1, asked["group"])
+
+    def drawn(patch: Callable[[Graph, Link], Link]) -> torch.Tensor:
+        return latents(host, prompt(NAME, **asked, patch=patch))
+
+    assert relative_error(drawn(compiled), right) <= TOLERANCE
+    assert relative_error(drawn(lambda graph, loaded: compiled(graph, adapted(graph, loaded))), with_lora) <= TOLERANCE
+    found = log(host, 1, asked["group"])
+    assert found.count("3 blocks run through torch.compile (inductor)") == 1, "the graphs are of any weights"

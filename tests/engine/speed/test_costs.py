@@ -199,8 +199,12 @@ def test_ranks_of_unlike_speed_share_in_proportion():
 
 
 def test_what_is_measured_of_like_ranks_differs_a_little_and_shares_evenly():
-    where = of_speeds(machine("NVLink", 2), 1, 0.95)
-    assert not any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, where, 2))
+    alike, others = (of_speeds(machine("NVLink", 2), 1, speed) for speed in (0.8, 0.95))
+    others = replace(others, speeds=(others.speeds[0], replace(others.speeds[1], name="another")))
+    for where in (alike, others):
+        assert not any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, where, 2))
+    unlike = replace(alike, speeds=(alike.speeds[0], replace(alike.speeds[1], name="another")))
+    assert any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, unlike, 2))
 
 
 def test_rows_go_by_speed_and_ranks_of_one_weight_are_alike():
