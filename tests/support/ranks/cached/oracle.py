@@ -123,8 +123,9 @@ class SerialTaylorSeer:
 
     def __init__(self, model: torch.nn.Module, spec: ModelSpec | HostSpec, interval: int) -> None:
         head = spec.head if isinstance(spec, ModelSpec) else spec.head and spec.head.path
-        last = (spec.blocks[-1] if isinstance(spec, ModelSpec) else spec.blocks[-1].path) if not head else ""
-        self.module = model.get_submodule(head) if head else modules_at(model, last)[-1]
+        lists = [each if isinstance(each, str) else each.path for each in spec.blocks]
+        blocks = [block for path in lists for block in modules_at(model, path)]
+        self.module = model.get_submodule(head) if head else blocks[-1]
         self.interval = interval
         self.kept: dict[Hashable, tuple[int, list[torch.Tensor], list[torch.Tensor]]] = {}
         self.counts: dict[Hashable, int] = {}
