@@ -66,5 +66,5 @@ def preferred(found: Sequence[Prediction], correction: Correction) -> Prediction
     has_run, others = ([each for each in alike if (str(each.plan) in correction.plans) == ran] for ran in (True, False))
     if not has_run or not others:
         return alike[0]
-    limit = NEAR if len(correction.plans) < TRIED else WORTH
+    limit = NEAR if len(has_run) < TRIED else WORTH
     return others[0] if others[0].seconds < limit * has_run[0].seconds else has_run[0]

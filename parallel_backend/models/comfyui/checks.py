@@ -45,10 +45,13 @@ def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
 
 def kv_heads_of(model: torch.nn.Module, spec: HostSpec) -> int | None:
     """The heads of keys and values in its blocks, if those may be fewer than the queries' and are sent as they are."""
-    for blocks in spec.blocks:
-        for path, attribute in blocks.kv_heads.items():
-            return getattr(modules_at(model, blocks.path)[0].get_submodule(path), attribute)
-    return None
+    found = [
+        (block, *each)
+        for blocks in spec.blocks
+        for block in modules_at(model, blocks.path)
+        for each in blocks.kv_heads.items()
+    ]
+    return next((getattr(block.get_submodule(path), attribute) for block, path, attribute in found), None)
 
 
 def read_size(model: torch.nn.Module, path: str) -> Any:
