@@ -14,11 +14,11 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ...parallel_backend.costs.forward import META, Forward, forward_of
 from ...parallel_backend.models.comfyui import host_spec
 from ...parallel_backend.models.comfyui.checks import kv_heads_of, modules_at, sizes_of
+from ...parallel_backend.models.projections import SLICEABLE
 
 TEXT = 512  # tokens, where nobody knows yet what is sampled with
 # Arguments that a class needs beside latents and timestep, before there is anything to give; a width is the model's.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
-PLAIN = (torch.float32, torch.bfloat16, torch.float16)  # weights of which a rank can take rows
 REPLACED = ("forward", "_forward")  # attributes by which a module's calls go elsewhere
 
 
@@ -36,7 +36,7 @@ def forward_of_call(
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads = sizes_of(module, spec).heads if spec and spec.blocks else 1
     kv_heads = kv_heads_of(module, spec) if spec else None
-    projects = bool(spec and spec.projects) and all(weight.dtype in PLAIN for weight in module.parameters())
+    projects = bool(spec and spec.projects) and all(weight.dtype in SLICEABLE for weight in module.parameters())
     try:
         run = lambda: type(module).forward(own, *map(without_memory, args), **given)  # noqa: E731
         return forward_of(module, blocks, run, rows=rows, heads=heads, kv_heads=kv_heads, projects=projects)

@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 # The rows of a linear layer: those of queries, keys, values, and others, which stay of this rank's own tokens.
 QUERY, KEY, VALUE, OTHER = "q", "k", "v", "+"
+# The dtypes of weights of which a rank can take rows.
+SLICEABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

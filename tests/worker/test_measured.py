@@ -93,7 +93,7 @@ def test_ranks_that_wait_for_each_other_do_so_under_other_plans_too() -> None:
     assert noted.of(Prediction(ALONE, 2.0, 0.0, 10)).waiting == 0
 
 
-def test_another_plan_is_tried_where_it_is_faster_by_enough() -> None:
+def test_another_plan_is_tried_where_it_may_be_as_fast() -> None:
     """A link that is slower than it was measured: after a step, one device may be as fast."""
     told = [Prediction(ULYSSES, 1.0, 0.2, 10), Prediction(ALONE, 2.0, 0.0, 10)]
     assert preferred(told, Correction()).plan == ULYSSES

@@ -24,14 +24,12 @@ from ...errors import PlanError, RequestError
 from ...groups.collectives import begin_gather
 from ...groups.mesh import Axis
 from ...hooks import Hooks
-from ...models.projections import OTHER, QUERY, Projections
+from ...models.projections import OTHER, QUERY, SLICEABLE, Projections
 from ...plan import HIDDEN, OFF, ParallelPlan
 from ..arguments import Arguments
 from ..backends import Backend
 from ..layout import TOKEN_DIM, TokenLayout
 from .ulysses import UlyssesExchange
-
-PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 
 Streams = tuple[str, ...]
 Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
@@ -115,7 +113,9 @@ class OwnHeads:
             return f"{self.kv_heads} heads of keys and values leave one of {exchange.axis.degree} ranks without any"
         for path, layer in self.layers.items():
             weight = layer.weight
-            if hasattr(weight, "__tensor_flatten__") or dtypes(weight) not in PLAIN:  # several tensors, or too narrow
+            if (
+                hasattr(weight, "__tensor_flatten__") or dtypes(weight) not in SLICEABLE
+            ):  # several tensors, or too narrow
                 return f"the weights of {path} are quantised, and rows cannot be taken of them"
             own = sum(self.rows_of(kind) for kind in self.spec.rows[path] if kind != OTHER)
             if own > len(weight) or (own < len(weight) and OTHER not in self.spec.rows[path]):
