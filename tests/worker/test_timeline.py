@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import threading
 import urllib.error
 import urllib.request
@@ -29,7 +30,8 @@ from worker.wire.sampler_call import SamplerCall, SamplerPass
 
 FAMILY = "dit"
 RUN_STEPS = 4
-STOP_SECONDS = 0.8
+STOP_SECONDS = 1.5
+LONG_RUN_STEPS = 60  # a run that still goes on when the process that is told of its first step is slow to stop a rank
 EXACT = 2e-3  # microseconds: of two sums of nanoseconds
 Event = dict[str, Any]
 
@@ -120,10 +122,10 @@ def load(group: WorkerGroup, folder: Path, plan: dict[str, int], ranks: int) -> 
     group.load(ModelSource(family.model_class, family.config, files, "fp32").to_json(), plan, ranks, lambda: None)
 
 
-def sample(group: WorkerGroup, on_event=lambda event: None) -> list[Event]:
+def sample(group: WorkerGroup, on_event=lambda event: None, steps: int = RUN_STEPS) -> list[Event]:
     """A sampler call's events."""
     latents, _, conditions = FAMILIES[FAMILY].inputs(2, 16, 16)
-    call, events = SamplerCall(scheduler="Euler", steps=RUN_STEPS, guidance=3.0), []
+    call, events = SamplerCall(scheduler="Euler", steps=steps, guidance=3.0), []
 
     def on_step(event: Event, _denoised: torch.Tensor | None) -> None:
         events.append(event)
@@ -200,15 +202,18 @@ def test_a_rank_that_stands_still_is_communication_to_the_other(group: WorkerGro
             os.kill(stopped, signal.SIGSTOP)
             threading.Timer(STOP_SECONDS, os.kill, [stopped, signal.SIGCONT]).start()
 
-    events = sample(group, stop_for_a_moment)
+    events = sample(group, stop_for_a_moment, LONG_RUN_STEPS)
     steps, _ = last_run(rows(group)[0])
-    longest = max(steps, key=lambda step: step["args"]["communication"])
-    assert longest["args"]["communication"] >= 0.9 * STOP_SECONDS > longest["args"]["computation"]
+    parts = [step["args"] for step in steps]
+    longest = max(parts, key=lambda step: step["communication"])
+    assert longest["communication"] >= STOP_SECONDS / 2 > longest["computation"]
     told = max(events, key=lambda event: event["communication"])
-    assert told["communication"] >= 0.9 * STOP_SECONDS and told["seconds"] >= told["communication"]
+    assert told["communication"] >= STOP_SECONDS / 2 and told["seconds"] >= told["communication"]
     run = group.status()["last_run"]
-    assert (run["operation"], run["steps"]) == ("sample", RUN_STEPS)
-    assert 0.5 < run["communication"] < 1 and 0 < run["seconds_per_step"] < STOP_SECONDS
+    assert (run["operation"], run["steps"]) == ("sample", LONG_RUN_STEPS)
+    waits, lengths = zip(*((p["communication"], p["communication"] + p["computation"]) for p in parts), strict=True)
+    assert run["communication"] == pytest.approx(sum(waits) / sum(lengths), abs=1e-3)
+    assert run["seconds_per_step"] == pytest.approx(statistics.median(lengths), rel=1e-3)
 
 
 def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
