@@ -127,7 +127,7 @@ def folder_model(
     )
     schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
     names = host_names(description)
-    dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note)
+    dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note, model_name)
     return remote_model(model, dit)
 
 
@@ -145,7 +145,7 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     if note:
         logging.warning("[ParallelDiT] %s", note)
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
-    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, costs, note, auto)
+    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, costs, note, auto, model_name)
     return remote_patcher(file.model, remote)
 
 
