@@ -14,6 +14,7 @@ from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
 from .routes.control import add_control_routes
 from .routes.plan import add_plan_route
 from .routes.status import add_status_routes
+from .workers.ahead import start_with_comfyui
 
 
 class ParallelDiTExtension(ComfyExtension):
@@ -21,6 +22,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_routes()
         add_control_routes()
         add_plan_route()
+        start_with_comfyui()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [

@@ -3,7 +3,7 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, fold, shown, text, uniqueId } from './dom.js'
-import { fileName, planWords, roughSeconds, seconds, secondsLeft, summary } from './format.js'
+import { fileName, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.js'
 import { LogView } from './logs.js'
 import { RankList } from './ranks.js'
 import { RunList } from './runs.js'
@@ -176,7 +176,7 @@ class ModelView {
     if (!model) return
     text(this.name, model)
     attribute(this.name, 'title', model)
-    text(this.plan, plan ? t('panel.plan', { plan: planWords(plan, t) }) : '')
+    text(this.plan, plan ? planLine(plan, group.status.pids?.length ?? 0) : '')
     const words = weightsWords(group, t)
     shown(this.weights, words.length)
     if (this.words !== words.join('\n')) {
@@ -193,6 +193,12 @@ class ModelView {
 
 const operationWords = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))
+
+function planLine(plan, count) {
+  const line = t('panel.plan', { plan: planWords(plan, t) })
+  const used = ranksOfPlan(plan)
+  return used < count ? `${line} · ${t('panel.part', { used, count })}` : line
+}
 
 function deathWords(count) {
   if (!count) return t('panel.lastDeath')
