@@ -97,7 +97,7 @@ def folder_model(
     spec = spec_for(description.model_class)
     family = family_for(description.model_class)
     if family is None:
-        raise Refused(f"{description.model_class} runs in scripts only (see the README); the editor has none yet.")
+        raise Refused(f"{description.model_class} runs in scripts only (docs/scripts.md); the editor has none yet.")
     plan, remarks = resolve_plan(plan, description.config, spec)
     note = in_words(remarks)
     model = family.build(description)
