@@ -84,6 +84,10 @@ export function secondsLeft(run) {
 /** "1:0.5": speeds, the fastest being 1. */
 const inProportion = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':')
 
+/** How many ranks a plan has. */
+export const ranksOfPlan = (plan) =>
+  Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1)
+
 /** A plan in the words of its Python class. t: the texts, by path and values. */
 export function planWords(plan, t) {
   const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1)
