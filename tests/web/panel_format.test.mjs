@@ -3,6 +3,8 @@ import test from 'node:test'
 
 import {
   bytes,
+  clock,
+  dateAndClock,
   fileName,
   percent,
   planWords,
@@ -24,6 +26,14 @@ test('bytes, seconds and shares', () => {
   assert.deepEqual([0.0031, 0.42, 12.34, 125].map(seconds), ['3 ms', '0.42 s', '12.3 s', '2 min 5 s'])
   assert.deepEqual([5.2, 59.4, 125].map(roughSeconds), ['6 s', '1 min 0 s', '2 min 5 s'])
   assert.equal(percent(0.184), '18%')
+})
+
+test('times are of 24 hours, whatever the language', () => {
+  const noon = new Date(2026, 10, 3, 12, 4, 5)
+  assert.equal(clock(noon), '12:04:05')
+  assert.equal(clock(new Date(2026, 10, 3, 23, 59, 0)), '23:59:00')
+  assert.equal(clock(new Date(2026, 10, 3, 0, 0, 9)), '00:00:09')
+  assert.equal(dateAndClock(noon), '2026-11-03 12:04:05')
 })
 
 test('the name of a file, from either kind of path', () => {

@@ -3,7 +3,7 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
-import { bytes, percent, seconds, summary } from './format.js'
+import { bytes, clock, dateAndClock, percent, seconds, summary } from './format.js'
 import { Timeline } from './timeline.js'
 
 const OUTCOMES = {
@@ -59,7 +59,7 @@ class RunRow {
     attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
     text(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
-    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, began.toLocaleTimeString()].join(' · '))
+    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, clock(began)].join(' · '))
     attribute(this.about, 'title', aboutNode(run, began))
     this.count(run, summary(run.steps))
   }
@@ -85,7 +85,7 @@ class RunRow {
 }
 
 function aboutNode(run, began) {
-  const date = began.toLocaleString()
+  const date = dateAndClock(began)
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
