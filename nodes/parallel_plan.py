@@ -54,7 +54,7 @@ class ParallelPlanNode(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_Plan",
             display_name="Parallel Plan",
-            category="model/parallel",
+            category="ParallelDiT",
             description="How many ranks share the work, and how. The product of the degrees is the number of ranks.",
             search_aliases=["ParallelDiT", "multi GPU", "ulysses", "pipefusion", "xdit"],
             inputs=[

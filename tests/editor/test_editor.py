@@ -17,6 +17,7 @@ from tests.support.host.graphs import status
 
 NODES = {
     "Load Diffusion Model (Parallel)": "ParallelDiT_LoadDiffusionModel",
+    "Load Checkpoint (Parallel)": "ParallelDiT_LoadCheckpoint",
     "Parallel Plan": "ParallelDiT_Plan",
     "Parallel Sampler": "ParallelDiT_Sampler",
     "Parallel VAE Decode": "ParallelDiT_VAEDecode",

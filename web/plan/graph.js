@@ -2,7 +2,8 @@
 
 export const PLAN = 'ParallelDiT_Plan'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
-export const LOADERS = [LOADER]
+export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
+export const LOADERS = [LOADER, CHECKPOINT]
 const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
@@ -27,7 +28,8 @@ function loadersAt(node) {
   const { model_name, dtype, group } = LOADERS.includes(node.type) ? widgetValues(node).values : {}
   if (typeof model_name !== 'string') return []
   const samplers = samplersOf(node, new Set(), null)
-  return [{ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers }]
+  const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
+  return [{ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers, ...checkpoint }]
 }
 
 /** The nodes that sample with a node's model, directly or by way of LoRAs, guiders and the like. cfg: a guider's. */
