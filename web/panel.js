@@ -3,6 +3,7 @@
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { comparisonView } from './compare/view.js'
 import { addStyle } from './elements.js'
 import { Actions } from './panel/actions.js'
 import { paced } from './panel/pace.js'
@@ -95,7 +96,8 @@ class Panel {
     this.view ??= new PanelView(
       this.actions,
       (number, rank) => this.openLog(number, rank),
-      () => this.ask()
+      () => this.ask(),
+      () => comparisonView(app, api)
     )
     if (this.view.element.parentNode !== parent) parent.append(this.view.element)
     this.isShown = true

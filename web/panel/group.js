@@ -40,13 +40,19 @@ const KNOWN_OPERATIONS = [
 const OF_STEPS = ['call', 'sample', 'forward']
 
 export class GroupView {
-  constructor(number, actions, openLog) {
+  /** actions: see actions.js. openLog: called with a rank whose log is wanted. comparison: a ComparisonView. */
+  constructor(number, actions, openLog, comparison) {
     this.number = number
     this.actions = actions
     this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }))
     const press = (action) => this.press(action)
     this.parts = [new StateView(press), new ButtonRow(press), new JobView()]
-    this.folds = [new ModelView(), new RankList(), new LogView(openLog), new RunList((number) => actions.trace(number))]
+    this.folds = [
+      new ModelView(),
+      new RankList(),
+      new LogView(openLog),
+      new RunList((number) => actions.trace(number), comparison)
+    ]
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }
     this.element = element('section', attributes, this.heading)
     this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))

@@ -15,8 +15,9 @@ const OUTCOMES = {
 }
 
 export class RunList {
-  /** onTrace: called with the group's number where its ranks' timeline is wanted. */
-  constructor(onTrace) {
+  /** onTrace: called with the group's number where its ranks' timeline is wanted. comparison: see ComparisonView. */
+  constructor(onTrace, comparison) {
+    this.comparison = comparison
     const keys = ['compute', 'communication'].map((part) =>
       element('span', { class: `paralleldit-key paralleldit-${part}` }, t(`panel.${part}`))
     )
@@ -25,8 +26,8 @@ export class RunList {
     attribute(this.trace, 'data-testid', 'paralleldit-trace')
     attribute(this.trace, 'title', t('panel.help.trace'))
     this.trace.addEventListener('click', () => onTrace(this.number))
-    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace)
-    const folded = fold(t('panel.runs'), true, legend, this.list)
+    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button)
+    const folded = fold(t('panel.runs'), true, legend, comparison.element, this.list)
     this.element = folded.element
     this.rows = new Children(
       this.list,
@@ -37,6 +38,7 @@ export class RunList {
 
   update(group) {
     this.number = group.number
+    this.comparison.update(group.number)
     shown(this.element, group.runs.length)
     shown(this.trace, ['ready', 'parked'].includes(stateOf(group)))
     this.rows.update(group.runs)
