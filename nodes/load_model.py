@@ -104,7 +104,7 @@ def folder_model(
     spec = spec_for(description.model_class)
     family = family_for(description.model_class)
     if family is None:
-        raise Refused(f"{description.model_class} runs in scripts only (see the README); the editor has none yet.")
+        raise Refused(f"{description.model_class} runs in scripts only (docs/scripts.md); the editor has none yet.")
     if dtype not in (DEFAULT, *DTYPES):
         raise Refused(
             f"{model_name} is a diffusers folder, whose weights cannot be cast to {dtype}.",

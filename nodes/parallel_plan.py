@@ -196,7 +196,7 @@ def compile_input() -> io.Input:
         optional=True,
         advanced=True,
         tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first steps of a size "
-        f"longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
+        f"longer. auto: on a GPU, in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
     )
 
 

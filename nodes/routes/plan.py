@@ -369,7 +369,7 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = AUTO) -> Bounds:
         return bounds_of_host_file(describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE)))
     description = describe_folder(path)
     if (family := family_for(description.model_class)) is None:
-        raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
+        raise RequestError(f"{description.model_class} runs in scripts only (docs/scripts.md).")
     spec, config, model = spec_for(description.model_class), description.config, family.build(description)
     chosen = DTYPES.get(dtype) or folder_dtype(description, model)
     model.model_config.set_inference_dtype(chosen, None)
