@@ -57,9 +57,13 @@ def template(name: str) -> dict[str, Any]:
 
 
 def round_trip(editor: Editor, workflow: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """The open workflow before, while it is parallel, and when it is stock again."""
-    editor.open(workflow)
+    """The open workflow before, while it is parallel, and when it is stock again.
+
+    Before is as the editor saves what it has saved: of older workflows it orders the nodes anew when it loads that.
+    """
     page, states = editor.page, []
+    editor.open(workflow)
+    editor.open(page.evaluate(SERIALIZED))
     for command in (PARALLEL, STOCK, None):
         states.append((page.evaluate(SERIALIZED), page.evaluate(LOADED, [*LOADERS, UNET, CHECKPOINT])))
         if command:
