@@ -3,7 +3,7 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, fold, shown, text, uniqueId } from './dom.js'
-import { fileName, planWords, roughSeconds, seconds, secondsLeft, summary } from './format.js'
+import { fileName, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.js'
 import { LogView } from './logs.js'
 import { RankList } from './ranks.js'
 import { RunList } from './runs.js'
@@ -195,7 +195,7 @@ class ModelView {
     text(this.computes, model)
     shown(this.computes, name && name !== model)
     shown(this.files, files.length > 1 || files.some((path) => fileName(path) !== this.name.textContent))
-    text(this.plan, plan ? t('panel.plan', { plan: planWords(plan, t) }) : '')
+    text(this.plan, plan ? planLine(plan, group.status.pids?.length ?? 0) : '')
     const words = weightsWords(group, t)
     shown(this.weights, words.length)
     if (this.words !== words.join('\n')) {
@@ -215,6 +215,12 @@ const cancelledWords = ({ status }) =>
 
 const operationWords = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))
+
+function planLine(plan, count) {
+  const line = t('panel.plan', { plan: planWords(plan, t) })
+  const used = ranksOfPlan(plan)
+  return used < count ? `${line} · ${t('panel.part', { used, count })}` : line
+}
 
 function deathWords(count) {
   if (!count) return t('panel.lastDeath')

@@ -1,9 +1,9 @@
 // The last runs, newest first: what was run, how long a step took, and what became of it.
 
 import { element } from '../elements.js'
-import { language, t } from '../text.js'
+import { t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
-import { bytes, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
+import { bytes, clock, dateAndClock, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
 import { stateOf } from './state.js'
 import { Timeline } from './timeline.js'
 
@@ -71,8 +71,7 @@ class RunRow {
     attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
     text(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
-    const time = began.toLocaleTimeString(language())
-    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, time].join(' · '))
+    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, clock(began)].join(' · '))
     attribute(this.about, 'title', aboutNode(run, began))
     this.count(run, summary(run.steps))
   }
@@ -102,7 +101,7 @@ class RunRow {
 }
 
 function aboutNode(run, began) {
-  const date = began.toLocaleString(language())
+  const date = dateAndClock(began)
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
