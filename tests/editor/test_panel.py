@@ -30,6 +30,11 @@ SCROLLERS = """(panel) => [...panel.querySelectorAll('*')].filter((each) => {
     const scrolls = [overflowX, overflowY].map((way) => ['auto', 'scroll'].includes(way))
     return scrolls[0] && each.scrollWidth > each.clientWidth || scrolls[1] && each.scrollHeight > each.clientHeight
 }).map((each) => each.className)"""
+# What turns or slides: without a GPU each frame of it is drawn by the CPU.
+MOVING = """(panel) => [...panel.querySelectorAll('*')].filter((each) => {
+    const { animationName, transitionDuration } = getComputedStyle(each)
+    return animationName !== 'none' || transitionDuration !== '0s'
+}).map((each) => each.className)"""
 TOO_BROAD = "(panel) => panel.scrollWidth > panel.clientWidth"
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 WINDOW, ROUNDS, TRIES = 1.5, 3, 4  # seconds, in turn, and how often where the machine had other things to do
@@ -59,6 +64,8 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
     tell(host, *sampling(), seconds=1 / EVENTS_A_SECOND)
     try:
         expect(panel.get_by_test_id("paralleldit-run")).to_have_count(10)
+        expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Running")
+        assert panel.evaluate(MOVING) == []
         shares = []
         while len(shares) < TRIES and max(shares, default=0) < SHARE:
             shares.append(share_of_frames(shared_editor))

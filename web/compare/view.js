@@ -28,6 +28,7 @@ export class ComparisonView {
     this.problem = element('p', { class: 'paralleldit-notice paralleldit-bad', role: 'alert' })
     this.body = element('tbody')
     const heads = COLUMNS.map((column) => element('th', { scope: 'col' }, t(`panel.compare.${column}`)))
+    heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll')
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' }
     this.table = element('table', table, element('thead', {}, element('tr', {}, ...heads)), this.body)
     attribute(this.table, 'aria-label', t('panel.compare.start'))
