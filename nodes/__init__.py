@@ -16,6 +16,7 @@ from .routes.control import add_control_routes
 from .routes.old_prompts import renew_old_prompts
 from .routes.plan import add_plan_route
 from .routes.status import add_status_routes
+from .workers.ahead import start_with_comfyui
 
 
 class ParallelDiTExtension(ComfyExtension):
@@ -24,6 +25,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_control_routes()
         add_plan_route()
         renew_old_prompts()
+        start_with_comfyui()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [

@@ -25,6 +25,7 @@ from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patch
 from .model.schedule import Schedule
 from .parallel_plan import PlanType, ResolvedPlan, auto_host_plan, resolve_host_plan, resolve_plan
 from .plan_words import in_words
+from .workers.ahead import prepare
 from .workers.group import GROUPS, device_type, worker_group
 from .workers.installed import check_installed
 
@@ -60,7 +61,10 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return True if model_name in list_models() else str(why_not_listed(model_name))
 
     @classmethod
-    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1) -> io.NodeOutput:
+    async def execute(
+        cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
+    ) -> io.NodeOutput:
+        """Asynchronous, so that ComfyUI runs it before other nodes that could run, while which the ranks start."""
         check_installed()
         models = list_models()
         if model_name not in models:
@@ -127,7 +131,9 @@ def folder_model(
     )
     schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
     names = host_names(description)
-    dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note, model_name)
+    workers = worker_group(group)
+    prepare(workers, plan.world_size, source.to_json(), source.files)
+    dit = RemoteDiT(workers, source, plan, handover, torch_dtype, schedule, names, note, model_name)
     return remote_model(model, dit)
 
 
@@ -145,7 +151,9 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     if note:
         logging.warning("[ParallelDiT] %s", note)
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
-    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, costs, note, auto, model_name)
+    workers = worker_group(group)
+    prepare(workers, plan.world_size, source.to_json(), source.files)
+    remote = RemoteModule(workers, source, plan, file.module, file.sizes, costs, note, auto, model_name)
     return remote_patcher(file.model, remote)
 
 

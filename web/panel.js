@@ -1,8 +1,9 @@
-// The sidebar panel of the worker groups. What it shows comes by events, from the moment that this module is there;
-// the server is asked once when the page loads, and again when a lost connection is back.
+// The sidebar panel of the worker groups. What it shows comes by events, from the moment that the server is asked: once
+// when the page loads, and again when a lost connection is back.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { comparisonView } from './compare/view.js'
 import { addStyle } from './elements.js'
 import { Actions } from './panel/actions.js'
 import { paced } from './panel/pace.js'
@@ -13,6 +14,12 @@ import { loaded, t } from './text.js'
 const ID = 'paralleldit'
 const LOG_LINES = 200
 const PAUSE_MS = 350 // between two drawings
+
+/** By which ComfyUI knows this page, once it is connected. */
+async function pageId() {
+  if (!api.clientId) await new Promise((resolve) => api.addEventListener('status', resolve, { once: true }))
+  return encodeURIComponent(api.clientId)
+}
 
 class Panel {
   constructor() {
@@ -41,7 +48,7 @@ class Panel {
     const waiting = []
     this.waiting = waiting
     try {
-      const response = await api.fetchApi('/paralleldit/groups')
+      const response = await api.fetchApi(`/paralleldit/groups?listener=${await pageId()}`)
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json()
       const late = waiting.map((event) => ({ ...event, log: [] }))
@@ -89,7 +96,8 @@ class Panel {
     this.view ??= new PanelView(
       this.actions,
       (number, rank) => this.openLog(number, rank),
-      () => this.ask()
+      () => this.ask(),
+      () => comparisonView(app, api)
     )
     if (this.view.element.parentNode !== parent) parent.append(this.view.element)
     this.isShown = true

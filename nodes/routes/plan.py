@@ -278,8 +278,8 @@ def forward_of(model: Bounds, samplers: list[Sampler]) -> Forward | None:
 
 def predictions(plan: ParallelPlan, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
     """What a step is predicted to take: of this plan, as `plan`, and of the best that the machine can have, as `best`;
-    each with its words, seconds and bytes a rank. is_measured: whether by what was measured of this machine. alone:
-    whether one device is the fastest. None where nobody knows what is sampled."""
+    each with its words, a node's values, seconds and bytes a rank. is_measured: whether by what was measured of this
+    machine. alone: whether one device is the fastest. None where nobody knows what is sampled."""
     forward, pictures = forward_of(model, samplers), [each.picture for each in samplers if each.picture]
     if forward is None or model.costs is None or not is_covered(plan):
         return None
@@ -297,10 +297,16 @@ def predictions(plan: ParallelPlan, model: Bounds, samplers: list[Sampler]) -> d
 def prediction_json(predicted: Prediction) -> dict[str, Any]:
     return {
         "plan": str(predicted.plan),
+        "values": values_of(predicted.plan),
         "seconds": predicted.seconds,
         "bytes": predicted.bytes,
         "fits": predicted.fits,
     }
+
+
+def values_of(plan: ParallelPlan) -> dict[str, Any]:
+    """Of a Parallel Plan node in manual mode."""
+    return plan.to_json() | {"speeds": ", ".join(map(str, plan.speeds))}
 
 
 def has_branches(loaders: list[Loader]) -> bool:

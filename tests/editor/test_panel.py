@@ -9,7 +9,8 @@ from playwright.sync_api import Locator, Route, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.cost import cost
-from tests.support.editor.editor import Editor
+from tests.support.editor.editor import PATIENCE_MS, Editor
+from tests.support.editor.examples import open_demo
 from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
 
 WIDTHS = (250, 312, 500)  # pixels: of a small window, ComfyUI's least, and a broad one
@@ -158,3 +159,24 @@ def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel
     finally:
         page.unroute("**/paralleldit/logs*")
         panel.locator("summary", has_text="Log").click()
+
+
+def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    open_demo(shared_editor, steps=3, seed=120)
+    panel = shared_editor.open_panel()
+    shared_editor.run()
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done")
+    panel.get_by_test_id("paralleldit-compare").click()
+    lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
+    expect(lines).to_have_count(2)
+    for name, line in (("cfg=2", lines.first), ("One device", lines.last)):
+        expect(line).to_have_attribute("data-state", "done", timeout=2 * PATIENCE_MS)
+        expect(line).to_contain_text(name)
+        assert len(line.get_by_role("cell").all_inner_texts()) == 3
+    expect(lines.last).to_contain_text("×1.0")
+    expect(lines.first).to_contain_text("×")
+    plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:2]]
+    assert "one rank" in plans[0] and "cfg=2" in plans[1]
+    assert page.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
+    shared_editor.screenshot("compared")

@@ -5,6 +5,8 @@ import {
   bytes,
   bytesOf,
   cardName,
+  clock,
+  dateAndClock,
   fileName,
   percent,
   planWords,
@@ -58,6 +60,14 @@ test('how many times as fast as one device, by the median step', () => {
   assert.equal(timesOfOne({ alone: null, steps }), null)
   assert.equal(timesOfOne({ alone: 0.9, steps: [] }), null)
   assert.deepEqual([1.84, 0.31, 9.96, 12.4].map(times), ['1.8', '0.3', '10', '12'])
+})
+
+test('times are of 24 hours, whatever the language', () => {
+  const noon = new Date(2026, 10, 3, 12, 4, 5)
+  assert.equal(clock(noon), '12:04:05')
+  assert.equal(clock(new Date(2026, 10, 3, 23, 59, 0)), '23:59:00')
+  assert.equal(clock(new Date(2026, 10, 3, 0, 0, 9)), '00:00:09')
+  assert.equal(dateAndClock(noon), '2026-11-03 12:04:05')
 })
 
 test('the name of a file, from either kind of path', () => {

@@ -50,6 +50,15 @@ export function roughSeconds(count) {
 /** "18%". */
 export const percent = (share) => `${Math.round(share * 100)}%`
 
+// As ISO 8601 has it, by a locale that writes it so: read alike in all languages.
+const ISO = 'sv'
+
+/** "15:04:05", in the browser's time zone. */
+export const clock = (date) => date.toLocaleTimeString(ISO)
+
+/** "2026-11-23 15:04:05". */
+export const dateAndClock = (date) => date.toLocaleString(ISO)
+
 /** The last part of a path, of either kind. */
 export const fileName = (path) => path.split(/[\\/]/).pop()
 
@@ -83,6 +92,10 @@ export function secondsLeft(run) {
 
 /** "1:0.5": speeds, the fastest being 1. */
 const inProportion = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':')
+
+/** How many ranks a plan has. */
+export const ranksOfPlan = (plan) =>
+  Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1)
 
 /** A plan in the words of its Python class. t: the texts, by path and values. */
 export function planWords(plan, t) {

@@ -3,7 +3,7 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, fold, shown, text, uniqueId } from './dom.js'
-import { fileName, planWords, roughSeconds, seconds, secondsLeft, summary } from './format.js'
+import { fileName, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.js'
 import { LogView } from './logs.js'
 import { RankList } from './ranks.js'
 import { RunList } from './runs.js'
@@ -40,13 +40,19 @@ const KNOWN_OPERATIONS = [
 const OF_STEPS = ['call', 'sample', 'forward']
 
 export class GroupView {
-  constructor(number, actions, openLog) {
+  /** actions: see actions.js. openLog: called with a rank whose log is wanted. comparison: a ComparisonView. */
+  constructor(number, actions, openLog, comparison) {
     this.number = number
     this.actions = actions
     this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }))
     const press = (action) => this.press(action)
     this.parts = [new StateView(press), new ButtonRow(press), new JobView()]
-    this.folds = [new ModelView(), new RankList(), new LogView(openLog), new RunList((number) => actions.trace(number))]
+    this.folds = [
+      new ModelView(),
+      new RankList(),
+      new LogView(openLog),
+      new RunList((number) => actions.trace(number), comparison)
+    ]
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }
     this.element = element('section', attributes, this.heading)
     this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))
@@ -189,7 +195,7 @@ class ModelView {
     text(this.computes, model)
     shown(this.computes, name && name !== model)
     shown(this.files, files.length > 1 || files.some((path) => fileName(path) !== this.name.textContent))
-    text(this.plan, plan ? t('panel.plan', { plan: planWords(plan, t) }) : '')
+    text(this.plan, plan ? planLine(plan, group.status.pids?.length ?? 0) : '')
     const words = weightsWords(group, t)
     shown(this.weights, words.length)
     if (this.words !== words.join('\n')) {
@@ -209,6 +215,12 @@ const cancelledWords = ({ status }) =>
 
 const operationWords = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))
+
+function planLine(plan, count) {
+  const line = t('panel.plan', { plan: planWords(plan, t) })
+  const used = ranksOfPlan(plan)
+  return used < count ? `${line} · ${t('panel.part', { used, count })}` : line
+}
 
 function deathWords(count) {
   if (!count) return t('panel.lastDeath')

@@ -1,9 +1,9 @@
 // The last runs, newest first: what was run, how long a step took, and what became of it.
 
 import { element } from '../elements.js'
-import { language, t } from '../text.js'
+import { t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
-import { bytes, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
+import { bytes, clock, dateAndClock, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
 import { stateOf } from './state.js'
 import { Timeline } from './timeline.js'
 
@@ -15,8 +15,9 @@ const OUTCOMES = {
 }
 
 export class RunList {
-  /** onTrace: called with the group's number where its ranks' timeline is wanted. */
-  constructor(onTrace) {
+  /** onTrace: called with the group's number where its ranks' timeline is wanted. comparison: see ComparisonView. */
+  constructor(onTrace, comparison) {
+    this.comparison = comparison
     const keys = ['compute', 'communication'].map((part) =>
       element('span', { class: `paralleldit-key paralleldit-${part}` }, t(`panel.${part}`))
     )
@@ -25,8 +26,8 @@ export class RunList {
     attribute(this.trace, 'data-testid', 'paralleldit-trace')
     attribute(this.trace, 'title', t('panel.help.trace'))
     this.trace.addEventListener('click', () => onTrace(this.number))
-    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace)
-    const folded = fold(t('panel.runs'), true, legend, this.list)
+    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button)
+    const folded = fold(t('panel.runs'), true, legend, comparison.element, this.list)
     this.element = folded.element
     this.rows = new Children(
       this.list,
@@ -37,6 +38,7 @@ export class RunList {
 
   update(group) {
     this.number = group.number
+    this.comparison.update(group.number)
     shown(this.element, group.runs.length)
     shown(this.trace, ['ready', 'parked'].includes(stateOf(group)))
     this.rows.update(group.runs)
@@ -69,8 +71,7 @@ class RunRow {
     attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
     text(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
-    const time = began.toLocaleTimeString(language())
-    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, time].join(' · '))
+    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, clock(began)].join(' · '))
     attribute(this.about, 'title', aboutNode(run, began))
     this.count(run, summary(run.steps))
   }
@@ -100,7 +101,7 @@ class RunRow {
 }
 
 function aboutNode(run, began) {
-  const date = began.toLocaleString(language())
+  const date = dateAndClock(began)
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 

@@ -16,15 +16,20 @@ const SIZES = [...NEEDED, 'length', 'batch_size'] // and frames, and how many
 export function questionOf(plan) {
   const { values, open } = widgetValues(plan)
   const loaders = []
-  for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) {
-    const { model_name, dtype, group } = LOADERS.includes(node.type) ? widgetValues(node).values : {}
-    if (typeof model_name !== 'string') continue
-    const samplers = samplersOf(node, new Set(), null)
-    const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
-    const told = { model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers }
-    loaders.push({ ...told, ...checkpoint })
-  }
+  for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) loaders.push(...loadersAt(node))
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
+}
+
+/** The question about an automatic plan for a loader. */
+export const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders: loadersAt(loader) })
+
+/** What a question says of a node, if that is a loader of a known model. */
+function loadersAt(node) {
+  const { model_name, dtype, group } = LOADERS.includes(node.type) ? widgetValues(node).values : {}
+  if (typeof model_name !== 'string') return []
+  const samplers = samplersOf(node, new Set(), null)
+  const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
+  return [{ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers, ...checkpoint }]
 }
 
 /** The nodes that sample with a node's model, directly or by way of LoRAs, guiders and the like. cfg: a guider's. */

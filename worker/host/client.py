@@ -98,7 +98,8 @@ class WorkerGroup:
     def load(
         self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "", name: str = ""
     ) -> None:
-        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
+        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already. Of
+        more that run, the others are left idle.
 
         source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note, name: what
         there is to say of the plan, and what the person knows the model by, for the status. Raises RequestRefused,
@@ -287,10 +288,10 @@ class WorkerGroup:
             return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
-        """What so many ranks can, started if none run: what `costs.machine.Machine.of` takes. Raises as `load`
+        """What so many ranks can, started if no others run: what `costs.machine.Machine.of` takes. Raises as `load`
         does."""
         with self.turn(check):
-            self.supervisor.ensure(ranks, check)
+            self.supervisor.ensure(ranks, check, exactly=True)
             found = self._request(MEASURE.header(dtype=dtype), {}, check)[MEASURED]
             return json.loads(found.numpy().tobytes())
 
@@ -304,6 +305,11 @@ class WorkerGroup:
     def dismiss(self) -> None:
         """Forgets why the group died the last time, which a person has read; a group that is down for it keeps it."""
         self.supervisor.dismiss()
+
+    def start_ahead(self, ranks: int, source: Header | None = None) -> None:
+        """Has so many ranks start in a thread of its own, unless a sampling goes on: a model will be asked for, of this
+        source."""
+        self.supervisor.start_ahead(ranks, lambda: self.runs.current is None, source)
 
     def start(self, ranks: int, check: Check) -> None:
         """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
