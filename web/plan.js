@@ -4,7 +4,7 @@ import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle, element } from './elements.js'
 import { asker } from './plan/ask.js'
-import { LOADER, PLAN, questionOf } from './plan/graph.js'
+import { LOADERS, PLAN, questionOf } from './plan/graph.js'
 import { renewWorkflow } from './plan/old.js'
 import { draw, drawSilence } from './plan/view.js'
 import { loaded } from './text.js'
@@ -34,7 +34,7 @@ app.registerExtension({
 
   nodeCreated(node) {
     if (node.comfyClass === PLAN) explain(node)
-    if (node.comfyClass === LOADER) follow(node, () => askAll())
+    if (LOADERS.includes(node.comfyClass)) follow(node, () => askAll())
   },
 
   afterConfigureGraph() {

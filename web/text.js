@@ -7,12 +7,15 @@ import { retold, words } from './words.js'
 
 let trees = []
 
+/** The editor's language, by which times are told, too. */
+export const language = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+
 /** Fetches the texts, once; to be awaited before `t`. */
 export const loaded = (async () => {
-  const language = app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+  const own = language()
   try {
     const all = await (await api.fetchApi('/i18n')).json()
-    trees = [all[language], all[language.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
+    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
   } catch (error) {
     console.warn('[ParallelDiT]', error) // what is shown then has names in place of words
   }

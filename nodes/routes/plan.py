@@ -29,8 +29,8 @@ from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts, is_covered
 from ..load_model import folder_dtype
 from ..model.families import family_for
-from ..model.host_file import HostFile, describe_host_file
-from ..model.model_files import describe_folder, list_models, why_not_listed
+from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, HostFile, describe_host_file
+from ..model.model_files import describe_folder, list_checkpoints, list_models, why_not_listed
 from ..parallel_plan import (
     AUTO,
     MANUAL,
@@ -68,12 +68,14 @@ class Sampler(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """A loader that the plan goes to, and what samples with its model. dtype: a key of DTYPES, else its own choice."""
+    """A loader that the plan goes to, and what samples with its model. dtype: a key of WEIGHT_DTYPES, else its own
+    choice. checkpoint: whether it takes checkpoints alone."""
 
     model_name: str
     samplers: list[Sampler]
     dtype: str = AUTO
     group: int = 1
+    checkpoint: bool = False
 
 
 class Question(NamedTuple):
@@ -143,7 +145,9 @@ def read_question(asked: dict[str, Any]) -> Question:
             for sampler in entries(loader, "samplers")
         ]
         dtype, group = part(loader, "dtype", str, AUTO), part(loader, "group", int, 1)
-        loaders.append(Loader(part(loader, "model_name", str), samplers, dtype, min(max(group, 1), GROUPS)))
+        checkpoint = part(loader, "checkpoint", bool, False)
+        name, group = part(loader, "model_name", str), min(max(group, 1), GROUPS)
+        loaders.append(Loader(name, samplers, dtype, group, checkpoint))
     return Question(degrees if values["mode"] == MANUAL else None, loaders)
 
 
@@ -338,9 +342,9 @@ def remarks_json(remarks: list[Remark] | tuple[Remark, ...]) -> list[dict[str, A
 
 def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
     """The models of the loaders, each once, and why others are not known."""
-    listed = list_models() if loaders else {}
     known, unknown = [], []
-    for name, dtype in dict.fromkeys((loader.model_name, loader.dtype) for loader in loaders):
+    for name, dtype, checkpoint in dict.fromkeys((one.model_name, one.dtype, one.checkpoint) for one in loaders):
+        listed = list_checkpoints() if checkpoint else list_models()
         try:
             if name not in listed:
                 raise RequestError(*why_not_listed(name))
@@ -362,10 +366,10 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = AUTO) -> Bounds:
     """Of the model there, as a loader of that dtype takes it. _stamp: of the files, whose headers are read again when
     it changes. Raises RequestError."""
     if path.is_file():
-        return bounds_of_host_file(describe_host_file(path, DTYPES.get(dtype)))
+        return bounds_of_host_file(describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE)))
     description = describe_folder(path)
     if (family := family_for(description.model_class)) is None:
-        raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
+        raise RequestError(f"{description.model_class} runs in scripts only (docs/scripts.md).")
     spec, config, model = spec_for(description.model_class), description.config, family.build(description)
     chosen = DTYPES.get(dtype) or folder_dtype(description, model)
     model.model_config.set_inference_dtype(chosen, None)

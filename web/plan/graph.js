@@ -2,6 +2,8 @@
 
 export const PLAN = 'ParallelDiT_Plan'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
+export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
+export const LOADERS = [LOADER, CHECKPOINT]
 const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
@@ -15,10 +17,12 @@ export function questionOf(plan) {
   const { values, open } = widgetValues(plan)
   const loaders = []
   for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) {
-    const { model_name, dtype, group } = node.type === LOADER ? widgetValues(node).values : {}
+    const { model_name, dtype, group } = LOADERS.includes(node.type) ? widgetValues(node).values : {}
     if (typeof model_name !== 'string') continue
     const samplers = samplersOf(node, new Set(), null)
-    loaders.push({ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers })
+    const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
+    const told = { model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers }
+    loaders.push({ ...told, ...checkpoint })
   }
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
 }

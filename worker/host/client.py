@@ -95,11 +95,14 @@ class WorkerGroup:
         """
         return self.supervisor.turn(check)
 
-    def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "") -> None:
+    def load(
+        self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "", name: str = ""
+    ) -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
 
-        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note: what there
-        is to say of the plan, for the status. Raises RequestRefused, WorkerGroupError.
+        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note, name: what
+        there is to say of the plan, and what the person knows the model by, for the status. Raises RequestRefused,
+        WorkerGroupError.
         """
         with self.turn(check):
             if self.runs.is_ended:
@@ -108,7 +111,7 @@ class WorkerGroup:
                 )
             self.supervisor.ensure(ranks, check)
             known = self._known
-            known.note = note
+            known.note, known.name = note, name
             self.changed.set()
             if known.model == (source, plan):
                 return
@@ -298,6 +301,10 @@ class WorkerGroup:
         """
         return self.supervisor.status()
 
+    def dismiss(self) -> None:
+        """Forgets why the group died the last time, which a person has read; a group that is down for it keeps it."""
+        self.supervisor.dismiss()
+
     def start(self, ranks: int, check: Check) -> None:
         """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
 
@@ -325,7 +332,7 @@ class WorkerGroup:
     def _revive(self, known: KnownState, check: Check) -> None:
         """Loads the model again that the ranks held when they died; its additions come with the next request."""
         if known.model:
-            self.load(*known.model, self.ranks, check, known.note)
+            self.load(*known.model, self.ranks, check, known.note, known.name)
 
     def _park(self, unload: bool) -> bool:
         """Within a turn. Raises RequestRefused, WorkerGroupError."""

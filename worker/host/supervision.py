@@ -136,12 +136,23 @@ class Supervisor:
         self.restarts.forgive()
         self.start(ranks, check, stops)
 
+    def dismiss(self) -> None:
+        """Forgets why the last session died, unless that keeps the group down."""
+        if self.phase != "failed":
+            self.last_death = None
+            self.changed.set()
+
     def status(self) -> dict[str, Any]:
-        """State, how often the group died lately, and what its ranks tell; answered while a job runs."""
+        """State, how often the group died lately, and what its ranks tell; answered while a job runs.
+
+        given_up: whether the last request was, the ranks being still at it if they are busy.
+        """
         last_death = str(self.last_death) if self.last_death else None
-        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
+        own: dict[str, Any] = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
         session = self.session
-        own["note"] = session.known.note if session else ""
+        own |= {"note": "", "name": "", "given_up": False}
+        if session:
+            own |= {"note": session.known.note, "name": session.known.name, "given_up": session.given_up}
         if session is None:
             return own
         try:

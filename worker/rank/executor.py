@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_backend.device import name_of
 from parallel_backend.groups.timeline import Timeline
 
 from ..wire.protocol import FAILED, MEMORY, Header
@@ -21,6 +23,17 @@ from .operations import Handler, Operations
 from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
+
+PLACE_BYTES = 256  # of what a rank tells of itself when it starts
+
+
+def gathered_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """Of every rank its process and its device: pid, the device's number on its machine (None for a CPU) and name."""
+    own = json.dumps({"pid": os.getpid(), "index": device.index, "name": name_of(device)[: PLACE_BYTES // 8]}).encode()
+    sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
+    found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, sent, group=group)
+    return [json.loads(place.numpy().tobytes()) for place in found]
 
 
 class Executor:
@@ -48,9 +61,7 @@ class Executor:
         self.job: Job | None = None  # the one that runs
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
-        pids = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
-        self.pids = [int(pid) for pid in pids]
+        self.places = gathered_places(state.device, control_group)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request: the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
@@ -103,7 +114,8 @@ class Executor:
             "operation": job and job.operation.name,
             "step": job and job.step,
             "device": self.state.device.type,
-            "pids": self.pids,
+            "pids": [place["pid"] for place in self.places],
+            "devices": [{"index": place["index"], "name": place["name"]} for place in self.places],
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
