@@ -7,8 +7,8 @@ import { retold, words } from './words.js'
 
 let trees = []
 
-/** The editor's language. */
-const language = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+/** The editor's language, by which times are told, too. */
+export const language = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
 
 /** Fetches the texts, once; to be awaited before `t`. */
 export const loaded = (async () => {

@@ -40,7 +40,8 @@ FILE_INPUTS = {
     "text_encoder": "text_encoders",
 }
 MODEL_NAMES = {
-    LOADER: ("diffusion_models", "checkpoints"),
+    LOADER: ("diffusion_models",),
+    "ParallelDiT_LoadCheckpoint": ("checkpoints",),
     "LatentUpscaleModelLoader": ("latent_upscale_models",),
 }
 UNKNOWN = (

@@ -50,14 +50,13 @@ export function roughSeconds(count) {
 /** "18%". */
 export const percent = (share) => `${Math.round(share * 100)}%`
 
-// As ISO 8601 has it, by a locale that writes it so: read alike in all languages.
-const ISO = 'sv'
+const OF_24_HOURS = { hourCycle: 'h23' }
 
-/** "15:04:05", in the browser's time zone. */
-export const clock = (date) => date.toLocaleTimeString(ISO)
+/** "15:04:05", as the language writes it, in the browser's time zone. */
+export const clock = (date, language) => date.toLocaleTimeString(language, OF_24_HOURS)
 
-/** "2026-11-23 15:04:05". */
-export const dateAndClock = (date) => date.toLocaleString(ISO)
+/** The same, with the date. */
+export const dateAndClock = (date, language) => date.toLocaleString(language, OF_24_HOURS)
 
 /** The last part of a path, of either kind. */
 export const fileName = (path) => path.split(/[\\/]/).pop()

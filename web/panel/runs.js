@@ -1,7 +1,7 @@
 // The last runs, newest first: what was run, how long a step took, and what became of it.
 
 import { element } from '../elements.js'
-import { t } from '../text.js'
+import { language, t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
 import { bytes, clock, dateAndClock, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
 import { stateOf } from './state.js'
@@ -71,7 +71,8 @@ class RunRow {
     attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
     text(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
-    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, clock(began)].join(' · '))
+    const time = clock(began, language())
+    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, time].join(' · '))
     attribute(this.about, 'title', aboutNode(run, began))
     this.count(run, summary(run.steps))
   }
@@ -101,7 +102,7 @@ class RunRow {
 }
 
 function aboutNode(run, began) {
-  const date = dateAndClock(began)
+  const date = dateAndClock(began, language())
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 

@@ -17,7 +17,14 @@ WIDTH = 230
 WIDE = ("Load", "TextEncode", "Save", "ParallelDiT_Plan")  # parts of types
 WIDTHS = {WIDE: 330, ("KSampler",): 270, ("Decode",): 180}
 ROW, WIDGET, MARGIN = 20, 26, 16
-HEIGHTS = {"CLIPTextEncode": 170, "TextEncodeQwenImageEditPlus": 240, "LoadImage": 340, "ParallelDiT_Plan": 300}
+HEIGHTS = {
+    "CLIPTextEncode": 170,
+    "LoadImage": 340,
+    "ParallelDiT_LoadCheckpoint": 200,
+    "ParallelDiT_LoadDiffusionModel": 150,
+    "ParallelDiT_Plan": 300,
+    "TextEncodeQwenImageEditPlus": 240,
+}
 SAVED = 330
 PLAN = "plan"
 PLAN_COLUMN = 330

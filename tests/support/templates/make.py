@@ -30,11 +30,10 @@ from tests.support.templates.workflows import templates_folder
 FOLDER = REPOSITORY / "example_workflows"
 NOTICE = FOLDER / "NOTICE.md"
 PACK = "paralleldit"
-PLAN_NODE, LOADER, STOCK, CHECKPOINT = (
-    *("ParallelDiT_Plan", "ParallelDiT_LoadDiffusionModel", "UNETLoader", "CheckpointLoaderSimple"),
-)
+PLAN_NODE, PLAN_TYPE = "ParallelDiT_Plan", "PARALLEL_PLAN"
+# Ours, whose outputs have the places of the stock one's, by that.
+LOADERS = {"UNETLoader": "ParallelDiT_LoadDiffusionModel", "CheckpointLoaderSimple": "ParallelDiT_LoadCheckpoint"}
 THUMBNAIL, QUALITY = 512, 85  # pixels of the longer side
-MODEL = 0  # the place of MODEL among a loader's outputs
 
 
 def make(name: str, example: Example, cards: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,25 +89,15 @@ def renamed(graph: Graph, example: Example) -> Graph:
 
 
 def parallel(graph: Graph) -> Graph:
-    """With our loader for the diffusion models. A checkpoint's text encoders and VAE stay with the stock one."""
-    found: Graph = {PLAN: Node(saved(PLAN_NODE, [("plan", "PARALLEL_PLAN")], ["auto"]))}
+    """With our loaders, and the plan that they have."""
+    found: Graph = {PLAN: Node(saved(PLAN_NODE, [("plan", PLAN_TYPE)], ["auto"]))}
     for name, node in graph.items():
-        if node.type not in (STOCK, CHECKPOINT):
-            found[name] = node
-            continue
-        ours = f"{name}/model" if node.type == CHECKPOINT else name
-        found[ours] = Node(
-            saved(LOADER, [("MODEL", "MODEL")], node.saved["widgets_values"][:1]), {"plan": Output(PLAN, 0)}
-        )
-        found[ours].saved["inputs"] = [{"name": "plan", "type": "PARALLEL_PLAN"}]
-        found[ours].saved["properties"]["models"] = node.saved["properties"]["models"]
-        if node.type == CHECKPOINT:
-            for other in graph.values():
-                other.linked = {
-                    socket: Output(ours, MODEL) if came == Output(name, MODEL) else came
-                    for socket, came in other.linked.items()
-                }
-            found[name] = node
+        found[name] = node
+        if node.type in LOADERS:
+            outputs = [(each["name"], each["type"]) for each in node.saved["outputs"]]
+            ours = saved(LOADERS[node.type], outputs, node.saved["widgets_values"][:1])
+            ours |= {"inputs": [{"name": "plan", "type": PLAN_TYPE}], "properties": node.saved["properties"]}
+            found[name] = Node(ours, {"plan": Output(PLAN, 0)})
     return found
 
 

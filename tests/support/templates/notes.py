@@ -11,6 +11,7 @@ from tests.support.templates.examples import Example, File
 GIB = 1 << 30
 TOO_SMALL = 1e8  # bytes: for LTX-2, ComfyUI's estimate is less than one copy of its tokens
 UNKNOWN = "–"
+LOADERS = {"diffusion_models": "Load Diffusion Model (Parallel)", "checkpoints": "Load Checkpoint (Parallel)"}
 
 
 class Phrases(NamedTuple):
@@ -29,7 +30,6 @@ class Phrases(NamedTuple):
     of_video: str
     computed: str
     encoder: str
-    checkpoint: str
     run: str
     licence: str
 
@@ -38,8 +38,7 @@ EN = Phrases(
     "en",
     "Files and cards",
     "## {} on all GPUs",
-    "ComfyUI's template *{}*, with **Load Diffusion Model (Parallel)** in place of its loader, and **Parallel Plan**. "
-    "All else is stock.",
+    "ComfyUI's template *{}*, with **{}** in place of its loader, and **Parallel Plan**. All else is stock.",
     "| File | in models/ | Size |",
     "| Two cards of | Plan of *auto* | Weights on each | Beside, in a step |",
     {"shared": "; {} of {} blocks are halved between them", "host": "; {} of {} blocks come from RAM"},
@@ -50,8 +49,6 @@ EN = Phrases(
     "For {}. The pack computes this from the model's published shapes and ComfyUI's estimate of a step, with 64 GiB of "
     "RAM free; it is not measured on GPUs.",
     "The text encoder ({}) comes to the first card before the model does; where both do not fit, they take turns.",
-    "**Load Diffusion Model (Parallel)** takes the diffusion model out of the checkpoint, and **Load Checkpoint** the "
-    "rest.",
     "Press **Run**. The workers start with the first run and stay up. *auto* uses all GPUs; set *manual* in **Parallel "
     "Plan** to choose the degrees.",
     "Licence of the model: {}",
@@ -60,8 +57,7 @@ ZH = Phrases(
     "zh",
     "文件与显卡",
     "## 用所有 GPU 运行 {}",
-    "ComfyUI 的模板 *{}*：加载器换成了 **Load Diffusion Model (Parallel)**，并加上 **Parallel Plan**，"
-    "其余都是自带节点。",
+    "ComfyUI 的模板 *{}*：加载器换成了 **{}**，并加上 **Parallel Plan**，其余都是自带节点。",
     "| 文件 | 放在 models/ 下 | 大小 |",
     "| 两张显卡，每张 | *auto* 的方案 | 每张存放的权重 | 每步另需 |",
     {"shared": "；{1} 个块中的 {0} 个由两张卡各存一半", "host": "；{1} 个块中的 {0} 个从内存取来"},
@@ -71,7 +67,6 @@ ZH = Phrases(
     "{length} 帧 {width} × {height}",
     "以上针对 {}。由本扩展按模型公布的形状和 ComfyUI 对一步的估计算出，假定有 64 GiB 空闲内存；并非在 GPU 上实测。",
     "文本编码器（{}）先于模型占用第一张显卡；两者放不下时轮流占用。",
-    "**Load Diffusion Model (Parallel)** 从 checkpoint 中取出扩散模型，其余部分由 **Load Checkpoint** 加载。",
     "点击**运行**即可。工作进程随第一次运行启动，之后一直保留。*auto* 使用所有 GPU；要自选并行度，"
     "请在 **Parallel Plan** 中选 *manual*。",
     "模型许可证：{}",
@@ -82,7 +77,7 @@ def note(example: Example, cards: Mapping[str, Any], phrases: Phrases) -> str:
     """The text of a note. cards: `two_cards.figures` by GiB of a card."""
     parts = [phrases.heading.format(example.title)]
     if example.base:
-        parts.append(phrases.made_of.format(example.base))
+        parts.append(phrases.made_of.format(example.base, LOADERS[example.model.folder]))
     if example.files:
         parts += [table(phrases.files, map(file_row, example.files)), *about_cards(example, cards, phrases)]
     parts += [phrases.run, getattr(example.tips, phrases.language)]
@@ -103,8 +98,6 @@ def about_cards(example: Example, cards: Mapping[str, Any], phrases: Phrases) ->
     encoders = [file for file in example.files if file.folder == "text_encoders"]
     if encoders:
         parts.append(phrases.encoder.format(amount(max(file.gb for file in encoders))))
-    if any(file.folder == "checkpoints" for file in example.files):
-        parts.append(phrases.checkpoint)
     return parts
 
 
