@@ -80,6 +80,10 @@ class ModelCosts:
         """Of any plan, as corrected."""
         return self.correction(forward, work).of(self.uncorrected(forward, work, plan))
 
+    def has_run(self, forward: Forward, work: Work, plan: ParallelPlan) -> bool:
+        """Whether what is predicted of a plan is what a step of it took here."""
+        return str(plan) in self.correction(forward, work).plans
+
     def uncorrected(self, forward: Forward, work: Work, plan: ParallelPlan) -> Prediction:
         return fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights(plan.world_size))
 

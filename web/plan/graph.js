@@ -1,7 +1,10 @@
-// Pure: what the graph around a Parallel Plan node says of it, as the question that POST /paralleldit/plan takes.
+// Pure: what the graph around a plan or a loader says of it, as the question that POST /paralleldit/plan takes.
 
 export const PLAN = 'ParallelDiT_Plan'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
+/** The nodes that load a model: which of their widgets name its file, and what it computes in. */
+export const LOADERS = { [LOADER]: { file: 'model_name', dtype: 'dtype' } }
+const PLAN_INPUT = 'plan' // of each of them
 const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
@@ -13,14 +16,25 @@ const SIZES = [...NEEDED, 'length', 'batch_size'] // and frames, and how many
 /** The question about a plan node, and the names of its values that other nodes compute, which only a run can tell. */
 export function questionOf(plan) {
   const { values, open } = widgetValues(plan)
-  const loaders = []
-  for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) {
-    const { model_name, dtype, group } = node.type === LOADER ? widgetValues(node).values : {}
-    if (typeof model_name !== 'string') continue
-    const samplers = samplersOf(node, new Set(), null)
-    loaders.push({ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers })
-  }
+  const loaders = [...reached(plan, ['PARALLEL_PLAN'], new Set())].map(loaderOf).filter(Boolean)
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
+}
+
+/** The question about a loader that has no plan, for which auto chooses one; none of one that has, or does not run. */
+export function questionOfLoader(node) {
+  const plan = node.inputs?.find(({ name }) => name === PLAN_INPUT)
+  const loader = plan?.link == null && !node.mode ? loaderOf(node) : null
+  return { question: loader && { values: { mode: 'auto' }, loaders: [loader] }, open: [] }
+}
+
+/** A loader's model, and what samples with it; null for another node, and where another node computes the name. */
+function loaderOf(node) {
+  const names = LOADERS[node.type]
+  const { values } = names ? widgetValues(node) : {}
+  const model_name = values?.[names.file]
+  if (typeof model_name !== 'string') return null
+  const samplers = samplersOf(node, new Set(), null)
+  return { model_name, dtype: ofType('string', values[names.dtype]), group: ofType('number', values.group), samplers }
 }
 
 /** The nodes that sample with a node's model, directly or by way of LoRAs, guiders and the like. cfg: a guider's. */
@@ -67,6 +81,9 @@ function* reached(node, types, seen) {
   }
 }
 
+/** Whether auto chooses a plan node's values but its mode; not where another node computes the mode. */
+export const isAuto = (plan) => widgetValues(plan).values.mode === 'auto'
+
 /** A node's values by widget. A linked one has its node's own `value`, as primitives do; if it has none, it is open. */
 function widgetValues(node) {
   const values = {}
@@ -91,7 +108,7 @@ function widgetValue(node, name) {
 /** The node that is linked to an input, behind reroutes; null if none is. */
 function originOf(node, name) {
   const input = node.inputs?.find((slot) => slot.name === name)
-  const link = input?.link == null ? null : node.graph.getLink(input.link)
+  const link = input?.link == null ? null : node.graph?.getLink(input.link)
   const origin = link ? node.graph.getNodeById(link.origin_id) : null
   return origin?.type === 'Reroute' ? originOf(origin, origin.inputs[0].name) : origin
 }
