@@ -2,14 +2,16 @@
 """Set up this repository on a bare machine and run its demo, its tests, or the checks of its code.
 
     python3 dev.py demo [--comfyui PATH]
+    python3 dev.py editor [--comfyui PATH] [ComfyUI's arguments...]
     python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
     python3 dev.py check [--comfyui PATH]
     python3 dev.py gpu [--comfyui PATH] [--device cpu] [pytest arguments...]
 
-`test` is the gate. --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a
-minute; --slow adds the long tests. tests/README.md says more. `check` runs the linters, the formatters
-and the type checker. `gpu` runs the tests for GPUs on those of this machine, measures the time of a
-step, and writes gpu-report.md into the current folder; with --device cpu, to see what that is.
+`editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
+--fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
+the long tests. tests/README.md says more. `check` runs the linters, the formatters and the type
+checker. `gpu` runs the tests for GPUs on those of this machine, measures the time of a step, and
+writes gpu-report.md into the current folder; with --device cpu, to see what that is.
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -483,9 +485,9 @@ def existing_comfyui(path: str) -> Path:
 
 def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
     """Split the command line into command, ComfyUI's path (or '') and the rest. Raises SetupError."""
-    if not argv or argv[0] not in ("demo", "test", "check", "gpu"):
+    if not argv or argv[0] not in ("demo", "editor", "test", "check", "gpu"):
         given = f"'{argv[0]}' is no command" if argv else "no command given"
-        raise SetupError(f"{given}: use `python3 dev.py demo`, `test`, `check` or `gpu`.")
+        raise SetupError(f"{given}: use `python3 dev.py demo`, `editor`, `test`, `check` or `gpu`.")
     comfyui, rest = os.environ.get("COMFYUI_PATH", ""), []
     remaining = iter(argv[1:])
     for argument in remaining:
@@ -498,7 +500,7 @@ def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
             continue
         if not comfyui:
             raise SetupError("--comfyui needs the path of a ComfyUI folder after it.")
-    if argv[0] not in ("test", "gpu") and rest:
+    if argv[0] not in ("editor", "test", "gpu") and rest:
         raise SetupError(f"{argv[0]} takes no '{rest[0]}': its only option is --comfyui PATH.")
     return argv[0], comfyui, rest
 
@@ -555,8 +557,9 @@ def main(argv: Sequence[str]) -> int:
         command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
         environment = {"OMP_NUM_THREADS": "1", "COMFYUI_OLDER_PATH": str(OLDER_HOST)}
         return call([PYTHON, *command_line], env={**run_env(setup.comfyui), **environment})
-    demo = ["-m", "demo.run", "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else [])]
-    return call([PYTHON, *demo], env=run_env(setup.comfyui))
+    program = "demo.run" if command == "demo" else "demo.editor"
+    shown = ["-m", program, "--comfyui", setup.comfyui, *(["--gpu"] if setup.gpu else []), *rest]
+    return call([PYTHON, *shown], env=run_env(setup.comfyui))
 
 
 def terminated(signum: int, frame: object) -> None:

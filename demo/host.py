@@ -30,7 +30,7 @@ PREVIEW_TYPES = (1, 4)  # ComfyUI's protocol.BinaryEventTypes: with and without 
 EventHandler = Callable[[dict], None]
 
 # The host is on this machine; a proxy from the environment must not come between.
-_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -95,8 +95,9 @@ class ComfyHost:
 
     def __enter__(self) -> "ComfyHost":
         """Start the host and wait until it answers. Raises HostError, also when it can't import the pack."""
-        self._prepare_base()
-        self.port = _free_port()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        prepare_base(self.base, self._pack)
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, str(self.comfyui / "main.py"), "--base-directory", str(self.base)]
         command += ["--listen", "127.0.0.1", "--port", str(self.port), "--disable-api-nodes"]
@@ -166,6 +167,11 @@ class ComfyHost:
         """Ask the host to unload its models and free its memory, as the editor's Free button does."""
         self._request("/free", {"unload_models": True, "free_memory": True})
 
+    @property
+    def client_id(self) -> str:
+        """By which the host knows this websocket."""
+        return self._events.client_id
+
     def object_info(self) -> dict:
         """The host's description of every node it has."""
         return self._request("/object_info")
@@ -187,40 +193,11 @@ class ComfyHost:
                 self.process.wait()
         self._events.close()
 
-    def _prepare_base(self) -> None:
-        """Make the base folder with the pack linked into it. Raises HostError where that can't be done."""
-        link = self.base / "custom_nodes" / PACK_NAME
-        link.parent.mkdir(parents=True, exist_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        settings = self.base / "user" / "default" / "comfy.settings.json"
-        if not settings.exists():
-            settings.parent.mkdir(parents=True, exist_ok=True)
-            settings.write_text(json.dumps({"Comfy.TutorialCompleted": True}))
-        if link.is_symlink() and link.resolve() != self._pack:
-            link.unlink()
-        if link.is_symlink():
-            return
-        try:
-            link.symlink_to(self._pack, target_is_directory=True)
-        except FileExistsError:
-            if link.resolve() != self._pack:
-                raise HostError(f"{link} is in the way of the link to {self._pack}: move it away.") from None
-        except OSError as error:
-            raise HostError(
-                f"ComfyUI gets this pack by a symbolic link, and {link} could not be made ({error.strerror}): "
-                "use a file system that has links, and on Windows turn on developer mode."
-            ) from error
-
     def _start(self, command: list[str], output: IO[bytes]) -> subprocess.Popen:
-        # Where worker ranks run on the CPU, threads that spin while they wait would take the cores from them.
-        env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
-        if not self.comfyui.is_relative_to(REPOSITORY):
-            env["PYTHONDONTWRITEBYTECODE"] = "1"  # an existing ComfyUI is used as it is
-        env.update(self._env)
         return subprocess.Popen(
             command,
             cwd=self.base,
-            env=env,
+            env={**environment(self.comfyui), **self._env},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -260,7 +237,7 @@ class ComfyHost:
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
-        with _open(request, timeout=60) as response:
+        with open_url(request, timeout=60) as response:
             return json.loads(response.read() or b"{}")
 
     def _failure(self, what: str) -> HostError:
@@ -271,6 +248,39 @@ class ComfyHost:
             state = "it is still running"
         lines = self.log.read_text(errors="replace").splitlines()[-40:]
         return HostError("\n".join([f"{what}: {state}. The end of {self.log}:", *lines]))
+
+
+def prepare_base(base: Path, pack: Path = REPOSITORY) -> None:
+    """Make the base folder with the pack linked into it. Raises HostError where that can't be done."""
+    link = base / "custom_nodes" / PACK_NAME
+    link.parent.mkdir(parents=True, exist_ok=True)
+    settings = base / "user" / "default" / "comfy.settings.json"
+    if not settings.exists():
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps({"Comfy.TutorialCompleted": True}))
+    if link.is_symlink() and link.resolve() != pack:
+        link.unlink()
+    if link.is_symlink():
+        return
+    try:
+        link.symlink_to(pack, target_is_directory=True)
+    except FileExistsError:
+        if link.resolve() != pack:
+            raise HostError(f"{link} is in the way of the link to {pack}: move it away.") from None
+    except OSError as error:
+        raise HostError(
+            f"ComfyUI gets this pack by a symbolic link, and {link} could not be made ({error.strerror}): "
+            "use a file system that has links, and on Windows turn on developer mode."
+        ) from error
+
+
+def environment(comfyui: Path) -> dict[str, str]:
+    """That of a host from this folder."""
+    # Where worker ranks run on the CPU, threads that spin while they wait would take the cores from them.
+    env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
+    if not comfyui.is_relative_to(REPOSITORY):
+        env["PYTHONDONTWRITEBYTECODE"] = "1"  # an existing ComfyUI is used as it is
+    return env
 
 
 class _Events:
@@ -357,7 +367,7 @@ class _Events:
                 self._changed.notify_all()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 NOTES = ("Note", "MarkdownNote")
 MUTED, BYPASSED = 2, 4
-WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COLOR")
+WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "COLOR", "COMFY_DYNAMICCOMBO_V3")
 SEEDS = ("seed", "noise_seed")
 UPLOADS = ("image_upload", "audio_upload", "video_upload")
 
@@ -61,6 +61,7 @@ def _widgets(description: dict) -> Iterator[tuple[str, dict, bool]]:
         declared = description["input"].get(group, {})
         for name in description.get("input_order", {}).get(group, declared):
             kind, options = declared[name][0], (declared[name][1:] or [{}])[0]
+            kind = options.get("widgetType") or kind  # of an input that takes more than one type
             if options.get("forceInput") or not (isinstance(kind, list) or kind in WIDGET_TYPES):
                 continue
             if isinstance(kind, list):

@@ -17,7 +17,7 @@ class DiTClassLabel(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_ClassLabel",
             display_name="DiT Class Label",
-            category="model/conditioning/dit",
+            category="ParallelDiT",
             description="What a class-conditional DiT shall draw. Leave it empty for the negative of a sampler.",
             search_aliases=["ParallelDiT", "imagenet class", "label"],
             inputs=[

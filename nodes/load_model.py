@@ -16,7 +16,7 @@ from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
 from .errors import Refused
 from .model.families import family_for
-from .model.host_file import HostFile, describe_host_file
+from .model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
 from .model.host_names import host_names
 from .model.model_files import ModelDescription, describe_folder, list_models, why_not_listed
 from .model.remote_model import Handover, RemoteDiT
@@ -25,10 +25,11 @@ from .model.remote_patcher import RemoteModelPatcher, remote_model, remote_patch
 from .model.schedule import Schedule
 from .parallel_plan import PlanType, ResolvedPlan, auto_host_plan, resolve_host_plan, resolve_plan
 from .plan_words import in_words
+from .workers.ahead import prepare
 from .workers.group import GROUPS, device_type, worker_group
 from .workers.installed import check_installed
 
-AUTO = "auto"
+DEFAULT = "default"
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -38,34 +39,19 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_LoadDiffusionModel",
             display_name="Load Diffusion Model (Parallel)",
-            category="model/parallel",
+            category="ParallelDiT",
             description="Loads a diffusion transformer into the worker group. The MODEL works with the stock nodes.",
-            search_aliases=["ParallelDiT", "multi GPU", "unet loader", "xdit"],
+            search_aliases=["multi gpu", "load diffusion", "load checkpoint", "unet loader", "gguf", "xdit"],
             inputs=[
                 io.Combo.Input(
                     "model_name",
                     options=list(list_models()),
                     tooltip="A safetensors or GGUF file in models/diffusion_models, a checkpoint in models/checkpoints "
                     "(its diffusion model alone is read), a diffusers folder in models/diffusers or "
-                    "models/diffusion_models, or the demo model.",
+                    "models/diffusion_models, or the demo model. Pickle files (ckpt, pt, bin) are not offered: loading "
+                    "one can run any code.",
                 ),
-                io.Combo.Input(
-                    "dtype",
-                    options=[AUTO, *DTYPES],
-                    default=AUTO,
-                    tooltip="What the model computes in, and what its weights are cast to. auto: what ComfyUI would "
-                    "choose for its own device.",
-                ),
-                PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
-                io.Int.Input(
-                    "group",
-                    default=1,
-                    min=1,
-                    max=GROUPS,
-                    optional=True,
-                    tooltip="Which worker group holds this model. Models of one group take turns in memory, and are "
-                    "read anew; models of different groups stay loaded side by side, on the same devices.",
-                ),
+                *common_inputs(),
             ],
             outputs=[io.Model.Output(tooltip="For stock samplers, guiders and LoRA loaders, and Parallel Sampler.")],
         )
@@ -75,15 +61,44 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         return True if model_name in list_models() else str(why_not_listed(model_name))
 
     @classmethod
-    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1) -> io.NodeOutput:
+    async def execute(
+        cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
+    ) -> io.NodeOutput:
+        """Asynchronous, so that ComfyUI runs it before other nodes that could run, while which the ranks start."""
         check_installed()
         models = list_models()
         if model_name not in models:
             raise Refused(*why_not_listed(model_name))
         path = models[model_name]
         if path.is_file():
-            return io.NodeOutput(host_model(model_name, describe_host_file(path, DTYPES.get(dtype)), plan, group))
+            return io.NodeOutput(host_model(model_name, describe_host_file(path, WEIGHT_DTYPES[dtype]), plan, group))
         return io.NodeOutput(folder_model(model_name, describe_folder(path), dtype, plan, group))
+
+
+def common_inputs() -> list[io.Input]:
+    """Of every loader, behind its file."""
+    return [
+        io.Combo.Input(
+            "dtype",
+            display_name="weight_dtype",
+            options=list(WEIGHT_DTYPES),
+            default=DEFAULT,
+            advanced=True,
+            tooltip="What the weights are cast to, as in the stock loader. default: what ComfyUI would choose for its "
+            "own device. fp8 takes half of the memory of bf16 and is computed in bf16 or fp16; fast multiplies it as "
+            "it is, where the device can. Quantised files stay as they are.",
+        ),
+        PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
+        io.Int.Input(
+            "group",
+            default=1,
+            min=1,
+            max=GROUPS,
+            optional=True,
+            tooltip="Which worker group holds this model. Models of one group take turns in memory, and are "
+            "read anew; models of different groups stay loaded side by side, on the same devices.",
+        ),
+    ]
 
 
 def folder_model(
@@ -93,11 +108,16 @@ def folder_model(
     spec = spec_for(description.model_class)
     family = family_for(description.model_class)
     if family is None:
-        raise Refused(f"{description.model_class} runs in scripts only (see the README); the editor has none yet.")
+        raise Refused(f"{description.model_class} runs in scripts only (docs/scripts.md); the editor has none yet.")
+    if dtype not in (DEFAULT, *DTYPES):
+        raise Refused(
+            f"{model_name} is a diffusers folder, whose weights cannot be cast to {dtype}.",
+            f"Choose the weight_dtype {DEFAULT}, or the model's file for ComfyUI.",
+        )
     plan, remarks = resolve_plan(plan, description.config, spec)
     note = in_words(remarks)
     model = family.build(description)
-    torch_dtype = DTYPES[dtype] if dtype != AUTO else folder_dtype(description, model)
+    torch_dtype = DTYPES[dtype] if dtype != DEFAULT else folder_dtype(description, model)
     dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
     source = description.source(dtype)
     logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
@@ -111,7 +131,9 @@ def folder_model(
     )
     schedule = Schedule(description.scheduler, family.scheduler(description.config), family.linear_sigmas)
     names = host_names(description)
-    dit = RemoteDiT(worker_group(group), source, plan, handover, torch_dtype, schedule, names, note)
+    workers = worker_group(group)
+    prepare(workers, plan.world_size, source.to_json(), source.files)
+    dit = RemoteDiT(workers, source, plan, handover, torch_dtype, schedule, names, note, model_name)
     return remote_model(model, dit)
 
 
@@ -129,7 +151,9 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     if note:
         logging.warning("[ParallelDiT] %s", note)
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
-    remote = RemoteModule(worker_group(group), source, plan, file.module, file.sizes, costs, note, auto)
+    workers = worker_group(group)
+    prepare(workers, plan.world_size, source.to_json(), source.files)
+    remote = RemoteModule(workers, source, plan, file.module, file.sizes, costs, note, auto, model_name)
     return remote_patcher(file.model, remote)
 
 

@@ -54,7 +54,7 @@ class ParallelPlanNode(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_Plan",
             display_name="Parallel Plan",
-            category="model/parallel",
+            category="ParallelDiT",
             description="How many ranks share the work, and how. The product of the degrees is the number of ranks.",
             search_aliases=["ParallelDiT", "multi GPU", "ulysses", "pipefusion", "xdit"],
             inputs=[
@@ -200,7 +200,7 @@ def compile_input() -> io.Input:
         optional=True,
         advanced=True,
         tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first steps of a size "
-        f"longer. auto: in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
+        f"longer. auto: on a GPU, in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
     )
 
 

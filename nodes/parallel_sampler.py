@@ -69,7 +69,7 @@ class ParallelSampler(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_Sampler",
             display_name="Parallel Sampler",
-            category="model/parallel",
+            category="ParallelDiT",
             description="Denoises a latent in the worker group with a diffusers scheduler, under any plan.",
             search_aliases=["ParallelDiT", "KSampler", "PipeFusion", "xdit"],
             inputs=[

@@ -48,7 +48,7 @@ class ParallelVAEDecode(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_VAEDecode",
             display_name="Parallel VAE Decode",
-            category="model/parallel",
+            category="ParallelDiT",
             description="Decodes the latent of an image or a video on all ranks of the worker group, each with a band "
             "of the rows. The same pictures as VAE Decode, without tiles and their seams.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
@@ -73,7 +73,7 @@ class ParallelVAEEncode(io.ComfyNode):
         return io.Schema(
             node_id="ParallelDiT_VAEEncode",
             display_name="Parallel VAE Encode",
-            category="model/parallel",
+            category="ParallelDiT",
             description="Encodes images, or the frames of a video, on all ranks of the worker group, each with a band "
             "of the rows.",
             search_aliases=["ParallelDiT", "vae", "xdit"],

@@ -81,11 +81,12 @@ class Ranks(Protocol):
 
 class Placing:
     """The weights of the model that is loaded. asked: what its plan says of them; decided: the plan with that
-    decided."""
+    decided. bringing: how many bytes this rank is about to keep, while they come."""
 
     def __init__(self) -> None:
         self.asked: tuple[str, int] | None = None
         self.decided: ParallelPlan | None = None
+        self.bringing = 0
         self.links: dict[int, Links] = {}  # by how many ranks share weights
 
     def forget(self) -> None:
@@ -129,7 +130,11 @@ class Placing:
         store = self._store(ranks, model, plan) if places else None
         reads_others = model.fetched.store is not None and model.fetched.store.is_collective
         bring = lambda: model.bring(places, store, ranks.check)  # noqa: E731
-        ranks.together(bring if reads_others else lambda: ranks.alone(bring))
+        self.bringing = model.sizes.kept(plan)[model.mesh["pipefusion"].index]
+        try:
+            ranks.together(bring if reads_others else lambda: ranks.alone(bring))
+        finally:
+            self.bringing = 0
         if store:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
 

@@ -49,7 +49,7 @@ class ParallelPlan:
     weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
-    compile: whether blocks run through `torch.compile`; auto: for samplings of at least COMPILED_STEPS steps.
+    compile: whether blocks run through `torch.compile`; auto: on a GPU, for samplings of at least COMPILED_STEPS steps.
     exchange: what travels under ulysses: queries, keys and values, by heads; or the hidden states of which each rank
     makes those of its own heads. smallest: hidden states where that can be and is fewer bytes, else heads.
     exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
@@ -349,6 +349,15 @@ def ulysses_of(ranks: int, heads: int) -> int:
     the fullest not too many."""
     degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
     return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)
+
+
+def hidden_sends_less(ranks: int, kv: float, width: float = 1.0) -> bool:
+    """Whether hidden states are fewer bytes than queries, keys and values, over so many ranks of Ulysses: in and out
+    width (N - 1) / N + (N - 1) / N² beside (2 + 2 kv) (N - 1) / N².
+
+    kv: heads of keys for each of the queries'. width: of a token, in times of all heads'.
+    """
+    return width * ranks + 1 < 2 + 2 * kv
 
 
 def nearest_divisors(number: int, degree: int) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support import tiers
 from tests.support.cases.families import FAMILIES
+from tests.support.editor import groups
 from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor, use_theme
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
@@ -33,6 +34,7 @@ HOST_SUPPORT = Path(__file__).parent / "support" / "host"
 # Node packs of the tests' own, by the name of their folder.
 NODE_PACKS = {
     NODE_PACK: NODE_PACK_SOURCE,
+    groups.PACK: groups.PACK_SOURCE,
     **{name: (HOST_SUPPORT / f"{name}.py").read_text() for name in ("narrow_encoders", "pictures")},
 }
 # Four ranks and more, however few cores there are; auto stays at two, for which links cost nothing.

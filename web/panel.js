@@ -1,16 +1,25 @@
-// The sidebar panel of the worker groups. What it shows comes by events, from the moment that the editor is up;
-// the server is asked once when the page loads, and again when a lost connection is back.
+// The sidebar panel of the worker groups. What it shows comes by events, from the moment that the server is asked: once
+// when the page loads, and again when a lost connection is back.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
+import { comparisonView } from './compare/view.js'
 import { addStyle } from './elements.js'
 import { Actions } from './panel/actions.js'
+import { paced } from './panel/pace.js'
 import { answered, badgeOf, empty, opened, read, told } from './panel/state.js'
 import { PanelView } from './panel/view.js'
 import { loaded, t } from './text.js'
 
 const ID = 'paralleldit'
 const LOG_LINES = 200
+const PAUSE_MS = 350 // between two drawings
+
+/** By which ComfyUI knows this page, once it is connected. */
+async function pageId() {
+  if (!api.clientId) await new Promise((resolve) => api.addEventListener('status', resolve, { once: true }))
+  return encodeURIComponent(api.clientId)
+}
 
 class Panel {
   constructor() {
@@ -18,7 +27,10 @@ class Panel {
     this.view = null // made when the tab is first opened, and kept
     this.isShown = false
     this.waiting = null // the events since the server was asked
+    this.badge = ''
     this.actions = new Actions(app, api, () => this.draw())
+    const clock = { now: () => performance.now(), later: (act, wait) => setTimeout(act, wait) }
+    this.drawSoon = paced(() => this.draw(), PAUSE_MS, clock)
   }
 
   listen() {
@@ -28,6 +40,7 @@ class Panel {
     })
     api.addEventListener('reconnecting', () => this.become({ ...this.model, connected: false }))
     api.addEventListener('reconnected', () => this.ask())
+    document.addEventListener('visibilitychange', () => this.drawSoon())
   }
 
   /** Asks for the groups; the events that come meanwhile are newer than the answer, or the next ones are. */
@@ -35,7 +48,7 @@ class Panel {
     const waiting = []
     this.waiting = waiting
     try {
-      const response = await api.fetchApi('/paralleldit/groups')
+      const response = await api.fetchApi(`/paralleldit/groups?listener=${await pageId()}`)
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json()
       const late = waiting.map((event) => ({ ...event, log: [] }))
@@ -63,13 +76,19 @@ class Panel {
 
   become(model) {
     this.model = model
-    this.draw()
-    const tab = app.extensionManager.getSidebarTabs().find(({ id }) => id === ID)
-    if (tab && tab.iconBadge !== badgeOf(model)) tab.iconBadge = badgeOf(model)
+    this.drawSoon()
+    if (badgeOf(model) !== this.badge) this.mark()
   }
 
+  /** Has the tab's icon tell what the groups do, once there is a tab. */
+  mark() {
+    const tab = app.extensionManager?.getSidebarTabs().find(({ id }) => id === ID)
+    if (tab) tab.iconBadge = this.badge = badgeOf(this.model)
+  }
+
+  /** Nobody sees a tab that is not open, or a page behind another. */
   draw() {
-    if (this.isShown) this.view.update(this.model)
+    if (this.isShown && !document.hidden) this.view.update(this.model)
   }
 
   /** Shows the panel in an element of the editor's, which may ask for it again. */
@@ -77,7 +96,8 @@ class Panel {
     this.view ??= new PanelView(
       this.actions,
       (number, rank) => this.openLog(number, rank),
-      () => this.ask()
+      () => this.ask(),
+      () => comparisonView(app, api)
     )
     if (this.view.element.parentNode !== parent) parent.append(this.view.element)
     this.isShown = true
@@ -90,11 +110,12 @@ class Panel {
   }
 }
 
+const panel = new Panel()
+panel.listen() // before the first message: the editor complains of one that nobody listens to
+
 app.registerExtension({
   name: 'ParallelDiT.Panel',
   async setup() {
-    const panel = new Panel()
-    panel.listen()
     await loaded
     addStyle(new URL('./panel/style.css', import.meta.url))
     app.extensionManager.registerSidebarTab({
@@ -107,5 +128,6 @@ app.registerExtension({
       destroy: () => panel.destroy()
     })
     await panel.ask()
+    panel.mark()
   }
 })

@@ -4,7 +4,7 @@ import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.js'
 import { askAgain, explain } from './plan/explain.js'
-import { LOADERS, PLAN, questionOf, questionOfLoader } from './plan/graph.js'
+import { LOADERS, PLAN, questionOf, questionWithoutPlan } from './plan/graph.js'
 import { renewWorkflow } from './plan/old.js'
 import { showUsed } from './plan/used.js'
 
@@ -28,7 +28,7 @@ app.registerExtension({
 
   nodeCreated(node) {
     if (node.comfyClass === PLAN) explainPlan(node)
-    if (node.comfyClass in LOADERS) explainLoader(node)
+    if (LOADERS.includes(node.comfyClass)) explainLoader(node)
   },
 
   afterConfigureGraph() {
@@ -62,7 +62,7 @@ function explainPlan(node) {
 
 /** What it loads concerns the plans, too. */
 function explainLoader(node) {
-  const { ask, height } = explain(node, questionOfLoader, true)
+  const { ask, height } = explain(node, questionWithoutPlan, true)
   asks.set(node, ask)
   follow(node, () => askAll())
   chain(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))

@@ -6,21 +6,23 @@ import { fieldsOf } from './errors/message.js'
 import { retold, words } from './words.js'
 
 let trees = []
-let language = 'en'
+
+/** The editor's language, by which times are told, too. */
+export const language = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
 
 /** Fetches the texts, once; to be awaited before `t`. */
 export const loaded = (async () => {
-  language = app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+  const own = language()
   try {
     const all = await (await api.fetchApi('/i18n')).json()
-    trees = [all[language], all[language.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
+    trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
   } catch (error) {
     console.warn('[ParallelDiT]', error) // what is shown then has names in place of words
   }
 })()
 
 /** "a, b or c" of these words. */
-export const either = (words) => new Intl.ListFormat(language, { type: 'disjunction' }).format(words)
+export const either = (words) => new Intl.ListFormat(language(), { type: 'disjunction' }).format(words)
 
 /** The text at a path like 'panel.stop', with {names} filled in. */
 export const t = (path, values) => words(trees, path, values)

@@ -3,6 +3,9 @@
 Run it in the pack's folder; ADDRESS:PORT is the first of that machine's setting `machines`, which also names this one.
 Each time a group is started there, it says how many ranks on which device this machine adds; when the group ends, or
 the other machine is not heard of any more, the ranks here end too, and this waits for the next one.
+
+`python -m worker.join MACHINES -- COMMAND` is for a cluster's job, where all machines run the same: the first one runs
+COMMAND, which is ComfyUI's, the others join it. MACHINES is the setting, or :PORT for the nodes of a Slurm step.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ import time
 from pathlib import Path
 
 from .errors import Explanation
+from .launch.cluster import job_machines, job_place
 from .launch.peer import Message, PeerConnection, PeerLost
 from .launch.process import WorkerProcess
 from .launch.rendezvous import RendezvousError, ask
-from .launch.torchrun import launch_command, rank_environment
-from .settings import DEVICES, Settings
+from .launch.torchrun import Machines, launch_command, rank_environment
+from .settings import DEVICES, PREFIX, Settings, SettingsError
 
 WAIT_SECONDS = 1.0
 POLL_SECONDS = 0.1
@@ -34,9 +38,19 @@ class Terminated(BaseException):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m worker.join", description=(__doc__ or "").partition("\n")[0])
+    own, command = split_off(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m worker.join",
+        usage="%(prog)s ADDRESS:PORT\n       %(prog)s MACHINES -- COMMAND",
+        description=(__doc__ or "").partition("\n")[0],
+    )
     parser.add_argument("where", metavar="ADDRESS:PORT", help="of the first machine, as its setting `machines` has it")
-    where = parser.parse_args().where
+    where = parser.parse_args(own).where
+    if command:
+        try:
+            where = in_a_job(where, command)
+        except (SettingsError, OSError) as error:
+            parser.error(str(error))
     address, _, port = where.rpartition(":")
     if not address or not port.isdecimal():
         parser.error(f"{where!r} is no address and port, like 10.0.0.1:29400")
@@ -51,6 +65,30 @@ def main() -> None:
             serve(address, int(port), Path(folder))
     except Terminated:
         say("ended")
+
+
+def split_off(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """This program's own arguments, and the command after the first --."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:cut], arguments[cut + 1 :]
+
+
+def in_a_job(where: str, command: list[str]) -> str:
+    """On the first machine of a cluster's job becomes the command; on the others, where to meet the first.
+
+    Raises SettingsError, and OSError where there is no such command.
+    """
+    place, machines = job_place(os.environ), job_machines(where, os.environ)
+    if place >= len(machines):
+        raise SettingsError(f"This is machine {place + 1} of the job, and {','.join(machines)} names {len(machines)}.")
+    if place:
+        return machines[0]
+    environment = dict(os.environ)
+    if len(machines) > 1:
+        Machines.parse(machines)
+        environment[f"{PREFIX}MACHINES"] = ",".join(machines)
+    say(f"machine 1 of {len(machines)} runs {' '.join(command)}")
+    os.execvpe(command[0], command, environment)
 
 
 def serve(address: str, port: int, folder: Path) -> None:

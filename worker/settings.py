@@ -16,6 +16,7 @@ PREFIX = "PARALLELDIT_"
 FILE_NAME = "paralleldit.json"
 DEVICES = ("cpu", "cuda", "xpu")
 ON_FREE = ("park", "unload", "keep")
+WITH_LOADER, WITH_COMFYUI, WITH_SAMPLER = START = ("loader", "comfyui", "sampler")
 
 
 class SettingsError(Explained, ValueError):
@@ -38,6 +39,8 @@ class Settings:
     up, other machines' included. silence_seconds: after which a rank that gives no sign of life is taken for dead.
     log_megabytes: of one rank's log, before it is rotated.
     measured: the folder that keeps what was measured of this machine; empty for the pack's own.
+    start: when the ranks start: with the first loader that a prompt runs; with comfyui, those of an automatic plan; or
+    with the first sampler, once it needs them.
     """
 
     device: str = ""
@@ -51,6 +54,7 @@ class Settings:
     log_megabytes: float = 8.0
     cpu_ranks: int = 0
     measured: str = ""
+    start: str = WITH_LOADER
 
     @classmethod
     def read(cls, environment: Mapping[str, str], file: Path) -> Settings:
@@ -90,7 +94,7 @@ def checked(name: str, value: Any, source: str) -> Any:
             result = type(default)(value)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{source} sets {name} to {value!r}; it takes {kind}.") from error
-    choices = {"on_free": ON_FREE, "device": ("", *DEVICES)}.get(name)
+    choices = {"on_free": ON_FREE, "device": ("", *DEVICES), "start": START}.get(name)
     if choices and result not in choices:
         raise SettingsError(f"{source} sets {name} to {value!r}; it is one of {', '.join(filter(None, choices))}.")
     if isinstance(result, (int, float)) and (

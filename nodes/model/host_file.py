@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import comfy.cli_args
 import comfy.model_base
@@ -11,6 +12,7 @@ import torch
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
+from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_host
 from ...worker.comfyui.model import (
     META,
@@ -45,11 +47,30 @@ COMFYUI = str(Path(comfy.model_base.__file__).resolve().parents[1])
 MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
+class WeightDtype(NamedTuple):
+    """What the weights of a file are cast to; None is ComfyUI's own choice. fast: see `HostSource.fast_fp8`."""
+
+    dtype: torch.dtype | None = None
+    fast: bool = False
+
+
+OWN_CHOICE = WeightDtype()
+# By the names of stock's Load Diffusion Model, as far as it has them.
+WEIGHT_DTYPES = {
+    "default": OWN_CHOICE,
+    "fp8_e4m3fn": WeightDtype(torch.float8_e4m3fn),
+    "fp8_e4m3fn_fast": WeightDtype(torch.float8_e4m3fn, fast=True),
+    "fp8_e5m2": WeightDtype(torch.float8_e5m2),
+    **{name: WeightDtype(dtype) for name, dtype in DTYPES.items()},
+}
+
+
 @dataclass(frozen=True)
 class HostFile:
     """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
 
-    sizes: of its weights, as they are loaded.
+    sizes: of its weights, as they are loaded. fast_fp8: see HostSource. has_more: whether it is a checkpoint with more
+    than the diffusion model.
     """
 
     path: Path
@@ -57,6 +78,8 @@ class HostFile:
     dtype: torch.dtype | None
     cast: torch.dtype | None
     sizes: WeightSizes
+    fast_fp8: bool
+    has_more: bool
 
     @property
     def module(self) -> torch.nn.Module:
@@ -83,6 +106,7 @@ class HostFile:
             model_class=self.model_class,
             dtype=dtype_name(self.dtype),
             cast=dtype_name(self.cast),
+            fast_fp8=self.fast_fp8,
         )
 
 
@@ -106,8 +130,8 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile:
-    """What ComfyUI detects in a file. dtype: instead of its own choice.
+def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
+    """What ComfyUI detects in a file.
 
     Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model to sample from,
     and for weights that do not fit what it is taken for.
@@ -124,8 +148,8 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
         raise ModelFileError(
             f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
         )
-    chosen, cast = choose_dtypes(config, weights, dtype)
-    model = build_empty(config, weights, beside, chosen, cast)
+    chosen, cast = choose_dtypes(config, weights, wanted.dtype)
+    model = build_empty(config, weights, beside, chosen, cast, wanted.fast)
     # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
@@ -146,7 +170,8 @@ def describe_host_file(path: Path, dtype: torch.dtype | None = None) -> HostFile
             f"first is {missing[0]}; the file is incomplete or of another model.",
             "Download it again.",
         )
-    return HostFile(path, model, chosen, cast, sizes_of_host(model.diffusion_model))
+    sizes = sizes_of_host(model.diffusion_model)
+    return HostFile(path, model, chosen, cast, sizes, wanted.fast, bool(beside))
 
 
 def unknown(path: Path) -> ModelFileError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
 GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, where it is installed
 REQUIRED_KEYS = ("_class_name", "in_channels")
+FOLDERS = ("diffusion_models", "checkpoints")
+SAFETENSORS = (".safetensors", ".sft")
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pt2", ".bin", ".pth", ".pkl")
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -58,12 +61,9 @@ def list_models() -> dict[str, Path]:
     Of two by one name, the one in diffusion_models.
     """
     models: dict[str, Path] = {}
-    for kind in ("diffusion_models", "checkpoints"):
-        for name in folder_paths.get_filename_list(kind):
-            if name.endswith(".safetensors"):
-                path = folder_paths.get_full_path(kind, name)  # None for a link to nowhere
-                if path:
-                    models.setdefault(name, Path(path))
+    for kind in FOLDERS:
+        for name, path in safetensors_in(kind).items():
+            models.setdefault(name, path)
     models.update({name: path for name, path in gguf_files().items() if name not in models})
     for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
@@ -71,6 +71,18 @@ def list_models() -> dict[str, Path]:
     if DEMO_FOLDER.is_dir():
         models[DEMO_NAME] = DEMO_FOLDER
     return models
+
+
+def list_checkpoints() -> dict[str, Path]:
+    """What the loader of checkpoints offers: name to path."""
+    return safetensors_in("checkpoints")
+
+
+def safetensors_in(kind: str) -> dict[str, Path]:
+    """Name to path, of the folders of this kind."""
+    names = [name for name in folder_paths.get_filename_list(kind) if name.lower().endswith(SAFETENSORS)]
+    paths = {name: folder_paths.get_full_path(kind, name) for name in names}  # None for a link to nowhere
+    return {name: Path(path) for name, path in paths.items() if path}
 
 
 def gguf_files() -> dict[str, Path]:
@@ -86,11 +98,18 @@ def gguf_files() -> dict[str, Path]:
 
 
 def why_not_listed(name: str) -> Explanation:
-    """What there is to say of a name that is not among `list_models`."""
+    """What there is to say of a name that a loader does not offer."""
     if name.lower().endswith(PICKLE_SUFFIXES):
         return Explanation(
             f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused.",
             "Use the model's safetensors file, or convert it.",
+        )
+    kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
+    if kinds := [kind for kind in kinds if folder_paths.get_full_path(kind, name)]:
+        return Explanation(
+            f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here.",
+            "Choose one of the list: safetensors and GGUF files in models/diffusion_models, safetensors files in "
+            "models/checkpoints, or a diffusers folder.",
         )
     return Explanation(
         f"There is no model {name!r} in ComfyUI's diffusion_models, checkpoints or diffusers folders.",

@@ -53,13 +53,14 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         schedule: Schedule,
         names: HostNames,
         note: str = "",
+        name: str = "",
     ) -> None:
         """dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for changes of them.
 
-        note: for the group's status, where the plan is not the one that was asked for.
+        note: for the group's status, where the plan is not the one that was asked for. name: of the model, as chosen.
         """
         torch.nn.Module.__init__(self)
-        RemoteWeights.__init__(self, group, source.to_json(), plan, sizes_of_source(source), note)
+        RemoteWeights.__init__(self, group, source.to_json(), plan, sizes_of_source(source), note, name)
         self.__dict__.update(handover.visible)
         self.handover = handover
         self.dtype = dtype

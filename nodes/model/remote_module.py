@@ -43,6 +43,7 @@ from .remote_weights import Patches, RemoteWeights, check_interrupt
 from .untouched import Untouched, put_elsewhere
 
 AUTO = "auto"
+ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
@@ -90,10 +91,11 @@ class RemoteModule(RemoteWeights):
         costs: ModelCosts,
         note: str = "",
         auto: PlanOfRun[tuple[Remark, ...]] | None = None,
+        name: str = "",
     ) -> None:
         """costs: of the model's plans. auto: what decides on the plan by what is asked; None where it does not depend
-        on that."""
-        super().__init__(group, source.to_json(), plan, sizes, note)
+        on that. name: of the model, as the person chose it."""
+        super().__init__(group, source.to_json(), plan, sizes, note, name)
         self.auto = auto
         self.costs = costs
         self.asked: Work | None = None  # of the last request
@@ -219,10 +221,14 @@ class RemoteModule(RemoteWeights):
             check_plan(each, self.plan)
 
     def predict(self, work: Work) -> None:
-        """Tells what a step is predicted to take, once for each plan and size."""
+        """Tells what a step is predicted to take, also on one device, once for each plan and size."""
         if work == self.asked and not self.group.runs.is_new:
             return
         self.asked = work
+        if work.forward and self.plan.world_size > 1:
+            alone = self.costs.predict(work.forward, work, ONE_DEVICE)
+            has_run = self.costs.has_run(work.forward, work, ONE_DEVICE)
+            self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
         if work.forward and is_covered(self.plan):
             predicted = self.costs.predict(work.forward, work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)

@@ -61,7 +61,7 @@ def note_run(
         if callback is not None:
             callback(step, denoised, latents, total)
 
-    with runs.run(node and node.node_id, remote.source["model_class"], remote.begin_run()):
+    with runs.run(node and node.node_id, remote.name, remote.begin_run(), remote.source["model_class"]):
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, noted, *args, **options)
 
 

@@ -50,13 +50,19 @@ class Recording(NamedTuple):
 
 class RemoteWeights:
     """source: of the model, as JSON. sizes: of its weights. note: for the group's status, where the plan is not the one
-    that was asked for.
+    that was asked for. name: of the model, as the person chose it.
 
     working: bytes that the last sampling that room was made for takes on a rank beside the weights.
     """
 
     def __init__(
-        self, group: WorkerGroup, source: Header, plan: ParallelPlan, sizes: WeightSizes, note: str = ""
+        self,
+        group: WorkerGroup,
+        source: Header,
+        plan: ParallelPlan,
+        sizes: WeightSizes,
+        note: str = "",
+        name: str = "",
     ) -> None:
         self.group = group
         self.source = source
@@ -64,6 +70,7 @@ class RemoteWeights:
         self.sizes = sizes
         self.working = 0.0
         self.note = note
+        self.name = name or source["model_class"]
         self.recording: Recording | None = None
         self.makes_room = False
         self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
@@ -86,7 +93,8 @@ class RemoteWeights:
 
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
-        self.group.load(self.source, self.plan.to_json(), self.plan.world_size, check_interrupt, note=self.note)
+        plan = self.plan.to_json(), self.plan.world_size
+        self.group.load(self.source, *plan, check_interrupt, note=self.note, name=self.name)
         self.adapt(*self.patched)
 
     def sample(

@@ -1,4 +1,5 @@
-"""POST /paralleldit/start, /restart, /stop and /park: what changes a worker group. For pages of this ComfyUI alone."""
+"""POST /paralleldit/start, /restart, /stop, /park and /dismiss: what changes a worker group. For pages of this ComfyUI
+alone."""
 
 import asyncio
 import time
@@ -42,7 +43,13 @@ def add_control_routes() -> None:
     Each answers when it is done, with the state that the group is in then; or with a sentence that says why it is not,
     409 where the group goes on as it was, 503 where it does not run.
     """
-    changes = {"start": start, "restart": restart, "stop": WorkerGroup.stop, "park": park}
+    changes = {
+        "start": start,
+        "restart": restart,
+        "stop": WorkerGroup.stop,
+        "park": park,
+        "dismiss": WorkerGroup.dismiss,
+    }
     for name, change in changes.items():
         PromptServer.instance.routes.post(f"/paralleldit/{name}")(handler(change))
 

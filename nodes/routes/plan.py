@@ -30,8 +30,8 @@ from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
 from ..load_model import folder_dtype
 from ..model.families import family_for
-from ..model.host_file import HostFile, describe_host_file
-from ..model.model_files import describe_folder, list_models, why_not_listed
+from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, HostFile, describe_host_file
+from ..model.model_files import describe_folder, list_checkpoints, list_models, why_not_listed
 from ..parallel_plan import (
     AUTO,
     ResolvedPlan,
@@ -195,6 +195,11 @@ def resolve(
     )
 
 
+def values_of(plan: ParallelPlan) -> dict[str, Any]:
+    """Of a Parallel Plan node in manual mode."""
+    return plan.to_json() | {"speeds": ", ".join(map(str, plan.speeds))}
+
+
 def has_branches(loaders: list[Loader]) -> bool:
     """Whether everything that samples has guidance and hands its whole loop over: then a half of the batch is cond, the
     other uncond. A stock sampler's forwards hold either, in any order.
@@ -236,9 +241,9 @@ def remarks_json(remarks: list[Remark] | tuple[Remark, ...]) -> list[dict[str, A
 
 def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
     """The models of the loaders, each once, and why others are not known."""
-    listed = list_models() if loaders else {}
     known, unknown = [], []
-    for name, dtype in dict.fromkeys((loader.model_name, loader.dtype) for loader in loaders):
+    for name, dtype, checkpoint in dict.fromkeys((one.model_name, one.dtype, one.checkpoint) for one in loaders):
+        listed = list_checkpoints() if checkpoint else list_models()
         try:
             if name not in listed:
                 raise RequestError(*why_not_listed(name))
@@ -260,10 +265,10 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = AUTO) -> Bounds:
     """Of the model there, as a loader of that dtype takes it. _stamp: of the files, whose headers are read again when
     it changes. Raises RequestError."""
     if path.is_file():
-        return bounds_of_host_file(describe_host_file(path, DTYPES.get(dtype)))
+        return bounds_of_host_file(describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE)))
     description = describe_folder(path)
     if (family := family_for(description.model_class)) is None:
-        raise RequestError(f"{description.model_class} runs in scripts only (see the README).")
+        raise RequestError(f"{description.model_class} runs in scripts only (docs/scripts.md).")
     spec, config, model = spec_for(description.model_class), description.config, family.build(description)
     chosen = DTYPES.get(dtype) or folder_dtype(description, model)
     model.model_config.set_inference_dtype(chosen, None)

@@ -26,12 +26,14 @@ class Sampler(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """A loader that the plan goes to, and what samples with its model. dtype: a key of DTYPES, else its own choice."""
+    """A loader that the plan goes to, and what samples with its model. dtype: a key of WEIGHT_DTYPES, else its own
+    choice. checkpoint: whether it takes checkpoints alone."""
 
     model_name: str
     samplers: list[Sampler]
     dtype: str = AUTO
     group: int = 1
+    checkpoint: bool = False
 
 
 class Question(NamedTuple):
@@ -67,7 +69,9 @@ def read_question(asked: dict[str, Any]) -> Question:
             for sampler in entries(loader, "samplers")
         ]
         dtype, group = part(loader, "dtype", str, AUTO), part(loader, "group", int, 1)
-        loaders.append(Loader(part(loader, "model_name", str), samplers, dtype, min(max(group, 1), GROUPS)))
+        checkpoint = part(loader, "checkpoint", bool, False)
+        name, group = part(loader, "model_name", str), min(max(group, 1), GROUPS)
+        loaders.append(Loader(name, samplers, dtype, group, checkpoint))
     return Question(degrees if values["mode"] == MANUAL else None, loaders)
 
 

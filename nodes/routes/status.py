@@ -11,6 +11,7 @@ from ...worker.errors import RequestRefused, WorkerGroupError
 from ...worker.host.client import WorkerGroup
 from ...worker.launch.logs import log_path, tail
 from ...worker.settings import SettingsError
+from ..workers.feed import listeners
 from ..workers.group import GROUPS, device_count, device_type, made_groups, worker_group
 
 DEFAULT_LINES = 200
@@ -38,8 +39,10 @@ def group_of(request: web.Request) -> WorkerGroup:
         raise web.HTTPInternalServerError(text=str(error)) from error
 
 
-async def groups(_request: web.Request) -> web.Response:
-    """All groups with their last runs, and what an automatic plan would use. A page begins here; then come events."""
+async def groups(request: web.Request) -> web.Response:
+    """All groups with their last runs, and what an automatic plan would use. A page begins here; then come events, to
+    the page whose id a query `listener` gives, for as long as it is connected."""
+    listeners().add(request.query.get("listener", ""))
     try:
         made = made_groups()
     except SettingsError as error:

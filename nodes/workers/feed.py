@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from ...worker.launch.logs import log_path
 
 EVENT = "paralleldit.group"
 LEAST_SECONDS = 0.25  # between two events
-BUSY_SECONDS, IDLE_SECONDS = 0.5, 2.0  # between two looks at what the ranks alone know
+BUSY_SECONDS, STARTING_SECONDS, IDLE_SECONDS = 0.5, 1.0, 2.0  # between two looks at what the ranks alone know
 LOG_BYTES = 64 << 10  # of one rank's log, in one event
 
 
@@ -35,14 +36,14 @@ class Feed(threading.Thread):
             self.group.changed.wait(self.patience())
             self.group.changed.clear()
             event = self.event()
-            if self.server.sockets:
-                self.server.send_sync(EVENT, event)
+            for page in listeners().here():
+                self.server.send_sync(EVENT, event, page)
             time.sleep(LEAST_SECONDS)
 
     def patience(self) -> float | None:
         session = self.group.session
         if session is None:
-            return IDLE_SECONDS if self.group.phase in ("starting", "restarting") else None
+            return STARTING_SECONDS if self.group.phase in ("starting", "restarting") else None
         return BUSY_SECONDS if session.operation else IDLE_SECONDS
 
     def event(self) -> dict[str, Any]:
@@ -54,6 +55,32 @@ class Feed(threading.Thread):
             self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
         log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]
         return {"group": self.number, "status": status, "runs": changed, "log": log}
+
+
+class Listeners:
+    """The open pages that listen: those that have said so since they connected. What comes to a page before it
+    listens, its console complains of."""
+
+    def __init__(self, server: PromptServer) -> None:
+        self.server = server
+        self.connections: dict[str, Any] = {}  # by ComfyUI's id of the page
+
+    def add(self, page: str) -> None:
+        """Nothing where there is no such page. Called by the server's thread."""
+        for other in self.connections.keys() - set(self.here()):
+            del self.connections[other]
+        if connection := self.server.sockets.get(page):
+            self.connections[page] = connection
+
+    def here(self) -> list[str]:
+        """A page that was loaded anew has the same id, and another connection. Called by any thread."""
+        return [page for page, each in [*self.connections.items()] if self.server.sockets.get(page) is each]
+
+
+@functools.cache
+def listeners() -> Listeners:
+    """Of this ComfyUI."""
+    return Listeners(PromptServer.instance)
 
 
 class LogReader:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,7 @@ def worker_group(number: int = 1) -> WorkerGroup:
         if number not in _made:
             folder = private_folder(f"group{number}")
             group = _made[number] = WorkerGroup(device_type(), folder, settings())
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            atexit.register(group.stop)  # which runs first
+            atexit.register(group.stop)
             Feed(number, group, PromptServer.instance).start()
         return _made[number]
 

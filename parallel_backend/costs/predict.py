@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
-from ..plan import EXCHANGE_PARTS, HOST, SHARED, ParallelPlan
+from ..plan import EXCHANGE_PARTS, HOST, SHARED, ParallelPlan, hidden_sends_less
 from ..weights.sizes import WeightSizes
 from .forward import Cost, Forward
 from .machine import Machine, Speed
@@ -194,8 +194,7 @@ def exchanges_of(forward: Forward, plan: ParallelPlan) -> list[tuple[str, Exchan
 
 def gathers_less(forward: Forward, ranks: int) -> bool:
     """Whether hidden states can travel over so many ranks, and are fewer bytes."""
-    hidden = sum(exchange.sent(1.0, ranks, forward.kv) for exchange in HIDDEN)
-    return forward.projects and ranks > 1 and hidden < EXCHANGES["ulysses"].sent(1.0, ranks, forward.kv)
+    return forward.projects and ranks > 1 and hidden_sends_less(ranks, forward.kv)
 
 
 def collect_seconds(forward: Forward, others: int, machine: Machine) -> float:

@@ -140,7 +140,8 @@ def start_distributed(device_type: str | None = None) -> torch.device:
 def build_mesh(
     plan: ParallelPlan, device: torch.device, link_groups: bool | None = None, timeline: Timeline = SILENT
 ) -> Mesh:
-    """Builds the groups of the plan. All ranks of the default process group call it together. Raises GroupError.
+    """Builds the groups of the plan. All ranks of the default process group call it together, those that have no part
+    in it too; it has the first ones. Raises GroupError.
 
     Only axes that split something get a group: each costs threads and sockets on every rank. None is the default
     group: what breaks the mesh's groups leaves that one whole.
@@ -155,7 +156,7 @@ def build_mesh(
         axes[name] = layout.axis(*split) if len(split) > 1 else axes[(split or parts)[0]]
     stages = axes["pipefusion"]
     link_in = link_out = stages.group
-    if stages.degree > 1 and (is_accelerator(device) if link_groups is None else link_groups):
+    if plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups):
         link_in, link_out = layout.links("pipefusion")
     tensor_mesh = None
     if group := axes["tp"].group:
@@ -181,15 +182,17 @@ def new_group(device: torch.device, ranks: list[int] | None = None) -> dist.Proc
     return group
 
 
-def world_axis(device: torch.device) -> Axis:
-    """All ranks as one axis, whatever the plan, with a group of its own for tensors on a device. All ranks call it
-    together. Raises GroupError."""
-    world = dist.get_world_size()
-    if world == 1:
+def world_axis(device: torch.device, ranks: int | None = None) -> Axis:
+    """All ranks, or the first `ranks`, as one axis, whatever the plan, with a group of its own for tensors on a device.
+    All ranks call it together. Raises GroupError."""
+    ranks = ranks or dist.get_world_size()
+    if ranks == 1:
         return Axis(None, 1, 0)
-    group = new_group(device)
+    group = new_group(device, list(range(ranks)))
+    if dist.get_rank() >= ranks:
+        return Axis(None, 1, 0)
     shake_hands(group, device)
-    return Axis(group, world, dist.get_rank())
+    return Axis(group, ranks, dist.get_rank())
 
 
 def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = SILENT) -> Axis:
@@ -255,8 +258,9 @@ class Layout:
                 own = Axis(group, len(row), row.index(dist.get_rank()))
         return own
 
-    def links(self, name: str) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """This rank's link from the one before it on an axis and to the next, round from the last to the first."""
+    def links(self, name: str) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """This rank's link from the one before it on an axis and to the next, round from the last to the first; none on
+        a rank that is not of the plan."""
         own: dict[str, dist.ProcessGroup] = {}
         for row in self.rows(name):
             for place, sender in enumerate(row):
@@ -266,4 +270,4 @@ class Layout:
                     own["out"] = group
                 if dist.get_rank() == receiver:
                     own["in"] = group
-        return own["in"], own["out"]
+        return own.get("in"), own.get("out")

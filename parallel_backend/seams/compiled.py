@@ -42,11 +42,11 @@ class CompiledBlocks:
         self.forwards: list[Callable[..., Any]] = []
 
     def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
-        """Those of a sampling of so many steps; none where nothing is compiled. Where auto finds no compiler, it does
-        not compile; which makes no difference to other ranks."""
+        """Those of a sampling of so many steps; none where nothing is compiled. On a CPU, where that does not pay, and
+        where it finds no compiler, auto does not compile; which makes no difference to other ranks."""
         if self.asked is not None:
             return self.asked
-        if not plan.compiles(steps) or plan.compile == AUTO and lack(self.device):
+        if not plan.compiles(steps) or plan.compile == AUTO and (self.device.type == CPU or lack(self.device)):
             return {}
         return BY_PLAN
 

@@ -54,17 +54,23 @@ class ModelSource:
         return cls(**{**fields, "files": tuple(fields["files"])})
 
 
+def class_of(source: ModelSource) -> Any:
+    """diffusers' class, which is imported now if it has not been. Raises AttributeError where it has no such."""
+    import diffusers
+
+    return getattr(diffusers, source.model_class)
+
+
 def build_transformer(source: ModelSource) -> ModelMixin:
     """The model without its weights: parameters are on the meta device, in the dtype to be loaded; buffers are real.
 
     Raises ModelFileError.
     """
-    import diffusers
     from diffusers.models.modeling_utils import no_init_weights
 
     try:
         with no_init_weights():
-            model = getattr(diffusers, source.model_class).from_config(dict(source.config)).eval()
+            model = class_of(source).from_config(dict(source.config)).eval()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelFileError(f"{source.model_class} refuses the model's config: {error}") from error
     for path, parameter in list(model.named_parameters()):

@@ -26,8 +26,8 @@ class Copy(NamedTuple):
 def one_copy(what: object, size: int, group: dist.ProcessGroup | None, last: SharedMemory | None = None) -> Copy:
     """Finds who has the same weights on this machine, and memory for them all, that of the last time if all have it.
 
-    what: alike on ranks that have the same, by `repr`. group: of all ranks, for tensors on the CPU. Every rank calls
-    it, and nothing in it raises on one alone. Without memory for all, each has its own.
+    what: alike on ranks that have the same, by `repr`. group: of all ranks that have weights, for tensors on the CPU.
+    Each calls it, and nothing in it raises on one alone. Without memory for all, each has its own.
     """
     machine = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of it
     own = (machine, zlib.crc32(repr(what).encode()))
@@ -35,7 +35,7 @@ def one_copy(what: object, size: int, group: dist.ProcessGroup | None, last: Sha
     rows = gathered((*own, *address), group)
     peers = [rank for rank, row in enumerate(rows) if row[:2] == own]
     copies = len({row[1] for row in rows if row[0] == machine})
-    place, shared = peers.index(dist.get_rank()), None
+    place, shared = peers.index(dist.get_rank(group)), None
     if last and all(row[2:] == address for row in map(rows.__getitem__, peers)):
         shared = last
     elif place == 0 and len(peers) > 1:
@@ -46,15 +46,15 @@ def one_copy(what: object, size: int, group: dist.ProcessGroup | None, last: Sha
     have = gathered((int(shared is not None),), group)
     if len(peers) == 1 or all(have[peer] == (1,) for peer in peers):
         return Copy(shared, place, len(peers), copies)
-    return Copy(None, 0, 1, int(os.environ["LOCAL_WORLD_SIZE"]))
+    return Copy(None, 0, 1, sum(row[0] == machine for row in rows))
 
 
 def gathered(values: Sequence[int], group: dist.ProcessGroup | None) -> list[tuple[int, ...]]:
-    """Every rank's."""
+    """Every rank's of the group."""
     own = torch.tensor(values)
-    if dist.get_world_size() == 1:
+    if dist.get_world_size(group) == 1:
         return [tuple(own.tolist())]
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, own, group=group)
     return [tuple(each.tolist()) for each in found]
 

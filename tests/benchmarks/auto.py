@@ -132,7 +132,7 @@ def main() -> int:
     others = busy_share()
     print(f"{os.cpu_count()} cores, {others:.0%} busy with something else{': NOT QUIET' if others > 0.05 else ''}")
     titles = f"{'s':>7}{'first':>7}{'best':>6}{'one rank':>10}{'predicted':>11}{'after':>7}"
-    print(f"{'':38}{'link':28}{'chosen':32}{'fastest':32}{titles}")
+    print(f"{'':44}{'link':28}{'chosen':46}{'fastest':46}{titles}")
     everything, verdicts, failures = {}, [], 0
     for group, cases in groups.items():
         for (model, size), found in measure(group, cases, arguments.rounds):
@@ -145,9 +145,9 @@ def main() -> int:
             for profile, each in found["profiles"].items():
                 verdict = Verdict.of(each)
                 verdicts.append(verdict)
-                plans = f"{profile:28}{verdict.chosen:32}{verdict.best:32}"
+                plans = f"{profile:28}{verdict.chosen:46}{verdict.best:46}"
                 times = f"{verdict.seconds:7.3f}{verdict.first:7.2f}{verdict.near:6.2f}{verdict.alone:10.2f}"
-                print(f"{name:38}{plans}{times}{verdict.before:11.2f}{verdict.after:7.2f}", flush=True)
+                print(f"{name:44}{plans}{times}{verdict.before:11.2f}{verdict.after:7.2f}", flush=True)
             for plan, reason in found["refused"].items():
                 print(f"  {plan}: {reason}", flush=True)
     if arguments.json:

@@ -1,22 +1,21 @@
-"""What each of ComfyUI's own classes can do, and what it is compared by, and what diffusers' can: the README's tables.
+"""What each of ComfyUI's own classes can do, what it is compared by, and what diffusers' can: tables of docs/models.md.
 
 python -m tests.benchmarks.host_classes [--write]
 
-The tables are printed; --write puts them into the README. tests/engine/test_host_models.py makes the comparisons, and
-says where the README's tables are others.
+The tables are printed; --write puts them into the page. tests/engine/test_host_models.py makes the comparisons, and
+says where the page's tables are others.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from demo.host import REPOSITORY
 from parallel_backend.models import model_classes, spec_for
 from parallel_backend.models.comfyui.spec import host_classes, named_spec
 from tests.support.cases.host import CASES
+from tests.support.pages import write_table, written_table
 
-CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the README
-README = REPOSITORY / "README.md"
+CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the page
 
 
 def table() -> str:
@@ -49,28 +48,18 @@ def tables() -> dict[str, str]:
 
 
 def written() -> dict[str, str]:
-    """The README's."""
-    text = README.read_text()
-    return {name: text.partition(start(name))[2].partition(end(name))[0] for name in (CLASSES, FOLDERS)}
-
-
-def start(name: str) -> str:
-    return f"<!-- {name}: start -->\n"
-
-
-def end(name: str) -> str:
-    return f"<!-- {name}: end -->\n"
+    """The page's."""
+    return {name: written_table(name) for name in (CLASSES, FOLDERS)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the tables into the README")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page")
     options = parser.parse_args()
     for name, made in tables().items():
         print(made)
         if options.write:
-            before, rest = README.read_text().split(start(name))
-            README.write_text(before + start(name) + made + end(name) + rest.split(end(name))[1])
+            write_table(name, made)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How far the latents of files are from the stock loader's: the table in the README.
+"""How far the latents of files are from the stock loader's: a table of docs/exactness.md.
 
 COMFYUI_PATH=… python -m tests.benchmarks.parity [--write]
 
 Every case of `stock_cases` is sampled three times through the API queue: by ComfyUI's own loader and model code, and by
-ours on one rank and on two. The table is printed; --write puts it into the README.
+ours on one rank and on two. The table is printed; --write puts it into the page.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import os
 import tempfile
 from pathlib import Path
 
-from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from demo.host import PACK_NAME, ComfyHost
 from tests.support.cases.stock_cases import CASES
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error, status
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.pages import write_table
 
 PLANS = {"1 rank": {"cfg": 1}, "ulysses 2": {"ulysses": 2}}
-START, END = "<!-- parity: start -->\n", "<!-- parity: end -->\n"
-README = REPOSITORY / "README.md"
 
 
 def measure(host: ComfyHost) -> dict[str, dict[str, dict[str, float]]]:
@@ -46,7 +45,7 @@ def table(errors: dict[str, dict[str, dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    parser.add_argument("--write", action="store_true", help="put the table into the page")
     options = parser.parse_args()
     comfyui = Path(os.environ["COMFYUI_PATH"])
     with tempfile.TemporaryDirectory() as folder:
@@ -60,8 +59,7 @@ def main() -> None:
             rows = table(measure(host))
     print(rows)
     if options.write:
-        before, rest = README.read_text().split(START)
-        README.write_text(before + START + rows + END + rest.split(END)[1])
+        write_table("parity", rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Which of the workflows that ComfyUI ships run with our loader in place of the stock one: the table in the README.
+"""Which of the workflows that ComfyUI ships run with our loader in place of the stock one: a table of docs/models.md.
 
 COMFYUI_PATH=… python -m tests.benchmarks.templates [--write] [--all]
 
 Each workflow's model files are described by the loader's own code, from names and shapes of published proportions, and
 its nodes are put behind the loader's MODEL (`tests/support/templates/describe.py`). The table is printed, with
---all each workflow as well; --write puts it into the README.
+--all each workflow as well; --write puts it into the page.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 
 from demo.host import REPOSITORY
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
+from tests.support.pages import write_table, written_table
 from tests.support.templates.model_files import other_use
 from tests.support.templates.workflows import Workflow, workflows
 
-START, END = "<!-- templates: start -->\n", "<!-- templates: end -->\n"
-README = REPOSITORY / "README.md"
+TABLE = "templates"  # by its name in the page
 TOKENS = "loads; tokens are shared over Ulysses and ring"
 BATCH = "loads; the batch alone is shared (cfg, dp)"
 ONE = "loads, on one device: neither can be shared"
@@ -84,13 +84,13 @@ def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
 
 
 def written() -> str:
-    """The README's."""
-    return README.read_text().partition(START)[2].partition(END)[0]
+    """The page's."""
+    return written_table(TABLE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="put the table into the README")
+    parser.add_argument("--write", action="store_true", help="put the table into the page")
     parser.add_argument("--all", action="store_true", help="print what comes of each workflow")
     options = parser.parse_args()
     described = describe(Path(os.environ["COMFYUI_PATH"]))
@@ -99,8 +99,7 @@ def main() -> None:
         print(*(f"{workflow.name}: {kind} {why}" for workflow, kind, why in outcomes), sep="\n")
     print(table(outcomes))
     if options.write:
-        before, rest = README.read_text().split(START)
-        README.write_text(before + START + table(outcomes) + END + rest.split(END)[1])
+        write_table(TABLE, table(outcomes))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ JOB = Job("tiny-dit", "3", seed=5, steps=150)
 def follow(host: ComfyHost, job: Job) -> list[dict]:
     """Runs a prompt; what the panel's events said meanwhile."""
     told = []
+    groups(host, host.client_id)
     host.run(
         spaced(job).prompt(),
         on_event=lambda event: told.append(event["data"]) if event["type"] == "paralleldit.group" else None,
@@ -34,7 +35,9 @@ def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, ho
     run = group["runs"][0]
     assert run["state"] == "done" and run["operation"] == operation
     assert run["made"] == len(run["steps"]) == steps
-    assert run["plan"] == "cfg=2" and run["model"] == "DiTTransformer2DModel"
+    assert run["plan"] == "cfg=2" and (run["model"], run["model_class"]) == ("tiny-dit", "DiTTransformer2DModel")
+    assert run["seconds"] > sum(seconds for seconds, _ in run["steps"])
+    assert [(each["index"], each["name"]) for each in group["status"]["devices"]] == [(None, "cpu")] * 2
     for seconds, communication in run["steps"]:
         assert 0 < communication < seconds < 10
     assert [memory["total"] > memory["resident"] > 0 for memory in group["status"]["memory"]] == [True, True]

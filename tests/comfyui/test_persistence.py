@@ -7,17 +7,21 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from demo.host import ComfyHost, HostError
-from tests.support.host.faults import wait_until
+from tests.conftest import EXTRA_ARGS, HOST_ENV
+from tests.support.host.faults import spaced, wait_until
 from tests.support.host.graphs import (
+    Graph,
     Job,
     alive,
     history,
     latents,
+    post,
     queue_as_another_client,
     ranks,
     saved_latents,
@@ -66,12 +70,42 @@ def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(
     assert (after["files"], after["plan"]) != (before["files"], before["plan"])
 
 
-def test_a_plan_of_another_size_leaves_no_process_of_the_old_group(host: ComfyHost) -> None:
-    latents(host, Job("tiny-dit").prompt())
-    old = worker_processes(host)
-    latents(host, Job("tiny-dit", plan={"cfg": 1, "ulysses": 1}).prompt())
+def test_a_larger_plan_leaves_no_process_of_the_old_group_and_a_smaller_one_runs_on_a_part(host: ComfyHost) -> None:
+    alone = Job("tiny-dit", plan={"cfg": 1, "ulysses": 1}, seed=58)
+    post(host, "/paralleldit/stop")
+    expected, old = latents(host, alone.prompt()), worker_processes(host)
     assert len(ranks(host)) == 1
-    assert not [process for process in old if alive(process)]
+    latents(host, Job("tiny-dit").prompt())
+    pids = ranks(host)
+    assert len(pids) == 2 and not [process for process in old if alive(process)]
+    assert torch.equal(latents(host, spaced(alone).prompt()), expected)
+    assert ranks(host) == pids
+    wait_until(lambda: [memory["weights"] > 0 for memory in status(host)["memory"]] == [True, False])
+
+
+def test_a_loader_has_the_ranks_start_before_a_sampler_needs_them(host: ComfyHost) -> None:
+    graph = Graph()
+    loaded = graph.add("ParallelDiT_LoadDiffusionModel", model_name="tiny-dit", dtype="fp32", group=5)
+    graph.add("PreviewAny", source=loaded)
+    host.run(graph.prompt)
+    try:
+        wait_until(lambda: status(host, 5)["state"] == "ready")
+        pids = ranks(host, 5)
+        assert "model" not in status(host, 5)
+        latents(host, Job("tiny-dit", group=5).prompt())
+        assert ranks(host, 5) == pids
+    finally:
+        post(host, "/paralleldit/stop?group=5")
+
+
+@pytest.mark.slow
+def test_ranks_start_with_comfyui_where_that_is_set(comfyui: Path, own_base: Path) -> None:
+    env = {**HOST_ENV, "PARALLELDIT_START": "comfyui", "PARALLELDIT_RANKS": "2"}
+    with ComfyHost(comfyui, own_base, extra_args=EXTRA_ARGS, env=env) as host:
+        wait_until(lambda: status(host)["state"] == "ready")
+        pids = ranks(host)
+        latents(host, Job("tiny-dit").prompt())
+        assert ranks(host) == pids and len(pids) == 2
 
 
 def test_models_in_two_groups_stay_loaded_side_by_side(host: ComfyHost) -> None:

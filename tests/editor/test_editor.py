@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from tests.support.host.graphs import status
 
 NODES = {
     "Load Diffusion Model (Parallel)": "ParallelDiT_LoadDiffusionModel",
+    "Load Checkpoint (Parallel)": "ParallelDiT_LoadCheckpoint",
     "Parallel Plan": "ParallelDiT_Plan",
     "Parallel Sampler": "ParallelDiT_Sampler",
     "Parallel VAE Decode": "ParallelDiT_VAEDecode",
@@ -87,7 +89,13 @@ def test_the_panel_shows_ranks_and_steps_while_a_job_runs_and_then_that_it_is_do
     themed.screenshot(f"panel-{theme}")
     page.wait_for_function(HAS_IMAGE)
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)
-    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("250")
+    run = panel.get_by_test_id("paralleldit-run").first
+    expect(run).to_contain_text("250")
+    expect(run).to_contain_text("demo: coloured shapes")
+    expect(run).to_contain_text("in all")
+    with page.expect_download() as download:
+        panel.get_by_test_id("paralleldit-trace").click()
+    assert json.loads(download.value.path().read_text())["traceEvents"]
     themed.screenshot(f"panel-done-{theme}")
     assert themed.problems == []
 
@@ -130,6 +138,9 @@ def test_a_killed_rank_is_seen_in_the_panel_and_at_the_node(editor: Editor, page
     editor.screenshot("error-killed-rank")
     expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)  # it has come back
     expect(panel).to_contain_text("SIGKILL")
+    panel.get_by_test_id("paralleldit-dismiss").click()
+    expect(panel).not_to_contain_text("SIGKILL")
+    assert status(host)["last_death"] is None
     assert editor.problems == []
 
 
@@ -151,7 +162,7 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     editor.screenshot("panel-parked")
     before = status(host)["pids"]
     restart.click()
-    expect(panel.get_by_text(f"pid {before[0]}")).to_have_count(0)
+    expect(panel.get_by_title(f"process {before[0]}")).to_have_count(0)
     expect(state).to_contain_text("ready", ignore_case=True)
     assert not set(status(host)["pids"]) & set(before)
     editor.screenshot("panel-restarted")

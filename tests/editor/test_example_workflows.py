@@ -17,22 +17,31 @@ import pytest
 from PIL import Image
 
 from demo.host import PACK_NAME, REPOSITORY, ComfyHost
+from demo.workflow import api_prompt
 from tests.support.editor.editor import Editor
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink
+from tests.support.templates.examples import TABLE
 from tests.support.tiers import slow_but
 
+OPEN = ("flux_dev_text_to_image", "ltx2_text_to_video")  # by the quick run: a small one and the largest
 DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
 LOADER = "ParallelDiT_LoadDiffusionModel"
 MOST_BYTES, MOST_PIXELS = 120_000, 1200
 ANSWER_MS = 120_000
-# Inputs that take a file, and the folder that it is in. Our loader takes one from either of two.
+ROOMY = {"width": 2600, "height": 2000}
+# Inputs that take a file, and the folder that it is in; of those that are called model_name, by node.
 FILE_INPUTS = {
     "clip_name": "text_encoders",
     "clip_name1": "text_encoders",
     "clip_name2": "text_encoders",
     "vae_name": "vae",
     "ckpt_name": "checkpoints",
+    "text_encoder": "text_encoders",
+}
+MODEL_NAMES = {
+    LOADER: ("diffusion_models", "checkpoints"),
+    "LatentUpscaleModelLoader": ("latent_upscale_models",),
 }
 UNKNOWN = (
     "() => window.app.graph.nodes.map((node) => node.type).filter((type) => !LiteGraph.registered_node_types[type])"
@@ -59,13 +68,20 @@ def drawn(latent: str, width: int, height: int, **length: int) -> Drawn:
     return Drawn(width, height, length.get("length", 1), smaller)
 
 
+STEPS = {"steps": 3}
 DRAWN = {
     "flux_dev_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
     "sd3.5_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
     "pixart_sigma_text_to_image": drawn("EmptyLatentImage", 512, 384),
     "qwen_image_text_to_image": drawn("EmptySD3LatentImage", 384, 256),
     "wan2.1_text_to_video": drawn("EmptyHunyuanLatentVideo", 256, 192, length=5),
+    "z_image_turbo_text_to_image": drawn("EmptySD3LatentImage", 512, 384),
+    "flux2_klein_text_to_image": Drawn(
+        512, 384, smaller={"EmptyFlux2LatentImage": {"width": 512, "height": 384}, "Flux2Scheduler": STEPS}
+    ),
+    "wan2.2_text_to_video": Drawn(256, 192, 5, {"EmptyHunyuanLatentVideo": {"width": 256, "height": 192, "length": 5}}),
 }
+OPENED = [name for name in EXAMPLES if name not in DEMOS]
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +96,8 @@ def workflow(name: str) -> dict:
 
 
 def files_noted(name: str) -> set[str]:
-    """The files in the workflow's notes, by their paths in the models folder."""
-    folder, noted = "", set()
-    for node in workflow(name)["nodes"]:
-        for line in node["widgets_values"][0].splitlines() if node["type"] == "MarkdownNote" else ():
-            if heading := re.fullmatch(r"\*\*models/(\w+)\*\*", line):
-                folder = heading[1]
-            elif item := re.fullmatch(r"- \[?([\w.-]+)(]\(.*\))?", line):
-                noted.add(f"{folder}/{item[1]}")
-    return noted
+    """The files that its notes tell of, by their paths in the models folder; `test_example_notes` has that they do."""
+    return {f"{file.folder}/{file.name}" for file in TABLE[name].files}
 
 
 def files_chosen(prompt: dict) -> set[str]:
@@ -98,18 +107,15 @@ def files_chosen(prompt: dict) -> set[str]:
         for name, value in node["inputs"].items():
             if name in FILE_INPUTS and str(value).endswith(".safetensors"):
                 chosen.add(f"{FILE_INPUTS[name]}/{value}")
-        model = node["inputs"].get("model_name", "") if node["class_type"] == LOADER else ""
+        model = node["inputs"].get("model_name", "") if node["class_type"] in MODEL_NAMES else ""
         if model.endswith(".safetensors"):
-            chosen.update(path for path in EXAMPLE_FILES if path.endswith((f"_models/{model}", f"checkpoints/{model}")))
+            folders = MODEL_NAMES[node["class_type"]]
+            chosen.update(path for path in EXAMPLE_FILES if path in {f"{folder}/{model}" for folder in folders})
     return chosen
 
 
 def overlaps(one: tuple, other: tuple) -> bool:
     return all(one[side] < other[side] + other[side + 2] and other[side] < one[side] + one[side + 2] for side in (1, 2))
-
-
-def test_there_is_one_for_each_model_that_is_run_here() -> None:
-    assert sorted([*DEMOS, *DRAWN]) == sorted(EXAMPLES)
 
 
 def test_the_host_offers_them_with_their_pictures(host: ComfyHost) -> None:
@@ -132,13 +138,13 @@ def test_nodes_say_which_pack_they_are_from(name: str) -> None:
         assert node["properties"]["Node name for S&R"] == node["type"]
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", OPENED)
 def test_downloads_that_the_editor_offers_are_those_of_comfyuis_own_templates(name: str) -> None:
     package = pytest.importorskip("comfyui_workflow_templates_json", reason="needs ComfyUI's templates package")
     stock = "".join(path.read_text() for path in (Path(package.__file__).parent / "templates").glob("*.json"))
     for node in workflow(name)["nodes"]:
         for model in node["properties"].get("models", []):
-            assert f'"{model["url"]}"' in stock
+            assert model["url"] in stock
             assert model["name"] in node["widgets_values"]
             assert f"{model['directory']}/{model['name']}" in EXAMPLE_FILES
 
@@ -169,15 +175,27 @@ def test_the_template_browser_shows_their_pictures_and_opens_one(editor: Editor)
     assert problems(editor) == []
 
 
-def test_they_open_whole_and_tidy_and_name_their_files(editor: Editor, files: None) -> None:
-    for name in EXAMPLES:
-        open_example(editor, name)
-        assert editor.page.evaluate(UNKNOWN) == [], name
-        assert files_noted(name) == files_chosen(editor.page.evaluate(PROMPT)), name
-        editor.page.locator(".paralleldit-plan-title").wait_for(timeout=ANSWER_MS)  # the node grows by its answer
-        settle(editor)
-        assert [(one[0], other[0]) for one, other in combinations(boxes(editor), 2) if overlaps(one, other)] == [], name
-        assert problems(editor) == [], name
+@pytest.mark.parametrize("name", OPENED)
+def test_each_converts_to_a_prompt_in_which_nothing_is_missing(name: str, host: ComfyHost) -> None:
+    known = host.object_info()
+    prompt = api_prompt(workflow(name), known)
+    assert files_noted(name) == files_chosen(prompt)
+    for node in prompt.values():
+        assert known[node["class_type"]]["input"].get("required", {}).keys() <= node["inputs"].keys(), node
+        for value in node["inputs"].values():
+            assert not isinstance(value, list) or value[0] in prompt
+
+
+@pytest.mark.parametrize("name", slow_but(OPEN, {name: (name,) for name in EXAMPLES}))
+def test_it_opens_whole_and_tidy_and_names_its_files(name: str, editor: Editor, files: None) -> None:
+    editor.page.set_viewport_size(ROOMY)  # what is drawn small has no drawing of the plan
+    open_example(editor, name)
+    assert editor.page.evaluate(UNKNOWN) == []
+    assert files_noted(name) == files_chosen(editor.page.evaluate(PROMPT))
+    editor.page.locator(".paralleldit-plan-title").wait_for(timeout=ANSWER_MS)  # the node grows by its answer
+    settle(editor)
+    assert [(one[0], other[0]) for one, other in combinations(boxes(editor), 2) if overlaps(one, other)] == []
+    assert problems(editor) == []
 
 
 @pytest.mark.parametrize("name", slow_but(("flux_dev_text_to_image",), {name: (name,) for name in DRAWN}))

@@ -18,6 +18,7 @@ from tests.support.host.node_defs import inputs_of, node_defs, own_nodes, read
 DOCS = REPOSITORY / "web" / "docs"
 NODES = {
     "ParallelDiT_LoadDiffusionModel",
+    "ParallelDiT_LoadCheckpoint",
     "ParallelDiT_Plan",
     "ParallelDiT_Sampler",
     "ParallelDiT_VAEDecode",

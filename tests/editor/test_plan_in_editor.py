@@ -211,7 +211,7 @@ def test_it_asks_when_something_has_changed_and_not_else(shared_editor: Editor) 
     page.evaluate(
         "() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').disconnectInput(0)"
     )
-    expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("Connect the plan to a loader")
+    expect(page.locator(".paralleldit-plan-content", has_text="Connect the plan to a loader")).to_be_visible()
     assert [] in [json.loads(question)["loaders"] for question in asked]
 
 

@@ -22,6 +22,9 @@ ROUTE = "**/paralleldit/plan"
 SAVED = (
     """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').serialize().size"""
 )
+MAKE_ROOM = """() => {
+    for (const node of window.app.graph.nodes) if (node.type === 'MarkdownNote') node.pos = [0, 1200]
+}"""
 LINK_PLAN = """(on) => {
     const [plan, loader] = ['ParallelDiT_Plan', 'ParallelDiT_LoadDiffusionModel'].map((type) =>
         window.app.graph.nodes.find((node) => node.type === type))
@@ -322,6 +325,7 @@ def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answ
     with answering(shared_editor, answers["auto"]):
         open_demo(shared_editor)
         expect(page.locator(".paralleldit-plan-title")).to_have_count(1)
+        page.evaluate(MAKE_ROOM)
         before = page.evaluate(SAVED)
         page.evaluate(LINK_PLAN, False)
         expect(content).to_contain_text("auto takes 2 ranks · ")

@@ -1,4 +1,4 @@
-"""Workflow templates that ComfyUI ships run on this pack's loader, with nothing else in them changed.
+"""Workflow templates that ComfyUI ships run on this pack's loaders, made parallel by the editor's command.
 
 The files that a template names are there under their names, with tiny weights. Size and steps are the template's own,
 unless its line in TEMPLATES says otherwise.
@@ -10,19 +10,25 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from demo.host import ComfyHost
 from tests.support.editor.editor import Editor
-from tests.support.files.template_files import STOCK_FILES, Smaller, files_in, pictures, shrink
+from tests.support.files.template_files import STOCK_FILES, Smaller, files_in, pictures, sd35_checkpoint, shrink
 from tests.support.templates.workflows import templates_folder
-from tests.support.tiers import slow_but
 
 FOLDER = templates_folder()
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="needs ComfyUI's templates package")
-OURS, STOCK, CHECKPOINT = "ParallelDiT_LoadDiffusionModel", "UNETLoader", "CheckpointLoaderSimple"
-LOADER_WIDGETS = {"unet_name": "model_name", "weight_dtype": "dtype"}
+OURS = {"ParallelDiT_LoadDiffusionModel", "ParallelDiT_LoadCheckpoint"}
+STOCK = {"UNETLoader", "CheckpointLoaderSimple"}
+MAKE_PARALLEL = "() => window.app.extensionManager.command.execute('ParallelDiT.MakeWorkflowParallel')"
+FILE = "sd3.5_large_fp8_scaled.safetensors"
+SMALLER = {"EmptySD3LatentImage": {"width": 128, "height": 128}, "KSampler": {"steps": 2}}
+NOISE = 3  # of 255, by which a pixel may differ: two ranks add in another order
+PROMPT = "async () => (await window.app.graphToPrompt()).output"
 
 
 @dataclass(frozen=True)
@@ -57,43 +63,16 @@ def files(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory)
         yield
 
 
-def with_our_loader(text: str) -> dict:
-    """A template's JSON with our loader in place of the stock one.
-
-    A checkpoint loader goes on loading text encoders and VAE, and ours the diffusion model in its file.
-    """
-    for stock, ours in {STOCK: OURS, **LOADER_WIDGETS}.items():
-        text = text.replace(f'"{stock}"', f'"{ours}"')
-    workflow = json.loads(text)
-    for graph in (workflow, *workflow.get("definitions", {}).get("subgraphs", ())):
-        for node in list(graph["nodes"]):
-            if node["type"] == OURS:
-                node["widgets_values"] = [node["widgets_values"][0], "auto", True]
-            if node["type"] == CHECKPOINT:
-                beside_checkpoint(graph, node)
-    return workflow
-
-
-def beside_checkpoint(graph: dict, node: dict) -> None:
-    """Moves the MODEL links of a checkpoint loader to a loader of ours."""
-    model = node["outputs"][0]
-    ours = {"id": 1 + max(each["id"] for each in graph["nodes"]), "type": OURS, "mode": 0, "flags": {}, "order": 0}
-    ours |= {"pos": node["pos"], "size": node["size"], "properties": {}, "inputs": [], "outputs": [dict(model)]}
-    graph["nodes"].append({**ours, "widgets_values": [node["widgets_values"][0], "auto", True]})
-    link_id, origin = ("id", "origin_id") if isinstance(graph["links"][0], dict) else (0, 1)  # a subgraph's, or not
-    for link in graph["links"]:
-        if link[link_id] in model["links"]:
-            link[origin] = ours["id"]
-    model["links"] = []
-
-
-@pytest.mark.parametrize("name", slow_but(("flux_schnell_full_text_to_image",), {name: (name,) for name in TEMPLATES}))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_stock_template_draws_with_our_loader(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
     template = TEMPLATES[name]
-    prompt = editor.prompt(with_our_loader((FOLDER / f"{name}.json").read_text()))
+    editor.open(json.loads((FOLDER / f"{name}.json").read_text()))
+    editor.page.evaluate(MAKE_PARALLEL)
+    prompt = editor.page.evaluate(PROMPT)
     assert editor.problems == []
-    classes = [node["class_type"] for node in prompt.values()]
-    assert OURS in classes and STOCK not in classes
+    classes = {node["class_type"] for node in prompt.values()}
+    assert OURS & classes and not STOCK & classes
     shrink(prompt, template.smaller)
     outputs = host.run(prompt)["outputs"]
     (saved,) = [image for output in outputs.values() for image in output.get("images", [])]
@@ -101,3 +80,29 @@ def test_a_stock_template_draws_with_our_loader(name: str, editor: Editor, host:
     assert len(drawn) == (template.frames or 1)
     assert {picture.shape for picture in drawn} == {(template.height, template.width, 3)}
     assert drawn[0].std() > 1, "a picture of one colour"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A tiny SD3.5 with its text encoders and its VAE in one file."""
+    with files_in({f"checkpoints/{FILE}": sd35_checkpoint}, comfyui, models, tmp_path_factory.mktemp("files")):
+        yield
+
+
+def drawn(host: ComfyHost, prompt: dict[str, Any]) -> np.ndarray:
+    shrink(prompt, SMALLER)
+    (saved,) = [image for output in host.run(prompt)["outputs"].values() for image in output.get("images", [])]
+    return pictures(host.output_file(saved))[0].astype(int)
+
+
+def test_a_checkpoint_made_parallel_draws_what_the_stock_one_draws(
+    shared_editor: Editor, host: ComfyHost, checkpoint: None
+) -> None:
+    stock = drawn(host, shared_editor.prompt(json.loads((FOLDER / "sd3.5_simple_example.json").read_text())))
+    shared_editor.page.evaluate(MAKE_PARALLEL)
+    prompt = shared_editor.page.evaluate(PROMPT)
+    classes = {node["class_type"] for node in prompt.values()}
+    assert "ParallelDiT_LoadCheckpoint" in classes and not STOCK & classes
+    ours = drawn(host, prompt)
+    assert stock.std() > 1, "a picture of one colour"
+    assert abs(ours - stock).max() <= NOISE

@@ -61,6 +61,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("model",),
         ("class_label", "comparison", "parallel_plan", "remote_vae"),
         ("load_model", "parallel_sampler", "parallel_vae"),
+        ("load_checkpoint",),
         ("routes",),
         ("__init__",),
     ),

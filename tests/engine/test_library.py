@@ -32,7 +32,7 @@ from tests.support.ranks.pool import RankPool
 
 TOLERANCE = 1e-5
 ONE_LEVEL = 1  # of 255: what rounding to pixels can make of a smaller difference
-HEADING = "## In a script"
+PAGE = REPOSITORY / "docs" / "scripts.md"
 
 
 def ranks_of(case: dict) -> int:
@@ -128,16 +128,13 @@ def test_what_cannot_be_is_refused_on_every_rank_alike(name: str, out: Path) -> 
     assert told[0].startswith(f"{kind}: ") and reason in told[0]
 
 
-def readme_scripts() -> list[str]:
-    """The Python blocks of the README's section, as they stand."""
-    pages = (REPOSITORY / name for name in ("README.md", "README_section.md"))
-    text = next(text for page in pages if page.exists() and HEADING in (text := page.read_text()))
-    section = text.split(HEADING)[1].split("\n## ")[0]
-    return re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
+def scripts_of_the_page() -> list[str]:
+    """Its Python blocks, as they stand."""
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def run_script(script: str, folder: Path) -> np.ndarray:
-    """The pixels that a script of the README saves, run on two ranks on a pipeline folder."""
+    """The pixels that a script of the page saves, run on two ranks on a pipeline folder."""
     save_dit(folder / "pipeline")
     (folder / "script.py").write_text(script)
     torchrun(2, ["script.py", "pipeline"], folder)
@@ -154,16 +151,16 @@ def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
     assert np.abs(got - expected).max() <= ONE_LEVEL
 
 
-def test_the_readmes_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: None, tmp_path: Path) -> None:
-    script, _ = readme_scripts()
+def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: None, tmp_path: Path) -> None:
+    script, _ = scripts_of_the_page()
     got = run_script(script, tmp_path)
     generator = torch.Generator().manual_seed(0)
     pipeline = dit()
     assert_same_picture(got, pixels(pipeline([207], generator=generator, num_inference_steps=20).images[0]))
 
 
-def test_the_readmes_pipefusion_draws_the_oracles_image(own_ranks: None, tmp_path: Path) -> None:
-    _, script = readme_scripts()
+def test_the_pages_pipefusion_draws_the_oracles_image(own_ranks: None, tmp_path: Path) -> None:
+    _, script = scripts_of_the_page()
     got = run_script(script, tmp_path)
     pipeline: diffusers.DiTPipeline = dit()
     pipeline.scheduler.set_timesteps(20)
@@ -207,7 +204,7 @@ def test_more_ranks_than_gpus_are_refused_before_they_join(monkeypatch: pytest.M
 
 
 def test_each_readme_script_is_about_ten_lines() -> None:
-    for script in readme_scripts():
+    for script in scripts_of_the_page():
         body = [line for line in script.splitlines() if line and not line.startswith(("import", "from"))]
         assert len(body) <= 11
 

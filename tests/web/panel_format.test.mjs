@@ -3,15 +3,21 @@ import test from 'node:test'
 
 import {
   bytes,
+  bytesOf,
+  cardName,
+  clock,
+  dateAndClock,
   fileName,
   percent,
   planWords,
   roughSeconds,
   seconds,
   secondsLeft,
-  summary
+  summary,
+  times,
+  timesOfOne
 } from '../../web/panel/format.js'
-import { bars } from '../../web/panel/timeline.js'
+import { bars, outlines } from '../../web/panel/timeline.js'
 
 const t = (path, values = {}) => [path, ...Object.values(values)].join(' ')
 const near = (actual, wanted) => assert.ok(Math.abs(actual - wanted) < 1e-9, `${actual} is not ${wanted}`)
@@ -24,6 +30,44 @@ test('bytes, seconds and shares', () => {
   assert.deepEqual([0.0031, 0.42, 12.34, 125].map(seconds), ['3 ms', '0.42 s', '12.3 s', '2 min 5 s'])
   assert.deepEqual([5.2, 59.4, 125].map(roughSeconds), ['6 s', '1 min 0 s', '2 min 5 s'])
   assert.equal(percent(0.184), '18%')
+})
+
+test('of two sizes the unit is said once where it is the same', () => {
+  const said = (used, total) => bytesOf(used, total, (some, all) => `${some} of ${all}`)
+  assert.equal(said(20.5 * 2 ** 30, 23.6 * 2 ** 30), '20.5 of 23.6 GiB')
+  assert.equal(said(812 * 2 ** 20, 15.6 * 2 ** 30), '812 MiB of 15.6 GiB')
+})
+
+test('a card by what tells it from others', () => {
+  const names = {
+    'NVIDIA GeForce RTX 4090': 'RTX 4090',
+    'NVIDIA RTX 6000 Ada Generation': 'RTX 6000 Ada',
+    'NVIDIA H100 80GB HBM3': 'H100 80GB HBM3',
+    'AMD Radeon RX 7900 XTX': 'RX 7900 XTX',
+    'Intel(R) Arc(TM) A770 Graphics': 'Arc A770',
+    'AMD Radeon Graphics': 'AMD Radeon Graphics'
+  }
+  for (const [name, wanted] of Object.entries(names)) assert.equal(cardName(name), wanted)
+})
+
+test('how many times as fast as one device, by the median step', () => {
+  const steps = [
+    [9, 0],
+    [0.5, 0],
+    [0.5, 0]
+  ]
+  assert.equal(timesOfOne({ alone: 0.9, steps }), 1.8)
+  assert.equal(timesOfOne({ alone: null, steps }), null)
+  assert.equal(timesOfOne({ alone: 0.9, steps: [] }), null)
+  assert.deepEqual([1.84, 0.31, 9.96, 12.4].map(times), ['1.8', '0.3', '10', '12'])
+})
+
+test('times are of 24 hours, whatever the language', () => {
+  const noon = new Date(2026, 10, 3, 12, 4, 5)
+  assert.equal(clock(noon), '12:04:05')
+  assert.equal(clock(new Date(2026, 10, 3, 23, 59, 0)), '23:59:00')
+  assert.equal(clock(new Date(2026, 10, 3, 0, 0, 9)), '00:00:09')
+  assert.equal(dateAndClock(noon), '2026-11-03 12:04:05')
 })
 
 test('the name of a file, from either kind of path', () => {
@@ -93,6 +137,20 @@ test('bars: heights by time, communication within them', () => {
   near(drawn[0].below, 0.25)
   assert.equal(drawn[2].below, 0)
   assert.ok(drawn.every(({ cut }) => !cut))
+})
+
+test('all bars of a colour are one outline', () => {
+  const steps = [
+    [2, 1],
+    [2, 0],
+    [9, 0],
+    [2, 2]
+  ]
+  const found = outlines(bars(steps, 100))
+  const corners = (outline) => (outline.match(/M/g) ?? []).length
+  assert.deepEqual([corners(found.compute), corners(found.communication), corners(found.cut)], [3, 2, 1])
+  assert.equal(found.compute.split('z')[0], 'M0 20.00h10v10.00h-10', 'half of the height, without gaps: many slots')
+  assert.equal(outlines(bars([], null)).compute, '')
 })
 
 test('bars: one slow step does not make the others small', () => {

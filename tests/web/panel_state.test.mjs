@@ -7,6 +7,7 @@ import {
   badgeOf,
   empty,
   hasLogs,
+  isDismissible,
   opened,
   RUNS,
   ranksOf,
@@ -95,6 +96,20 @@ test('between the forwards of one run the group is busy, and the run tells the s
   assert.equal(stateOf(only(page({ ...READY, state: 'failed' }, [run(1, 'running')]))), 'failed')
 })
 
+test('a job that was given up is none any more, until the next one runs', () => {
+  const given = { ...READY, state: 'busy', operation: 'call', given_up: true }
+  const group = only(page(given, [run(1, 'cancelled')]))
+  assert.equal(stateOf(group), 'cancelling')
+  assert.deepEqual(actionsOf(group), { start: false, stop: true, restart: true, park: true })
+  assert.equal(stateOf(only(page(given, [run(2, 'running'), run(1, 'cancelled')]))), 'busy')
+  assert.equal(stateOf(only(page({ ...given, state: 'ready' }, [run(1, 'cancelled')]))), 'ready')
+})
+
+test('why a group ended is not dismissed while it is down for it', () => {
+  assert.ok(isDismissible(only(page())))
+  for (const state of ['failed', 'restarting']) assert.ok(!isDismissible(only(page({ ...READY, state }))))
+})
+
 test('the step of a sampler call is that of its status', () => {
   assert.deepEqual(stepOf(only(page({ ...READY, state: 'busy', step: [7, 20] }))), { at: 7, of: 20 })
   assert.equal(stepOf(only(page({ ...READY, state: 'busy', operation: 'load' }))), null)
@@ -107,6 +122,13 @@ test('ranks: memory of what they compute on, and who is silent', () => {
   const memory = [{ resident: 5, accelerator: 7, total: 8, weights: 4, resident_weights: 3 }]
   const [gpu] = ranksOf(only(page({ ...READY, device: 'cuda', pids: [1], memory, beats: [0] })))
   assert.deepEqual([gpu.used, gpu.weights, gpu.placed], [7, 4, 3])
+  const named = (indexes) => {
+    const devices = indexes.map((index) => ({ index, name: 'RTX 4090' }))
+    return ranksOf(only(page({ ...READY, pids: indexes, memory: [], devices }))).map(({ isSame }) => isSame)
+  }
+  assert.deepEqual(named([1, 0]), [false, false])
+  assert.deepEqual(named([0, 1, 0, 1]), [true, true, true, true], 'of two machines')
+  assert.deepEqual(named([null, null]), [true, true], 'a CPU has no number')
   assert.deepEqual(ranksOf(only(page(STOPPED))), [])
 })
 

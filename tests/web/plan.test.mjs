@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import { asker } from '../../web/plan/ask.js'
-import { questionOf, questionOfLoader } from '../../web/plan/graph.js'
+import { questionOf, questionWithoutPlan } from '../../web/plan/graph.js'
 import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.js'
 import { cellWords, columnsOf, meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
 import { predictedWords } from '../../web/plan/predicted.js'
@@ -233,7 +233,7 @@ test('what cards have is told once for all that are alike, and what would fit wh
 
 test('a loader without a plan asks for an automatic one, and one that has one asks nothing', () => {
   const asked = (links, more) =>
-    questionOfLoader(graphOf({ plan: PLAN, loader: { ...LOADER, ...more }, sampler: sampler(3) }, links).loader)
+    questionWithoutPlan(graphOf({ plan: PLAN, loader: { ...LOADER, ...more }, sampler: sampler(3) }, links).loader)
       .question
   const sampled = ['loader', 0, 'sampler', 'model']
   assert.deepEqual(asked([sampled]), {

@@ -16,7 +16,7 @@ test('a workflow saved with loop_mode keeps its values and links', () => {
   }
   renewWorkflow(workflow)
   for (const node of [workflow.nodes[0], inner.nodes[0]]) {
-    assert.deepEqual(node.widgets_values, ['a.safetensors', 'auto', 3])
+    assert.deepEqual(node.widgets_values, ['a.safetensors', 'default', 3])
     assert.deepEqual(
       node.inputs.map((input) => input.name),
       ['model_name', 'dtype', 'plan', 'group']
@@ -27,7 +27,7 @@ test('a workflow saved with loop_mode keeps its values and links', () => {
 })
 
 test('a workflow saved since stays as it is', () => {
-  const node = { id: 5, type: LOADER, inputs: [], widgets_values: ['a.safetensors', 'auto', 2] }
+  const node = { id: 5, type: LOADER, inputs: [], widgets_values: ['a.safetensors', 'default', 2] }
   renewWorkflow({ nodes: [node, { id: 6, type: 'KSampler', widgets_values: [1, 2, true] }] })
-  assert.deepEqual(node.widgets_values, ['a.safetensors', 'auto', 2])
+  assert.deepEqual(node.widgets_values, ['a.safetensors', 'default', 2])
 })

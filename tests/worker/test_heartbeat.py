@@ -96,7 +96,8 @@ def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct
     soon.start()
     with pytest.raises(GivenUp):
         long.load(lambda: give_up(soon.finished))
-    assert direct.group.status()["operation"] == "load"
+    told = direct.group.status()
+    assert told["operation"] == "load" and told["given_up"]
     assert wait_until(lambda: direct.group.status()["state"] == "ready", SECONDS_TO_STOP)
     assert "model" not in direct.group.status(), "nothing of it is loaded"
     direct.load()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from demo.host import REPOSITORY
+from tests.support.group.direct_group import wait_until
 from worker.launch.agent import root_cause
 from worker.launch.torchrun import cuda_environment
 
@@ -74,3 +81,26 @@ def test_ranks_have_an_allocator_that_shares_the_card_with_nccl(given: dict[str,
 def test_a_persons_own_settings_of_nccl_stay() -> None:
     assert cuda_environment({})["CUDA_MODULE_LOADING"] == "EAGER"
     assert cuda_environment({"CUDA_MODULE_LOADING": "LAZY"})["CUDA_MODULE_LOADING"] == "LAZY"
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
+def test_the_folders_of_a_process_go_with_it_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
+    code = (
+        "import sys; from worker.wire.private_folder import private_folder as of; print(of('a'), of('b'), flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; sys.stdin.read()"],
+        cwd=REPOSITORY,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    folders = [Path(folder) for folder in process.stdout.readline().split()]
+    (folders[0] / "log").write_text("kept while it lives")
+    assert len(folders) == 2 and all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
+    assert psutil.Process(process.pid).children() == [], "who takes care is nobody's child"
+    os.killpg(process.pid, end)
+    process.communicate()
+    assert wait_until(lambda: not any(folder.exists() for folder in folders), 30)

@@ -6,9 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,129 +13,43 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES, SQUARE
-from tests.support.group.first_machine import FAMILY
-from tests.support.group.network import FIRST, SECOND, TOOLS, Network
-from tests.support.links.namespaces import why_impossible
+from tests.support.group.machines import (
+    PORT,
+    SILENCE,
+    ULYSSES,
+    First,
+    Second,
+    open_network,
+    predicted_by_one,
+    source_in,
+)
+from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
 from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
 from worker.settings import Settings, SettingsError
 
-PORT = 29400
-SILENCE = 3.0
 DEADLINE = 10.0
-PATIENCE = 120.0
-ULYSSES = {"ulysses": 2}
 PLANS = {"ulysses": (ULYSSES,), "cfg": ({"cfg": 2},), "four ranks": ({"cfg": 2, "ulysses": 2},)}
 
 
 @pytest.fixture(scope="module")
 def network(own_ranks: None) -> Iterator[Network]:
-    if reason := why_impossible(*TOOLS):
-        pytest.fail(f"{reason}: the tests of two machines run as root on Linux, with iproute2 installed")
-    with Network() as network:
+    with open_network() as network:
         yield network
 
 
-class First:
-    """The machine with ComfyUI."""
-
-    def __init__(self, network: Network, folder: Path) -> None:
-        machines = f"{FIRST}:{PORT},{SECOND}"
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.group.first_machine",
-            machines,
-            str(SILENCE),
-            str(folder / "logs"),
-        ]
-        self.popen = subprocess.Popen(
-            network.on("first", command), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.file = folder / "prediction.safetensors"
-
-    def begin(self, source: ModelSource, plan: dict[str, int], **order: bool) -> None:
-        line = {"source": source.to_json(), "plan": plan, "file": str(self.file), **order}
-        self.popen.stdin.write(json.dumps(line) + "\n")
-        self.popen.stdin.flush()
-
-    def answer(self) -> dict:
-        hung = threading.Timer(PATIENCE, self.popen.kill)
-        hung.start()
-        line = self.popen.stdout.readline()
-        hung.cancel()
-        assert line, f"no answer within {PATIENCE} s"
-        return json.loads(line)
-
-    def forward(self, source: ModelSource, plan: dict[str, int]) -> dict:
-        self.begin(source, plan)
-        return self.answer()
-
-    def run_endlessly(self, source: ModelSource, plan: dict[str, int]) -> list[int]:
-        """The process ids of the ranks, that of the second machine last; `answer` then waits for the end of it."""
-        self.begin(source, plan, endlessly=True)
-        return self.answer()["pids"]
-
-    def prediction(self) -> torch.Tensor:
-        return load_file(self.file)["prediction"]
-
-    def close(self) -> None:
-        self.popen.stdin.close()
-        self.popen.wait(30)
-
-
-class Second:
-    """The machine that lends itself. hidden: a folder that it does not have."""
-
-    def __init__(self, network: Network, log: Path, hidden: Path) -> None:
-        self.log = log
-        join = [sys.executable, "-m", "worker.join", f"{FIRST}:{PORT}"]
-        command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *join]
-        with log.open("ab") as out:
-            self.popen = subprocess.Popen(
-                network.on("second", command), cwd=REPOSITORY, stdout=out, stderr=subprocess.STDOUT
-            )
-
-    def processes(self) -> list[psutil.Process]:
-        return psutil.Process(self.popen.pid).children(recursive=True)
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def end(self, number: int = signal.SIGTERM) -> list[psutil.Process]:
-        """Ends the program, if it runs, by a signal; returns those of its processes that live five seconds later."""
-        if self.popen.poll() is not None:
-            return []
-        processes = self.processes()
-        self.popen.send_signal(number)
-        self.popen.wait(10)
-        return psutil.wait_procs(processes, 5)[1]
+@pytest.fixture(scope="module")
+def reference() -> torch.Tensor:
+    return predicted_by_one()
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSource, ModelSource]:
     """A tiny model that both machines have, and its copy that only the first has."""
     return tuple(source_in(tmp_path_factory.mktemp(name)) for name in ("both", "first-only"))
-
-
-def source_in(folder: Path) -> ModelSource:
-    family = FAMILIES[FAMILY]
-    family.save(folder)
-    return ModelSource(family.model_class, family.config, tuple(str(path) for path in folder.glob("*.safetensors")))
-
-
-@pytest.fixture(scope="module")
-def reference() -> torch.Tensor:
-    """What one process on plain diffusers predicts."""
-    family = FAMILIES[FAMILY]
-    with torch.no_grad():
-        return family.reference(family.build(), *family.inputs(*family.shapes[SQUARE]))
 
 
 class Pair:

@@ -24,7 +24,7 @@ from tests.support.ranks.polishing_rank import POLISH
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
 from worker.host.session import LOADING_TIMES, bearable_silence
-from worker.rank.agreement import MEMORY
+from worker.rank.agreement import MEMORY, Control
 from worker.rank.channels.heartbeat import Heartbeat
 from worker.rank.host_model import HostModel
 from worker.rank.job import Job, ModelFailed
@@ -58,7 +58,7 @@ def job(header: Header) -> Job:
     """A job of that group."""
     store = dist.HashStore()
     heartbeat = Heartbeat(lambda: store, 0, 1, dict, lambda _job: None)
-    return Job(header, {}, RankState(CPU), None, JobGroups(CPU, Timeline(CPU)), heartbeat)
+    return Job(header, {}, RankState(CPU), Control(None), JobGroups(CPU, Timeline(CPU)), heartbeat)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ RUNS_DATA = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "j
 NEVER_CALLED = {
     "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list",
     "recv_object_list", "system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell", "execv", "execve",
+    "execvp", "execvpe", "execl", "execle", "execlp", "execlpe",
 }  # fmt: skip
+# What a person has written behind `worker.join`, and nobody else can.
+CALLED = {("worker/join.py", "os.execvpe")}
 NEVER_BUILT_IN = {"eval", "exec", "compile", "__import__"}
 TORCH_PICKLES = {"torch.load", "torch.save", "numpy.load", "np.load", "torch.hub.load"}
 STARTS_PROCESSES = {"Popen", "run", "call", "check_call", "check_output"}
@@ -64,7 +67,8 @@ def test_nothing_that_is_read_is_run() -> None:
             assert not {module.partition(".")[0] for module in modules} & RUNS_DATA, f"{path} imports {modules}"
     for path, node, name, last in calls():
         forbidden = name in NEVER_BUILT_IN | TORCH_PICKLES or last in NEVER_CALLED
-        assert not forbidden, f"{path}:{node.lineno} calls {name}"
+        known = (path.relative_to(REPOSITORY).as_posix(), name) in CALLED
+        assert not forbidden or known, f"{path}:{node.lineno} calls {name}"
 
 
 def test_processes_are_started_by_lists_of_arguments() -> None:

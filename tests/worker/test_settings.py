@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from demo.host import REPOSITORY
 from worker.settings import Settings, SettingsError
 
 
@@ -43,3 +46,11 @@ def test_a_wrong_setting_is_named_with_its_source(text: str, says: str, tmp_path
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(SettingsError, match="PARALLELDIT_DEVICE sets device to 'tpu'; it is one of cpu, cuda"):
         Settings.read({"PARALLELDIT_DEVICE": "tpu"}, Path("nowhere.json"))
+
+
+def test_every_setting_has_its_row_in_the_page() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \|", (REPOSITORY / "docs" / "workers.md").read_text(), flags=re.MULTILINE
+    )
+    names = [setting.name for setting in fields(Settings)]
+    assert sorted(rows) == sorted((name, f"PARALLELDIT_{name.upper()}") for name in names)

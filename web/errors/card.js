@@ -1,10 +1,9 @@
 // The card that shows an error: its elements, and what its buttons do. `errors.js` puts it at the node.
 
+import { copiesOnClick } from '../clipboard.js'
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { report } from './message.js'
-
-const COPIED_MS = 2000
 
 /** What the tests know an element of the card by. */
 const testId = (part) => ({ 'data-testid': `paralleldit-error-${part}` })
@@ -13,7 +12,7 @@ const testId = (part) => ({ 'data-testid': `paralleldit-error-${part}` })
 function button(className, label, attributes, onclick, ...children) {
   const named = label ? { title: label, 'aria-label': label } : {}
   const made = element('button', { type: 'button', class: className, ...named, ...attributes }, ...children)
-  made.addEventListener('click', onclick)
+  if (onclick) made.addEventListener('click', onclick)
   return made
 }
 
@@ -23,12 +22,9 @@ function button(className, label, attributes, onclick, ...children) {
  */
 export function errorCard(kind, said, node, { onDismiss, onShow }) {
   const title = t(`errors.titles.${kind}`)
-  const copied = button('paralleldit-error-action', '', testId('copy'), copy, t('errors.copy'))
-  async function copy() {
-    await toClipboard(report(`${title} (${node})`, said))
-    copied.textContent = t('errors.copied')
-    setTimeout(() => (copied.textContent = t('errors.copy')), COPIED_MS)
-  }
+  const words = { copy: t('errors.copy'), copied: t('errors.copied') }
+  const copied = button('paralleldit-error-action', '', testId('copy'), null, words.copy)
+  copiesOnClick(copied, () => report(`${title} (${node})`, said), words)
   const card = element(
     'section',
     { class: 'paralleldit-error', role: 'alert', 'data-testid': 'paralleldit-error', 'data-kind': kind },
@@ -69,20 +65,4 @@ export function errorCard(kind, said, node, { onDismiss, onShow }) {
 
 function icon(name) {
   return element('i', { class: `pi ${name}`, 'aria-hidden': true })
-}
-
-/** Also on a page that a browser takes for insecure, which ComfyUI on another machine is. */
-async function toClipboard(text) {
-  try {
-    await navigator.clipboard.writeText(text)
-  } catch {
-    const area = element('textarea', { class: 'paralleldit-error-copying' })
-    area.value = text
-    const focused = document.activeElement
-    document.body.append(area)
-    area.select()
-    document.execCommand('copy')
-    area.remove()
-    focused?.focus()
-  }
 }

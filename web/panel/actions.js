@@ -1,7 +1,9 @@
 // What the buttons do: a request to the server, after a question where a job runs; a refusal becomes a toast.
 
+import { element } from '../elements.js'
 import { brief, t } from '../text.js'
 
+const TRACE_FILE = 'paralleldit-trace.json'
 const ENDS_A_JOB = ['stop', 'restart', 'park']
 
 export class Actions {
@@ -36,6 +38,19 @@ export class Actions {
     } finally {
       this.pending.delete(`${action} ${number}`)
       this.onChange()
+    }
+  }
+
+  /** Saves the ranks' timeline as a file, for Perfetto. */
+  async trace(number) {
+    try {
+      const response = await this.api.fetchApi(`/paralleldit/trace?group=${number}`)
+      if (!response.ok) return this.tell('trace', brief(await response.text()))
+      const url = URL.createObjectURL(await response.blob())
+      element('a', { href: url, download: TRACE_FILE }).click()
+      URL.revokeObjectURL(url)
+    } catch (error) {
+      this.tell('trace', error.message)
     }
   }
 

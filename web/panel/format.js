@@ -22,6 +22,18 @@ export function bytes(count) {
   return `${gibibytes.toFixed(gibibytes < 100 ? 1 : 0)} GiB`
 }
 
+/** "20.5 of 23.6 GiB", "812 MiB of 15.6 GiB": the unit once where it is the same. said: the words, of two texts. */
+export function bytesOf(used, total, said) {
+  const [[amount, unit], [, whole]] = [bytes(used), bytes(total)].map((words) => words.split(' '))
+  return said(unit === whole ? amount : `${amount} ${unit}`, bytes(total))
+}
+
+// What a maker adds to a card's name that no two cards of a machine differ in.
+const OF_THE_MAKER = /\((R|TM)\)|\b(NVIDIA|GeForce|AMD|Radeon|Intel|Tesla|Graphics|Generation)\b/g
+
+/** "RTX 4090" of "NVIDIA GeForce RTX 4090". */
+export const cardName = (name) => name.replace(OF_THE_MAKER, '').replace(/\s+/g, ' ').trim() || name
+
 /** "3 ms", "0.42 s", "12.3 s", "2 min 5 s". */
 export function seconds(count) {
   if (count < 0.1) return `${Math.round(count * 1000)} ms`
@@ -38,18 +50,39 @@ export function roughSeconds(count) {
 /** "18%". */
 export const percent = (share) => `${Math.round(share * 100)}%`
 
+// As ISO 8601 has it, by a locale that writes it so: read alike in all languages.
+const ISO = 'sv'
+
+/** "15:04:05", in the browser's time zone. */
+export const clock = (date) => date.toLocaleTimeString(ISO)
+
+/** "2026-11-23 15:04:05". */
+export const dateAndClock = (date) => date.toLocaleString(ISO)
+
 /** The last part of a path, of either kind. */
 export const fileName = (path) => path.split(/[\\/]/).pop()
+
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b)
+  const middle = sorted.length >> 1
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2
+}
 
 /** Of a run's steps, each [seconds, seconds of it in communication]: the median, and communication's share of all. */
 export function summary(steps) {
   if (!steps.length) return null
-  const lengths = steps.map(([length]) => length).sort((a, b) => a - b)
-  const middle = lengths.length >> 1
-  const median = lengths.length % 2 ? lengths[middle] : (lengths[middle - 1] + lengths[middle]) / 2
   const sum = (column) => steps.reduce((total, step) => total + step[column], 0)
-  return { median, share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
+  return { median: median(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
 }
+
+/** How many times as fast as one device a run's median step was; null where that is not known. */
+export function timesOfOne({ alone, steps }) {
+  const known = summary(steps)
+  return alone && known?.median ? alone / known.median : null
+}
+
+/** "1.8", "12". */
+export const times = (factor) => (factor < 9.95 ? factor.toFixed(1) : String(Math.round(factor)))
 
 /** About how many seconds a run still takes; null where that is not known. */
 export function secondsLeft(run) {
@@ -59,6 +92,10 @@ export function secondsLeft(run) {
 
 /** "1:0.5": speeds, the fastest being 1. */
 const inProportion = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':')
+
+/** How many ranks a plan has. */
+export const ranksOfPlan = (plan) =>
+  Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1)
 
 /** A plan in the words of its Python class. t: the texts, by path and values. */
 export function planWords(plan, t) {

@@ -3,20 +3,22 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, fold, shown, text, uniqueId } from './dom.js'
-import { fileName, planWords, roughSeconds, seconds, secondsLeft, summary } from './format.js'
+import { fileName, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.js'
 import { LogView } from './logs.js'
 import { RankList } from './ranks.js'
 import { RunList } from './runs.js'
-import { actionsOf, runningOf, stateOf, stepOf } from './state.js'
+import { actionsOf, isDismissible, runningOf, stateOf, stepOf } from './state.js'
 import { weightsWords } from './weights.js'
 
+// None of them turns: an endless animation has the browser draw the page anew sixty times a second.
 const ICONS = {
   stopped: 'pi pi-circle',
-  starting: 'pi pi-spinner pi-spin',
+  starting: 'pi pi-hourglass',
   ready: 'pi pi-check-circle',
-  busy: 'pi pi-spinner pi-spin',
+  busy: 'pi pi-play-circle',
+  cancelling: 'pi pi-ban',
   parked: 'pi pi-moon',
-  restarting: 'pi pi-spinner pi-spin',
+  restarting: 'pi pi-hourglass',
   failed: 'pi pi-exclamation-triangle'
 }
 const BUTTONS = { start: 'pi pi-play', stop: 'pi pi-stop', restart: 'pi pi-refresh', park: 'pi pi-moon' }
@@ -35,14 +37,22 @@ const KNOWN_OPERATIONS = [
   'trace',
   'measure'
 ]
+const OF_STEPS = ['call', 'sample', 'forward']
 
 export class GroupView {
-  constructor(number, actions, openLog) {
+  /** actions: see actions.js. openLog: called with a rank whose log is wanted. comparison: a ComparisonView. */
+  constructor(number, actions, openLog, comparison) {
     this.number = number
     this.actions = actions
     this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }))
-    this.parts = [new StateView(), new ButtonRow((action) => this.press(action)), new JobView()]
-    this.folds = [new ModelView(), new RankList(), new LogView(openLog), new RunList()]
+    const press = (action) => this.press(action)
+    this.parts = [new StateView(press), new ButtonRow(press), new JobView()]
+    this.folds = [
+      new ModelView(),
+      new RankList(),
+      new LogView(openLog),
+      new RunList((number) => actions.trace(number), comparison)
+    ]
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }
     this.element = element('section', attributes, this.heading)
     this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))
@@ -62,7 +72,7 @@ export class GroupView {
 
 /** The state in words, what it means, how often the group died and why, and what is to be said of its plan. */
 class StateView {
-  constructor() {
+  constructor(press) {
     this.icon = element('i', { 'aria-hidden': 'true' })
     this.word = element('span', { role: 'status', 'data-testid': 'paralleldit-state', class: 'paralleldit-state-word' })
     this.size = element('span', { class: 'paralleldit-aside' })
@@ -71,7 +81,11 @@ class StateView {
     this.deaths = element('summary')
     this.death = element('pre', { class: 'paralleldit-death', tabindex: 0 })
     const attributes = { class: 'paralleldit-why', 'data-testid': 'paralleldit-death' }
-    this.why = element('details', attributes, this.deaths, this.death)
+    this.dismiss = element('button', { type: 'button', class: 'paralleldit-small' }, t('errors.dismiss'))
+    attribute(this.dismiss, 'data-testid', 'paralleldit-dismiss')
+    this.dismiss.addEventListener('click', () => press('dismiss'))
+    const why = element('details', attributes, this.deaths, this.death)
+    this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss)
     const line = element('div', { class: 'paralleldit-state' }, this.icon, this.word, this.size)
     this.element = element('div', { class: 'paralleldit-about' }, line, this.hint, this.note, this.why)
   }
@@ -81,7 +95,7 @@ class StateView {
     const { note, deaths, last_death: death, pids } = group.status
     attribute(this.element, 'data-state', state)
     attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
-    text(this.word, t(`panel.state.${state}`))
+    text(this.word, state === 'cancelling' ? cancelledWords(group) : t(`panel.state.${state}`))
     const count = pids?.length ?? devices
     text(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
     const isNew = state === 'stopped' && !group.runs.length && !death
@@ -93,6 +107,7 @@ class StateView {
     text(this.deaths, deathWords(deaths))
     text(this.death, death ?? '')
     shown(this.why, death)
+    shown(this.dismiss, isDismissible(group))
   }
 }
 
@@ -151,7 +166,7 @@ class JobView {
       attribute(this.bar, 'aria-valuemax', step.of)
       attribute(this.bar, 'aria-valuenow', step.at)
       attribute(this.bar, 'aria-valuetext', words)
-      this.fill.style.width = `${(100 * step.at) / step.of}%`
+      attribute(this.fill, 'style', `width: ${((100 * step.at) / step.of).toFixed(1)}%`)
     }
     text(this.pace, step ? paceWords(runningOf(group)) : '')
     shown(this.pace, this.pace.textContent)
@@ -164,19 +179,23 @@ class ModelView {
     this.element = fold(t('panel.model'), true).element
     attribute(this.element, 'data-testid', 'paralleldit-model')
     this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' })
+    this.computes = element('p', { class: 'paralleldit-quiet paralleldit-cut-off' })
     this.plan = element('p')
     this.weights = element('div', { 'data-testid': 'paralleldit-weights' })
     this.files = element('ul', { class: 'paralleldit-files', 'aria-label': t('panel.files') })
-    this.element.append(this.name, this.plan, this.weights, this.files)
+    this.element.append(this.name, this.computes, this.plan, this.weights, this.files)
   }
 
   update(group) {
-    const { model, plan, files = [] } = group.status
+    const { model, name, plan, files = [] } = group.status
     shown(this.element, model)
     if (!model) return
-    text(this.name, model)
-    attribute(this.name, 'title', model)
-    text(this.plan, plan ? t('panel.plan', { plan: planWords(plan, t) }) : '')
+    text(this.name, fileName(name || model))
+    attribute(this.name, 'title', name || model)
+    text(this.computes, model)
+    shown(this.computes, name && name !== model)
+    shown(this.files, files.length > 1 || files.some((path) => fileName(path) !== this.name.textContent))
+    text(this.plan, plan ? planLine(plan, group.status.pids?.length ?? 0) : '')
     const words = weightsWords(group, t)
     shown(this.weights, words.length)
     if (this.words !== words.join('\n')) {
@@ -191,8 +210,17 @@ class ModelView {
   }
 }
 
+const cancelledWords = ({ status }) =>
+  t(OF_STEPS.includes(status.operation) ? 'panel.state.cancelling' : 'panel.state.cancellingOther')
+
 const operationWords = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))
+
+function planLine(plan, count) {
+  const line = t('panel.plan', { plan: planWords(plan, t) })
+  const used = ranksOfPlan(plan)
+  return used < count ? `${line} · ${t('panel.part', { used, count })}` : line
+}
 
 function deathWords(count) {
   if (!count) return t('panel.lastDeath')

@@ -3,24 +3,31 @@
 import { element } from '../elements.js'
 import { t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
-import { bytes, percent, seconds, summary } from './format.js'
+import { bytes, clock, dateAndClock, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
+import { stateOf } from './state.js'
 import { Timeline } from './timeline.js'
 
 const OUTCOMES = {
-  running: 'pi pi-spinner pi-spin',
+  running: 'pi pi-play',
   done: 'pi pi-check',
   cancelled: 'pi pi-ban',
   failed: 'pi pi-times'
 }
 
 export class RunList {
-  constructor() {
+  /** onTrace: called with the group's number where its ranks' timeline is wanted. comparison: see ComparisonView. */
+  constructor(onTrace, comparison) {
+    this.comparison = comparison
     const keys = ['compute', 'communication'].map((part) =>
       element('span', { class: `paralleldit-key paralleldit-${part}` }, t(`panel.${part}`))
     )
     this.list = element('ol', { class: 'paralleldit-runs' })
-    const legend = element('p', { class: 'paralleldit-legend' }, ...keys)
-    const folded = fold(t('panel.runs'), true, legend, this.list)
+    this.trace = element('button', { type: 'button', class: 'paralleldit-small' }, t('panel.trace'))
+    attribute(this.trace, 'data-testid', 'paralleldit-trace')
+    attribute(this.trace, 'title', t('panel.help.trace'))
+    this.trace.addEventListener('click', () => onTrace(this.number))
+    const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button)
+    const folded = fold(t('panel.runs'), true, legend, comparison.element, this.list)
     this.element = folded.element
     this.rows = new Children(
       this.list,
@@ -30,7 +37,10 @@ export class RunList {
   }
 
   update(group) {
+    this.number = group.number
+    this.comparison.update(group.number)
     shown(this.element, group.runs.length)
+    shown(this.trace, ['ready', 'parked'].includes(stateOf(group)))
     this.rows.update(group.runs)
   }
 }
@@ -43,23 +53,25 @@ class RunRow {
     this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word)
     this.about = element('p', { class: 'paralleldit-quiet' })
     this.numbers = element('span')
+    this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' })
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' })
     this.timeline = new Timeline(t, { seconds })
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome)
     this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about)
-    this.element.append(this.timeline.element, element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share))
+    const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share)
+    this.element.append(this.factor, this.timeline.element, counted)
   }
 
   update(run) {
     if (this.run === run) return
     this.run = run
     attribute(this.element, 'data-state', run.state)
-    text(this.model, run.model)
-    attribute(this.model, 'title', run.model)
+    text(this.model, fileName(run.model))
+    attribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '))
     attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
     text(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
-    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, began.toLocaleTimeString()].join(' · '))
+    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, clock(began)].join(' · '))
     attribute(this.about, 'title', aboutNode(run, began))
     this.count(run, summary(run.steps))
   }
@@ -70,8 +82,12 @@ class RunRow {
     if (known) numbers.push(t('panel.pace', { seconds: seconds(known.median) }))
     const told = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed'
     if (run.predicted) numbers.push(t(told, { seconds: seconds(run.predicted) }))
+    if (run.seconds) numbers.push(t('panel.inAll', { seconds: seconds(run.seconds) }))
     if (run.residuals) numbers.push(t('panel.residuals', { size: bytes(run.residuals) }))
     text(this.numbers, numbers.join(' · '))
+    const factor = factorWords(run)
+    text(this.factor, factor)
+    shown(this.factor, factor)
     shown(this.timeline.element, known)
     shown(this.share, known)
     if (!known) return
@@ -85,7 +101,7 @@ class RunRow {
 }
 
 function aboutNode(run, began) {
-  const date = began.toLocaleString()
+  const date = dateAndClock(began)
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
@@ -93,6 +109,14 @@ function stepWords({ at, made, total }) {
   const done = total ? at : made
   if (done === 1 && (total ?? 1) === 1) return t('panel.oneStep')
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
+}
+
+/** "×1.8 of one device", and by what that is known; nothing where it is not. */
+function factorWords(run) {
+  const factor = timesOfOne(run)
+  if (!factor) return ''
+  const by = run.is_alone_run ? 'timesMeasured' : run.is_measured ? 'timesPredicted' : 'timesAssumed'
+  return t(`panel.${by}`, { times: times(factor), seconds: seconds(run.alone) })
 }
 
 const slowest = (run) => seconds(Math.max(...run.steps.map(([length]) => length)))

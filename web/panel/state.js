@@ -6,7 +6,7 @@ import * as log from './log.js'
 export const RUNS = 10 // kept of a group, as the server keeps them
 export const SILENT_SECONDS = 3 // without a sign of life, of which a rank gives four a second
 
-const ALIVE = ['starting', 'ready', 'busy', 'parked', 'restarting']
+const ALIVE = ['starting', 'ready', 'busy', 'cancelling', 'parked', 'restarting']
 const STOPPED = { state: 'stopped', deaths: 0, last_death: null, note: '' }
 
 /** What a page knows before anything has answered. */
@@ -68,9 +68,13 @@ function withLines(logs, lines) {
 /** The run that goes on, if one does. */
 export const runningOf = ({ runs }) => (runs[0]?.state === 'running' ? runs[0] : null)
 
-/** The group's state; a run whose forwards come one by one is one job, also in between. */
+/**
+ * The group's state; a run whose forwards come one by one is one job, also in between. One that was cancelled is none any
+ * more, though the ranks are still at what they had begun of it.
+ */
 export function stateOf(group) {
-  const { state } = group.status
+  const { state, given_up: isGivenUp } = group.status
+  if (state === 'busy' && isGivenUp && !runningOf(group)) return 'cancelling'
   return state === 'ready' && runningOf(group) ? 'busy' : state
 }
 
@@ -82,14 +86,21 @@ export function stepOf(group) {
   return run?.made ? { at: run.made, of: null } : null
 }
 
-/** The ranks that run: memory in bytes, `placed` that of the weights on the device; `silent` the seconds since a sign of life where those are too many, else 0. */
+/**
+ * The ranks that run: memory in bytes, `placed` that of the weights on the device; `silent` the seconds since a sign of
+ * life where those are too many, else 0. index, name: of its device; `isSame` where another rank's has the same index,
+ * as on another machine.
+ */
 export function ranksOf({ status }) {
-  const { pids = [], memory = [], beats = [], device } = status
+  const { pids = [], memory = [], beats = [], devices = [], device } = status
+  const indexes = devices.map(({ index }) => index)
   return pids.map((pid, rank) => {
     const { resident = 0, accelerator = 0, total = 0, weights = 0, resident_weights = 0 } = memory[rank] ?? {}
     const silent = beats[rank] > SILENT_SECONDS ? beats[rank] : 0
     const [used, placed] = device === 'cpu' ? [resident, weights] : [accelerator, resident_weights]
-    return { rank, pid, device, used, total, weights, placed, silent }
+    const { index = null, name = '' } = devices[rank] ?? {}
+    const isSame = index === null || indexes.indexOf(index) !== indexes.lastIndexOf(index)
+    return { rank, pid, device, index, name, isSame, used, total, weights, placed, silent }
   })
 }
 
@@ -100,9 +111,12 @@ export function actionsOf(group) {
     start: state === 'stopped',
     stop: ALIVE.includes(state),
     restart: state !== 'stopped' && state !== 'starting',
-    park: state === 'busy' || (state === 'ready' && Boolean(group.status.model))
+    park: ['busy', 'cancelling'].includes(state) || (state === 'ready' && Boolean(group.status.model))
   }
 }
+
+/** Whether why the group ended the last time is over and done with: one that is down says why. */
+export const isDismissible = (group) => !['failed', 'restarting'].includes(stateOf(group))
 
 /** Whether there is a log to ask for: a group that has not started has none. */
 export function hasLogs({ status, runs }) {
@@ -114,5 +128,5 @@ export function hasLogs({ status, runs }) {
 export function badgeOf({ groups }) {
   const states = groups.map(stateOf)
   if (states.includes('failed')) return '!'
-  return states.includes('busy') ? '•' : ''
+  return states.some((state) => ['busy', 'cancelling'].includes(state)) ? '•' : ''
 }

@@ -1,8 +1,8 @@
 // A run's steps as bars: how long each took, the part of it that was communication below.
-// `bars` is pure; `Timeline` draws.
+// `bars` and `outlines` are pure; `Timeline` draws, a path for all bars of a colour, however many there are.
 
-import { svg } from '../elements.js'
-import { attribute, text } from './dom.js'
+import { element, svg } from '../elements.js'
+import { attribute } from './dom.js'
 
 const HEIGHT = 40
 const SLOT = 10
@@ -11,6 +11,7 @@ const DENSE = 80 // slots, from which on the bars are too thin for gaps between 
 const MOST_SLOTS = 500 // as many steps of a run as the server keeps
 const LEAST_SLOTS = 12 // so that a run of few steps has no broad blocks
 const CLIP = 2 // medians; what took longer, as the first step often does, is cut off there
+const CUT = { y: 4, height: 3 } // the mark of a bar that is cut off
 
 /**
  * Bars of the steps, each [seconds, seconds of it in communication]: heights as shares of the drawing's.
@@ -29,55 +30,52 @@ export function bars(steps, total, first = 1) {
   return { slots, bars: drawn }
 }
 
+/** The paths of these bars: of computing, of communication, and of the marks where one is cut off. */
+export function outlines({ slots, bars: drawn }) {
+  const gap = slots < DENSE ? GAP : 0
+  const found = { compute: '', communication: '', cut: '' }
+  for (const [at, { height, below, cut }] of drawn.entries()) {
+    const x = at * SLOT + gap / 2
+    found.compute += box(x, HEIGHT * (1 - height), SLOT - gap, HEIGHT * (height - below))
+    found.communication += box(x, HEIGHT * (1 - below), SLOT - gap, HEIGHT * below)
+    if (cut) found.cut += box(at * SLOT, CUT.y, SLOT, CUT.height)
+  }
+  return found
+}
+
+const box = (x, y, width, height) =>
+  height > 0 ? `M${x} ${y.toFixed(2)}h${width}v${height.toFixed(2)}h-${width}z` : ''
+
 /** The drawing of one run. t: the texts; format: how seconds and shares are shown. */
 export class Timeline {
   constructor(t, format) {
     this.t = t
     this.format = format
-    this.element = svg('svg', { class: 'paralleldit-timeline', role: 'img', preserveAspectRatio: 'none' })
-    this.drawn = []
+    this.paths = Object.fromEntries(
+      ['compute', 'communication', 'cut'].map((part) => [part, svg('path', { class: `paralleldit-${part}` })])
+    )
+    this.drawing = svg('svg', { role: 'img', preserveAspectRatio: 'none' }, ...Object.values(this.paths))
+    this.element = element('div', { class: 'paralleldit-timeline' }, this.drawing)
+    this.element.addEventListener('pointermove', (event) => this.tell(event))
+    this.known = bars([], null)
   }
 
   /** label: what the drawing says, for those who do not see it. */
   update(run, label) {
     const first = run.made - run.steps.length + 1 // of a long run, the server keeps the last ones
-    const { slots, bars: wanted } = bars(run.steps, run.total, first)
-    attribute(this.element, 'viewBox', `0 0 ${slots * SLOT} ${HEIGHT}`)
-    attribute(this.element, 'aria-label', label)
-    while (this.drawn.length > wanted.length) this.drawn.pop().element.remove()
-    while (this.drawn.length < wanted.length) this.drawn.push(this.addBar(this.drawn.length))
-    const gap = slots < DENSE ? GAP : 0
-    attribute(this.element, 'shape-rendering', gap ? 'auto' : 'crispEdges')
-    for (const [at, bar] of wanted.entries()) this.draw(this.drawn[at], bar, at * SLOT + gap / 2, SLOT - gap)
+    this.known = bars(run.steps, run.total, first)
+    const { slots } = this.known
+    attribute(this.drawing, 'viewBox', `0 0 ${slots * SLOT} ${HEIGHT}`)
+    attribute(this.drawing, 'shape-rendering', slots < DENSE ? 'auto' : 'crispEdges')
+    attribute(this.drawing, 'aria-label', label)
+    for (const [part, outline] of Object.entries(outlines(this.known))) attribute(this.paths[part], 'd', outline)
   }
 
-  addBar(at) {
-    const x = at * SLOT
-    const parts = {
-      title: svg('title'),
-      compute: svg('rect', { class: 'paralleldit-compute' }),
-      communication: svg('rect', { class: 'paralleldit-communication' }),
-      cut: svg('rect', { class: 'paralleldit-cut', x, width: SLOT, y: 4, height: 3 })
-    }
-    const whole = svg('rect', { class: 'paralleldit-hit', x, width: SLOT, y: 0, height: HEIGHT })
-    const element = svg('g', {}, parts.title, whole, parts.compute, parts.communication, parts.cut)
-    this.element.append(element)
-    return { element, ...parts }
-  }
-
-  draw(parts, bar, x, width) {
+  /** The numbers of the bar under the pointer. */
+  tell({ offsetX }) {
+    const bar = this.known.bars[Math.floor((offsetX / this.element.clientWidth) * this.known.slots)]
     const { seconds } = this.format
-    const values = { step: bar.number, length: seconds(bar.length), waiting: seconds(bar.waiting) }
-    text(parts.title, this.t('panel.barTitle', values))
-    place(parts.compute, x, width, HEIGHT * (1 - bar.height), HEIGHT * (bar.height - bar.below))
-    place(parts.communication, x, width, HEIGHT * (1 - bar.below), HEIGHT * bar.below)
-    attribute(parts.cut, 'visibility', bar.cut ? 'visible' : 'hidden')
+    const values = bar && { step: bar.number, length: seconds(bar.length), waiting: seconds(bar.waiting) }
+    attribute(this.element, 'title', bar ? this.t('panel.barTitle', values) : null)
   }
-}
-
-function place(rectangle, x, width, y, height) {
-  attribute(rectangle, 'x', x)
-  attribute(rectangle, 'width', width)
-  attribute(rectangle, 'y', y.toFixed(2))
-  attribute(rectangle, 'height', Math.max(0, height).toFixed(2))
 }

@@ -6,8 +6,11 @@ import { attribute, Children, shown, text } from './dom.js'
 import { GroupView } from './group.js'
 
 export class PanelView {
-  /** actions: see actions.js. openLog: called with a group's number and a rank. retry: asks the server again. */
-  constructor(actions, openLog, retry) {
+  /**
+   * actions: see actions.js. openLog: called with a group's number and a rank. retry: asks the server again. compare:
+   * makes a ComparisonView.
+   */
+  constructor(actions, openLog, retry, compare) {
     this.problem = element('p')
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'))
     this.retry.addEventListener('click', retry)
@@ -18,7 +21,7 @@ export class PanelView {
     this.views = new Children(
       this.groups,
       ({ group }) => group.number,
-      ({ group }) => new GroupView(group.number, actions, openLog)
+      ({ group }) => new GroupView(group.number, actions, openLog, compare())
     )
     const head = element('header', { class: 'paralleldit-head' }, element('h2', {}, t('panel.title')))
     this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' })

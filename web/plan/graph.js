@@ -2,9 +2,9 @@
 
 export const PLAN = 'ParallelDiT_Plan'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
-/** The nodes that load a model: which of their widgets name its file, and what it computes in. */
-export const LOADERS = { [LOADER]: { file: 'model_name', dtype: 'dtype' } }
-const PLAN_INPUT = 'plan' // of each of them
+export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
+export const LOADERS = [LOADER, CHECKPOINT]
+const PLAN_INPUT = 'plan' // of each loader
 const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
@@ -16,25 +16,27 @@ const SIZES = [...NEEDED, 'length', 'batch_size'] // and frames, and how many
 /** The question about a plan node, and the names of its values that other nodes compute, which only a run can tell. */
 export function questionOf(plan) {
   const { values, open } = widgetValues(plan)
-  const loaders = [...reached(plan, ['PARALLEL_PLAN'], new Set())].map(loaderOf).filter(Boolean)
+  const loaders = []
+  for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) loaders.push(...loadersAt(node))
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
 }
 
-/** The question about a loader that has no plan, for which auto chooses one; none of one that has, or does not run. */
-export function questionOfLoader(node) {
-  const plan = node.inputs?.find(({ name }) => name === PLAN_INPUT)
-  const loader = plan?.link == null && !node.mode ? loaderOf(node) : null
-  return { question: loader && { values: { mode: 'auto' }, loaders: [loader] }, open: [] }
+/** The question about an automatic plan for a loader. */
+export const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders: loadersAt(loader) })
+
+/** The same of a loader that has no plan, as `questionOf` has it; no question of one that has, or does not run. */
+export function questionWithoutPlan(loader) {
+  const plan = loader.inputs?.find(({ name }) => name === PLAN_INPUT)
+  return { question: plan?.link == null && !loader.mode ? questionOfLoader(loader) : null, open: [] }
 }
 
-/** A loader's model, and what samples with it; null for another node, and where another node computes the name. */
-function loaderOf(node) {
-  const names = LOADERS[node.type]
-  const { values } = names ? widgetValues(node) : {}
-  const model_name = values?.[names.file]
-  if (typeof model_name !== 'string') return null
+/** What a question says of a node, if that is a loader of a known model. */
+function loadersAt(node) {
+  const { model_name, dtype, group } = LOADERS.includes(node.type) ? widgetValues(node).values : {}
+  if (typeof model_name !== 'string') return []
   const samplers = samplersOf(node, new Set(), null)
-  return { model_name, dtype: ofType('string', values[names.dtype]), group: ofType('number', values.group), samplers }
+  const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {}
+  return [{ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers, ...checkpoint }]
 }
 
 /** The nodes that sample with a node's model, directly or by way of LoRAs, guiders and the like. cfg: a guider's. */

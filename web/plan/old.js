@@ -4,8 +4,9 @@ import { LOADER } from './graph.js'
 
 const GONE = 'loop_mode' // a value of the loader, true or false, behind its dtype
 const PLACE = 2
+const DTYPE = { place: 1, was: 'auto', is: 'default' }
 
-/** Takes out of a saved workflow, its subgraphs included, what the loader no longer has. */
+/** Has a saved workflow, its subgraphs included, as the loader is today. */
 export function renewWorkflow(workflow) {
   for (const graph of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
     for (const node of graph.nodes ?? []) {
@@ -18,6 +19,7 @@ export function renewWorkflow(workflow) {
 function renewLoader(node, links) {
   const values = node.widgets_values
   if (Array.isArray(values) && typeof values[PLACE] === 'boolean') values.splice(PLACE, 1)
+  if (Array.isArray(values) && values[DTYPE.place] === DTYPE.was) values[DTYPE.place] = DTYPE.is
   const slot = (node.inputs ?? []).findIndex((input) => input.name === GONE && input.link == null)
   if (slot < 0) return
   node.inputs.splice(slot, 1)

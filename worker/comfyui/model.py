@@ -124,12 +124,16 @@ def build(
     dtype: torch.dtype | None,
     cast: torch.dtype | None,
     device: torch.device | None,
+    fast_fp8: bool = False,
 ) -> comfy.model_base.BaseModel:
     """The model with its parameters on a device, and nothing read into them.
 
-    beside: where a checkpoint has what ComfyUI computes conditions with, and says what its model predicts.
+    beside: where a checkpoint has what ComfyUI computes conditions with, and says what its model predicts. fast_fp8: as
+    in HostSource.
     """
     config.set_inference_dtype(dtype, cast)
+    if fast_fp8:
+        config.optimizations["fp8"] = True
     return config.get_model({**beside, **weights}, "", device=device).eval()
 
 
@@ -139,15 +143,16 @@ def build_empty(
     beside: Weights,
     dtype: torch.dtype | None,
     cast: torch.dtype | None,
+    fast_fp8: bool = False,
 ) -> comfy.model_base.BaseModel:
     """The same on the meta device. A class that computes numbers from tensors as it is made (ACE-Step 1.5) cannot do so
     there: it is made on the CPU, where nothing is read into its memory, nor so taken, and moved."""
     try:
-        return build(config, weights, beside, dtype, cast, META)
+        return build(config, weights, beside, dtype, cast, META, fast_fp8)
     except (RuntimeError, NotImplementedError) as error:
         if META.type not in str(error):
             raise
-        model = build(config, weights, beside, dtype, cast, None)
+        model = build(config, weights, beside, dtype, cast, None, fast_fp8)
         model.diffusion_model.to(META)
         return model
 

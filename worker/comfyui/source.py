@@ -16,7 +16,7 @@ class HostSource:
 
     file: safetensors or GGUF. model_class: of the diffusion model, for people. dtype, cast: what its weights are stored
     in on the device, and what they are computed in, as names in torch; empty for what their format says, and for the
-    same.
+    same. fast_fp8: whether weights in fp8 are multiplied as they are, where the device can.
     """
 
     comfyui: str
@@ -25,6 +25,7 @@ class HostSource:
     model_class: str
     dtype: str
     cast: str
+    fast_fp8: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -95,11 +95,15 @@ class WorkerGroup:
         """
         return self.supervisor.turn(check)
 
-    def load(self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "") -> None:
-        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already.
+    def load(
+        self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "", name: str = ""
+    ) -> None:
+        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already. Of
+        more that run, the others are left idle.
 
-        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note: what there
-        is to say of the plan, for the status. Raises RequestRefused, WorkerGroupError.
+        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note, name: what
+        there is to say of the plan, and what the person knows the model by, for the status. Raises RequestRefused,
+        WorkerGroupError.
         """
         with self.turn(check):
             if self.runs.is_ended:
@@ -108,7 +112,7 @@ class WorkerGroup:
                 )
             self.supervisor.ensure(ranks, check)
             known = self._known
-            known.note = note
+            known.note, known.name = note, name
             self.changed.set()
             if known.model == (source, plan):
                 return
@@ -284,10 +288,10 @@ class WorkerGroup:
             return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
-        """What so many ranks can, started if none run: what `costs.machine.Machine.of` takes. Raises as `load`
+        """What so many ranks can, started if no others run: what `costs.machine.Machine.of` takes. Raises as `load`
         does."""
         with self.turn(check):
-            self.supervisor.ensure(ranks, check)
+            self.supervisor.ensure(ranks, check, exactly=True)
             found = self._request(MEASURE.header(dtype=dtype), {}, check)[MEASURED]
             return json.loads(found.numpy().tobytes())
 
@@ -297,6 +301,15 @@ class WorkerGroup:
         state: stopped, starting, ready, busy, parked, restarting or failed.
         """
         return self.supervisor.status()
+
+    def dismiss(self) -> None:
+        """Forgets why the group died the last time, which a person has read; a group that is down for it keeps it."""
+        self.supervisor.dismiss()
+
+    def start_ahead(self, ranks: int, source: Header | None = None) -> None:
+        """Has so many ranks start in a thread of its own, unless a sampling goes on: a model will be asked for, of this
+        source."""
+        self.supervisor.start_ahead(ranks, lambda: self.runs.current is None, source)
 
     def start(self, ranks: int, check: Check) -> None:
         """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
@@ -325,7 +338,7 @@ class WorkerGroup:
     def _revive(self, known: KnownState, check: Check) -> None:
         """Loads the model again that the ranks held when they died; its additions come with the next request."""
         if known.model:
-            self.load(*known.model, self.ranks, check, known.note)
+            self.load(*known.model, self.ranks, check, known.note, known.name)
 
     def _park(self, unload: bool) -> bool:
         """Within a turn. Raises RequestRefused, WorkerGroupError."""

@@ -15,9 +15,11 @@ class KnownState:
 
     model: its source and plan, as JSON objects; None also while it is in doubt. additions: the key of those to its
     weights; None for none, empty while it is not known. note: what there is to say of the plan, for the status.
+    name: of the model, as the person chose it, likewise.
     """
 
     model: tuple[Header, Mapping[str, int]] | None = None
     additions: str | None = None
     conditions: SentConditions = field(default_factory=SentConditions)
     note: str = ""
+    name: str = ""

@@ -20,12 +20,14 @@ LEARNT = 8  # likewise, the first of a plan, by which predictions are corrected
 
 @dataclass
 class Run:
-    """One sampling, of one node. total: how many steps it will have, where that is known; at: how many are done.
+    """One sampling, of one node. model: as the person chose it; model_class: what computes it. total: how many steps it
+    will have, where that is known; at: how many are done. seconds: of the whole, once it has ended.
 
     steps: seconds of each that the ranks made, and how many of them went into communication; a sampler may have several
     in a step of its own. made: how many there were. residuals: bytes of ControlNets that went to the ranks with a step,
     the most of any. predicted: seconds of a step, as told before it; is_measured: by what was measured of this machine.
-    of_plan: the steps since then.
+    of_plan: the steps since then. alone: seconds of such a step on one device, if the run is on several, as likewise
+    predicted; is_alone_run: or as they were when it ran so.
     state: running, done, cancelled or failed. began: seconds since the epoch.
     """
 
@@ -33,6 +35,7 @@ class Run:
     node: str | None
     model: str
     plan: str
+    model_class: str = ""
     operation: str = SAMPLE.name
     total: int | None = None
     at: int = 0
@@ -40,10 +43,13 @@ class Run:
     residuals: int = 0
     predicted: float | None = None
     is_measured: bool = False
+    alone: float | None = None
+    is_alone_run: bool = False
     of_plan: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
     began: float = field(default_factory=time.time)
+    seconds: float | None = None
     is_ended: bool = False  # by who stopped the group, so that the run's next request starts it not again
 
     def to_json(self) -> dict[str, Any]:
@@ -65,9 +71,9 @@ class Runs:
         return next((run for run in list(self.kept) if run.state == "running"), None)
 
     @contextlib.contextmanager
-    def run(self, node: str | None, model: str, plan: str) -> Iterator[None]:
+    def run(self, node: str | None, model: str, plan: str, model_class: str = "") -> Iterator[None]:
         """While entered, steps are those of one run. node: the id of ComfyUI's node that samples."""
-        run = Run(next(self.ids), node, model, plan)
+        run, began = Run(next(self.ids), node, model, plan, model_class), time.monotonic()
         self.kept.appendleft(run)
         self.changed.set()
         try:
@@ -81,6 +87,7 @@ class Runs:
         else:
             run.state = "done"
         finally:
+            run.seconds = time.monotonic() - began
             self.changed.set()
 
     def end(self) -> None:
@@ -105,13 +112,20 @@ class Runs:
     def is_new(self) -> bool:
         """Whether nothing is predicted yet of the run that goes on."""
         run = self.current
-        return run is not None and run.predicted is None
+        return run is not None and run.predicted is None and run.alone is None
 
     def predicted(self, seconds: float, is_measured: bool) -> None:
         """Notes what a step of the run that goes on is predicted to take from now on."""
         run = self.current
         if run:
             run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
+            self.changed.set()
+
+    def compared(self, alone: float, is_alone_run: bool, is_measured: bool) -> None:
+        """Notes what a step of the run that goes on takes on one device, see `Run`."""
+        run = self.current
+        if run:
+            run.alone, run.is_alone_run, run.is_measured = alone, is_alone_run, is_measured
             self.changed.set()
 
     def reached(self, at: int, total: int) -> None:

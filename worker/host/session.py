@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -17,7 +18,7 @@ import torch
 
 from ..errors import Explanation, WorkerGroupError
 from ..launch.process import WorkerProcess
-from ..launch.torchrun import rank_environment, ranks_a_machine, torchrun_command
+from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.operations import OPERATIONS
@@ -43,10 +44,12 @@ OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the est
 class Session:
     """The processes of a group, its two channels, and what its ranks hold."""
 
-    def __init__(self, ranks: int, device: str, settings: Settings, folder: Path, check: Check) -> None:
+    def __init__(
+        self, ranks: int, device: str, settings: Settings, folder: Path, check: Check, expected: Header | None = None
+    ) -> None:
         """Starts the processes, and returns when rank 0 has connected. Raises WorkerGroupError, and what `check` does.
 
-        folder: for the logs.
+        folder: for the logs. expected: the source of the model that will be asked for first.
         """
         self.ranks = ranks
         self.settings = settings
@@ -64,7 +67,8 @@ class Session:
             endpoint = Endpoint()
             try:
                 here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                environment = {**os.environ, **endpoint.environment(), **here}
+                ahead = {EXPECTED: json.dumps(expected) if expected else ""}
+                environment = {**os.environ, **endpoint.environment(), **here, **ahead}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
                 self._await_ranks(endpoint, check)
             finally:

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import Explanation, RequestRefused, WorkerGroupError
 from ..launch.torchrun import ranks_a_machine
 from ..settings import Settings, SettingsError
+from ..wire.protocol import Header
 from .known_state import KnownState
 from .restarts import Restarts
 from .session import POLL_SECONDS, WAS_STOPPED, Check, Session
@@ -50,15 +51,23 @@ class Supervisor:
         self.ranks = 0  # of the session, or of the last one
         self.last_death: Explanation | None = None
         self.stops = 0
+        self.began: float | None = None  # when the start that is under way did
+        self.depth, self.asked = 0, 0.0  # of the turn that is taken; when it was asked for
+        self.failed_ahead: tuple[float, Explanation] | None = None  # when, and why
 
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
         """One request, or one restart, at a time."""
+        asked = time.monotonic()
         while not self.lock.acquire(timeout=POLL_SECONDS):
             check()
+        self.depth += 1
+        if self.depth == 1:
+            self.asked = asked
         try:
             yield
         finally:
+            self.depth -= 1
             self.lock.release()
 
     @contextlib.contextmanager
@@ -71,22 +80,28 @@ class Supervisor:
             if has_come:
                 self.lock.release()
 
-    def ensure(self, ranks: int, check: Check) -> None:
+    def ensure(self, ranks: int, check: Check, exactly: bool = False, expected: Header | None = None) -> None:
         """Within a turn, has a session of that many ranks run, after a pause if the last one died.
 
+        exactly: no more either, of which a plan leaves those idle that it does not need; on several machines so in any
+        case, as each has its share of a plan. expected: the source of the model that will be asked for first.
         Raises WorkerGroupError, and RequestRefused for ranks that the machines can't share.
         """
         try:
             ranks_a_machine(ranks, self.settings)
         except SettingsError as error:
             raise RequestRefused(*error.explanation) from error
+        failed, self.failed_ahead = self.failed_ahead, None
+        if failed and failed[0] > self.asked:
+            raise WorkerGroupError(*failed[1])
+        exactly = exactly or len(self.settings.machines) > 1
         session = self.session
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # a death of what was given up is recorded below
                 session.settle(check)
         if session and session.is_over:
             self._record_death(session)
-        elif session and session.ranks != ranks:
+        elif session and (session.ranks != ranks if exactly else session.ranks < ranks):
             self.session = None
             session.close()
         if self.session:
@@ -99,7 +114,34 @@ class Supervisor:
                 f"{left:.0f} s. The last time: "
             )
             raise WorkerGroupError(last.cause, "Mend the cause, and restart the group or ComfyUI.", last.details)
-        self._start(ranks, check)
+        self._start(ranks, check, expected)
+
+    def start_ahead(self, ranks: int, wanted: Callable[[], bool], expected: Header | None = None) -> None:
+        """Has a session of that many ranks start in a thread of its own, while who will need it does something else.
+
+        wanted: whether it is to, asked once its turn has come. Where it fails, who waits for the turn meanwhile is
+        told; who comes later tries again.
+        """
+        stops = self.stops
+
+        def check() -> None:
+            if self.stops != stops:
+                raise WorkerGroupError("The worker group was stopped.", "Queue the prompt again to start it.")
+
+        def run() -> None:
+            try:
+                with self.turn(check):
+                    if not wanted():
+                        return
+                    try:
+                        self.ensure(ranks, check, expected=expected)
+                    except WorkerGroupError as error:
+                        self.failed_ahead = time.monotonic(), error.explanation
+                        raise
+            except (WorkerGroupError, RequestRefused) as error:
+                logging.error("[ParallelDiT] %s", error)
+
+        threading.Thread(target=run, name="paralleldit-ahead", daemon=True).start()
 
     def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
         """Has a session run before its first request: with as many ranks as the last one, or else with `ranks`.
@@ -136,12 +178,25 @@ class Supervisor:
         self.restarts.forgive()
         self.start(ranks, check, stops)
 
+    def dismiss(self) -> None:
+        """Forgets why the last session died, unless that keeps the group down."""
+        if self.phase != "failed":
+            self.last_death = None
+            self.changed.set()
+
     def status(self) -> dict[str, Any]:
-        """State, how often the group died lately, and what its ranks tell; answered while a job runs."""
+        """State, how often the group died lately, and what its ranks tell; answered while a job runs.
+
+        given_up: whether the last request was, the ranks being still at it if they are busy.
+        """
         last_death = str(self.last_death) if self.last_death else None
-        own = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
+        own: dict[str, Any] = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
         session = self.session
-        own["note"] = session.known.note if session else ""
+        own |= {"note": "", "name": "", "given_up": False}
+        if session:
+            own |= {"note": session.known.note, "name": session.known.name, "given_up": session.given_up}
+        if (began := self.began) is not None:
+            own["starting"] = time.monotonic() - began
         if session is None:
             return own
         try:
@@ -180,7 +235,7 @@ class Supervisor:
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
-    def _start(self, ranks: int, check: Check) -> None:
+    def _start(self, ranks: int, check: Check, expected: Header | None) -> None:
         stops = self.stops
 
         def check_both() -> None:
@@ -188,6 +243,7 @@ class Supervisor:
             if self.stops != stops:
                 raise WorkerGroupError("The worker group was stopped while it started.", "Queue the prompt again.")
 
+        self.began = time.monotonic()
         try:
             if self.phase == "restarting":
                 resume = time.monotonic() + self.restarts.pause()
@@ -198,7 +254,7 @@ class Supervisor:
                 self._enter("starting")
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
             self.ranks = ranks
-            session = Session(ranks, self.device, self.settings, self.folder, check_both)
+            session = Session(ranks, self.device, self.settings, self.folder, check_both, expected)
         except WorkerGroupError as error:
             if self.stops == stops:
                 self.last_death = error.explanation
@@ -207,6 +263,8 @@ class Supervisor:
         except BaseException:  # an interrupt is no Exception in ComfyUI
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
+        finally:
+            self.began = None
         self.session = session
         self._enter("ready")
         if self.stops != stops:  # just now

@@ -7,6 +7,7 @@ machine asks there, by a handshake of its version and what to start, and asks ag
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -35,8 +36,7 @@ class Rendezvous:
         self.machines = machines
         self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by place: its name too
         try:
-            self.places = {socket.gethostbyname(name): place for place, name in enumerate(machines.others, 1)}
-            self.address = socket.gethostbyname(machines.address)
+            self.address = own_address(machines)
             self.listener = socket.create_server((self.address, machines.port))
         except OSError as error:
             raise RendezvousError(
@@ -56,8 +56,8 @@ class Rendezvous:
                 connection, (address, _) = self.listener.accept()
             except TimeoutError:
                 raise self._missing(seconds) from None
-            place = self.places.get(address)
-            if place is None or place in self.peers:
+            place = self._place_of(address)
+            if place is None:
                 connection.close()
                 continue
             self._admit(place, PeerConnection(connection), start, silence)
@@ -70,6 +70,13 @@ class Rendezvous:
         """
         for name, peer in self.peers.values():
             threading.Thread(target=self._watch, args=(name, peer, lost), name=f"watch-{name}", daemon=True).start()
+
+    def _place_of(self, address: str) -> int | None:
+        """Of those that are not here yet. Names are looked up anew: a pod's is known once the pod runs."""
+        for place, name in enumerate(self.machines.others, 1):
+            if place not in self.peers and address_of(name) == address:
+                return place
+        return None
 
     def _admit(self, place: int, peer: PeerConnection, start: Message, silence: float) -> None:
         try:
@@ -89,8 +96,9 @@ class Rendezvous:
 
     def _missing(self, seconds: float) -> RendezvousError:
         names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.peers]
+        unknown = "".join(f" {name} is a name that is not known here." for name in names if not address_of(name))
         return RendezvousError(
-            f"{' and '.join(names)} did not join within {seconds:g} s.",
+            f"{' and '.join(names)} did not join within {seconds:g} s.{unknown}",
             f"Run there, in the pack's folder: python -m worker.join {self.machines.address}:{self.machines.port}",
         )
 
@@ -104,6 +112,28 @@ class Rendezvous:
             failed = message["failed"] if isinstance(message["failed"], dict) else {"cause": message["failed"]}
             said = Explanation(*(str(failed.get(field, "")) for field in Explanation._fields))
             lost(said.because(f"On the machine {name}: "), bool(message.get("of_another")))
+
+
+def address_of(name: str) -> str:
+    """The IPv4 address of a machine; empty where its name is not known."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return ""
+
+
+def own_address(machines: Machines) -> str:
+    """Where the others meet this machine. Raises OSError where its name is not known.
+
+    Debian has a machine's own name mean 127.0.1.1; the address is then the one from which it speaks to another machine.
+    """
+    address = socket.gethostbyname(machines.address)
+    if address != machines.address and address.startswith("127."):
+        for name in machines.others:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((name, machines.port))  # sends nothing
+                return probe.getsockname()[0]
+    return address
 
 
 def ask(address: str, port: int) -> tuple[PeerConnection, Message]:

@@ -14,6 +14,8 @@ from .lifetime import PARENT
 
 DEVICE = "PARALLELDIT_DEVICE"
 THREADS = "OMP_NUM_THREADS"
+TOLD_THREADS = "PARALLELDIT_THREADS"  # what ComfyUI was told to use, empty for nothing
+EXPECTED = "PARALLELDIT_EXPECTED"  # the source of the model that the ranks will be asked for first, as JSON, or empty
 LOGS = "PARALLELDIT_LOGS"
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
 PACK = Path(__file__).resolve().parents[2]
@@ -94,7 +96,8 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
         DEVICE: device,
         LOGS: str(folder),
         LOG_MEGABYTES: str(settings.log_megabytes),
-        THREADS: str(threads_of(ranks)),
+        THREADS: str(threads_of(ranks, os.environ.get(THREADS, ""))),
+        TOLD_THREADS: os.environ.get(THREADS, ""),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
         "HF_HUB_OFFLINE": "1",
         **cuda_environment(os.environ),
@@ -118,10 +121,9 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def threads_of(ranks: int) -> int:
-    """How many threads each of so many ranks on a machine has; no more than ComfyUI was told to use."""
+def threads_of(ranks: int, told: str) -> int:
+    """How many threads each of so many ranks on a machine has; no more than ComfyUI was told to use, if it was."""
     own = max(1, (os.cpu_count() or 1) // ranks)
-    told = os.environ.get(THREADS, "")
     return min(own, int(told)) if told.isdecimal() and int(told) else own
 
 

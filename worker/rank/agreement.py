@@ -1,15 +1,18 @@
-"""How a request ended, agreed by all ranks: one that decided alone what runs next would bring about a deadlock."""
+"""How a request ended, agreed by all ranks that run it: one that decided alone what runs next would bring about a
+deadlock."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..errors import Explanation
 from ..wire.protocol import FAILED, MEMORY, Header
+from .channels.relay import FOREVER
 
 DONE, BROKEN, CANCELLED, REFUSED = "done", "broken", "cancelled", "refused"
 # From best to worst; the worst on any rank is how it ended for all. Broken: by another rank, which says why.
@@ -38,9 +41,37 @@ class Ended(Exception):
         self.outcome = outcome
 
 
-def agree(own: Outcome, group: dist.ProcessGroup) -> Outcome:
-    """The worst of the ranks' outcomes, and of those the first rank's; every rank of the group calls it."""
-    world, rank = dist.get_world_size(), dist.get_rank()
+class Control:
+    """The groups over which nothing goes but what holds ranks together: of all of them, and of a plan's.
+
+    A plan has the first ranks of a group. What is theirs alone, the others sit out.
+    """
+
+    def __init__(self, everyone: dist.ProcessGroup) -> None:
+        self.world = dist.get_world_size()
+        self.of_plan = self.world  # how many ranks the plan has that was loaded last
+        self.groups = {self.world: everyone}
+
+    def __getitem__(self, ranks: int) -> dist.ProcessGroup:
+        """Of so many ranks, of which this is one."""
+        return self.groups[ranks]
+
+    @property
+    def everyone(self) -> dist.ProcessGroup:
+        return self.groups[self.world]
+
+    def plan(self, ranks: int) -> None:
+        """Notes how many ranks the plan has that is loaded from here on. All ranks of the group call it together."""
+        if ranks not in self.groups:
+            group: Any = dist.new_group(list(range(ranks)), backend="gloo", timeout=FOREVER)
+            self.groups[ranks] = group
+        self.of_plan = ranks
+
+
+def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
+    """The worst of the ranks' outcomes, and of those the first rank's. group: of the first `world` ranks, all of which
+    call it."""
+    rank = dist.get_rank()
     if world == 1:
         return own
     worst = torch.tensor([(KINDS.index(own.kind) + 1) * world - rank])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -9,18 +10,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_backend.device import name_of
 from parallel_backend.groups.timeline import Timeline
 
+from ..launch.torchrun import THREADS, TOLD_THREADS, threads_of
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
-from .agreement import DONE, Outcome
+from .agreement import DONE, Control, Outcome
 from .channels.heartbeat import Heartbeat
 from .job import Job
 from .job_groups import JobGroups
-from .operations import Handler, Operations
+from .operations import Operations
 from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
+
+PLACE_BYTES = 256  # of what a rank tells of itself when it starts
+
+
+def gathered_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """Of every rank its process and its device: pid, the device's number on its machine (None for a CPU) and name."""
+    own = json.dumps({"pid": os.getpid(), "index": device.index, "name": name_of(device)[: PLACE_BYTES // 8]}).encode()
+    sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
+    found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, sent, group=group)
+    return [json.loads(place.numpy().tobytes()) for place in found]
 
 
 class Executor:
@@ -29,17 +43,17 @@ class Executor:
     def __init__(
         self,
         state: RankState,
-        control_group: dist.ProcessGroup,
+        control: Control,
         groups: JobGroups,
         heartbeat: Heartbeat,
         timeline: Timeline,
         emit: Emit,
     ) -> None:
-        """control_group: over which nothing goes but what holds the ranks together. groups: for all else.
+        """control: over which nothing goes but what holds the ranks together. groups: for all else.
 
         emit: sends an event of the running request to ComfyUI; called on rank 0 alone.
         """
-        self.control_group = control_group
+        self.control = control
         self.groups = groups
         self.heartbeat = heartbeat
         self.timeline = timeline
@@ -48,21 +62,20 @@ class Executor:
         self.job: Job | None = None  # the one that runs
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
-        pids = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-        dist.all_gather(pids, torch.tensor([os.getpid()]), group=control_group)
-        self.pids = [int(pid) for pid in pids]
+        self.places = gathered_places(state.device, control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request: the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
 
         Raises what the group cannot survive.
         """
-        job = self.job = Job(header, tensors, self.state, self.control_group, self.groups, self.heartbeat)
+        job = self.job = Job(header, tensors, self.state, self.control, self.groups, self.heartbeat)
         self.groups.job = job.id
         started = time.perf_counter()
         name = job.operation.name
         with self.timeline.request(name):
-            results, outcome = job.attempt(lambda: self.handler(header, tensors)(job, tensors))
+            results, outcome = job.attempt(lambda: self.run(job, tensors))
+            outcome = job.settled(outcome)
         if outcome.kind == DONE:
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
@@ -74,10 +87,13 @@ class Executor:
             return outcome.reply(), None
         return {**outcome.reply(), **self.timing(job)}, results
 
-    def handler(self, header: Header, tensors: Tensors) -> Handler:
-        """Of what was asked for. Raises RequestError for what cannot be."""
-        check_request(header, tensors)
-        return self.handlers[header["op"]]
+    def run(self, job: Job, tensors: Tensors) -> Tensors | None:
+        """What was asked for, where this rank has a part in it. Raises RequestError for what cannot be."""
+        check_request(job.header, tensors)
+        if job.operation.is_of_plan and not job.narrow():
+            return None
+        use_threads(job.ranks, job.control.world)
+        return self.handlers[job.operation.name](job, tensors)
 
     def undo(self, job: Job, outcome: Outcome) -> None:
         """Drops what a job that ended early may have left half done; all of it, where its communication was cut."""
@@ -90,7 +106,7 @@ class Executor:
 
     def timing(self, job: Job) -> Header:
         """Of a lone step, what events tell of the steps of a loop: its seconds, and those of its communication."""
-        if not job.operation.is_step:
+        if not (job.operation.is_step and self.timeline.steps):
             return {}
         lengths, waits = zip(*self.timeline.steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
@@ -103,7 +119,8 @@ class Executor:
             "operation": job and job.operation.name,
             "step": job and job.step,
             "device": self.state.device.type,
-            "pids": self.pids,
+            "pids": [place["pid"] for place in self.places],
+            "devices": [{"index": place["index"], "name": place["name"]} for place in self.places],
             "counts": dict(self.counts),
             "seconds": dict(self.seconds),
             "last_run": self.timeline.last_run,
@@ -114,3 +131,10 @@ class Executor:
     def cancel(self, job: int) -> None:
         """Ends that job at its next step or tensor, if it still runs then; called from another thread, on rank 0."""
         self.heartbeat.cancel(job)
+
+
+def use_threads(ranks: int, world: int) -> None:
+    """Has this rank compute with as many threads as one of so many has. world: the ranks that there are."""
+    threads = int(os.environ[THREADS]) if ranks == world else threads_of(ranks, os.environ[TOLD_THREADS])
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -297,7 +297,7 @@ def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, tor
     if config is None:
         raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
     check()
-    model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None)
+    model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
     pages = {weight.data_ptr() for weight in weights.values()}
     missing, dtypes = load_weights(model, weights)
     if missing:

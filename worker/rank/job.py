@@ -18,7 +18,7 @@ from ..launch.torchrun import machine_prefix
 from ..wire.operations import operation_of
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
-from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Ended, Outcome, agree
+from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
 from .job_groups import GroupsError, JobGroups
 from .memory.room import Room, asked
@@ -54,20 +54,31 @@ class Job:
         header: Header,
         tensors: Tensors,
         state: RankState,
-        control_group: dist.ProcessGroup,
+        control: Control,
         groups: JobGroups,
         heartbeat: Heartbeat,
     ) -> None:
-        """control_group: over which nothing goes but what holds the ranks together. groups: for all else."""
+        """control: over which nothing goes but what holds the ranks together. groups: for all else."""
         self.header = header
         self.operation = operation_of(header)
         self.latents = latents_of(self.operation, tensors)  # their shape: by its end, the job has given them away
         self.step: tuple[int, int] | None = None  # of how many, in a sampler call
         self.state = state
-        self.control_group = control_group
+        self.control = control
+        self.ranks = control.world  # how many run it, the first ones
         self.groups = groups
         self.heartbeat = heartbeat
         self.id = header["id"] if type(header.get("id")) is int else 0
+
+    @property
+    def control_group(self) -> dist.ProcessGroup:
+        """Of the ranks that run it, of which this is one."""
+        return self.control[self.ranks]
+
+    def narrow(self) -> bool:
+        """Leaves what follows to the ranks of the plan; whether this is one of them. Called by all ranks."""
+        self.ranks = self.control.of_plan
+        return dist.get_rank() < self.ranks
 
     @property
     def is_cancelled(self) -> bool:
@@ -91,7 +102,17 @@ class Job:
             return None, ended.outcome
         except Exception as error:
             own = self._judge(error)
-        return result, agree(own, self.control_group)
+        return result, self.agreed(own)
+
+    def agreed(self, own: Outcome) -> Outcome:
+        """Among the ranks that run it; a rank that sits it out has its own."""
+        return agree(own, self.control_group, self.ranks) if dist.get_rank() < self.ranks else own
+
+    def settled(self, outcome: Outcome) -> Outcome:
+        """Among all ranks: those that sat it out hear of its end."""
+        return (
+            outcome if self.ranks == self.control.world else agree(outcome, self.control.everyone, self.control.world)
+        )
 
     def together(self, action: Callable[[], Result]) -> Result:
         """Runs what may fail on one rank alone, before collectives follow. Raises Ended on all if it fails on any."""
@@ -138,7 +159,7 @@ class Job:
             if not isinstance(error, ModelFailed):
                 raise error
             said = error.explanation.because(machine_prefix())
-            if dist.get_world_size() == 1:
+            if self.ranks == 1:
                 return Outcome(REFUSED, said)
             self.heartbeat.break_off(self.id)  # others may wait for this rank in a collective
             self._cut()

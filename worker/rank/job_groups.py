@@ -34,7 +34,8 @@ class GroupsError(RuntimeError):
 
 
 class JobGroups:
-    """The plan's mesh, and all ranks as one axis; each built when it is first asked for, by all ranks together.
+    """The plan's mesh, and all ranks as one axis; each built when it is first asked for, by all ranks together, those
+    outside of the plan too.
 
     job: the id of the one that runs. A thread other than the main one may cut it off: NCCL's groups are aborted, and of
     gloo's, which knows no such thing, the sockets are shut down.
@@ -45,8 +46,8 @@ class JobGroups:
         self.timeline = timeline
         self.job = 0
         self.mesh: Mesh | None = None
-        self.worlds: dict[str, Axis] = {}  # by type of device
-        self.replica_axes: dict[tuple[int, ...], Axis] = {}  # by the degrees of the axes that share out weights
+        self.worlds: dict[tuple[str, int], Axis] = {}  # by type of device, and how many ranks
+        self.replica_axes: dict[tuple[int, ...], Axis] = {}  # by ranks, and degrees of the axes that share out weights
         self.sockets: dict[int, str] = {}
         self.lock = threading.Lock()
 
@@ -58,18 +59,29 @@ class JobGroups:
             self.mesh = self._build(self.device, lambda: build_mesh(plan, self.device, timeline=self.timeline))
         return self.mesh
 
-    def whole(self, device: torch.device | None = None) -> Axis:
-        """All ranks, whatever the plan, for tensors on the ranks' own device or on another."""
-        device = device or self.device
-        if device.type not in self.worlds:
-            axis = self._build(device, lambda: world_axis(device))
-            self.worlds[device.type] = replace(axis, timeline=self.timeline)
-        return self.worlds[device.type]
+    def whole(self, device: torch.device | None = None, ranks: int | None = None) -> Axis:
+        """All ranks, whatever the plan, or the first `ranks`, for tensors on the ranks' own device or on another."""
+        device, ranks = device or self.device, ranks or dist.get_world_size()
+        key = device.type, ranks
+        if key not in self.worlds:
+            axis = self._build(device, lambda: world_axis(device, ranks))
+            self.worlds[key] = replace(axis, timeline=self.timeline)
+        return self.worlds[key]
+
+    def of_plan(self, plan: ParallelPlan) -> Mesh:
+        """The plan's mesh, and with it whatever a request under this plan may ask for: building waits for all ranks."""
+        mesh = self.mesh_of(plan)
+        for ranks in sorted({plan.world_size, dist.get_world_size()}):
+            self.whole(CPU, ranks)
+        self.whole()
+        if plan.world_size < dist.get_world_size():
+            self.replicas(plan)  # for which the others will not be there
+        return mesh
 
     def replicas(self, plan: ParallelPlan) -> Axis:
         """The ranks that compute with the same weights as this one under the plan: the same under any that shares the
         weights out in the same way."""
-        degrees = tuple(getattr(plan, axis) for axis in WEIGHT_AXES)
+        degrees = (plan.world_size, *(getattr(plan, axis) for axis in WEIGHT_AXES))
         if degrees not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
             self.replica_axes[degrees] = self._build(self.device, build)
@@ -108,9 +120,9 @@ class JobGroups:
 
     def _groups(self) -> list[dist.ProcessGroup]:
         """Those for the ranks' own device."""
-        world = self.worlds.get(self.device.type)
+        worlds = (axis.group for (kind, _), axis in self.worlds.items() if kind == self.device.type)
         replicas = (axis.group for axis in self.replica_axes.values())
-        return in_order([world and world.group, *replicas, *(self.mesh.groups() if self.mesh else ())])
+        return in_order([*worlds, *replicas, *(self.mesh.groups() if self.mesh else ())])
 
     def _build(self, device: torch.device, build: Callable[[], Built]) -> Built:
         before = connected_sockets()

@@ -60,7 +60,7 @@ from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.release import release_memory
-from .memory.room import memory_use
+from .memory.room import memory_use, own_bytes
 from .request_checks import made
 from .sampling import cache_of, first_latents, given_passes, inpainting_of, kept_by, scale_of, stepper_of
 from .sources import Source, source_of
@@ -111,22 +111,25 @@ class Operations:
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Replaces the model and the plan. If that fails, no model is loaded.
 
-        The weights stay where another plan is asked for that leaves every rank its own; those of ComfyUI's own class
-        with their additions, of which the result tells.
+        The weights stay where another plan is asked for that leaves its ranks their own; those of ComfyUI's own class
+        with their additions, of which the result tells. Ranks that the plan does not have let go of theirs.
         """
         source = source_of(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
-        if plan.world_size != dist.get_world_size():
+        if plan.world_size > dist.get_world_size():
             raise RequestError(
-                f"The plan {plan} is not for the group's {dist.get_world_size()} ranks.", "Restart ComfyUI."
+                f"The plan {plan} has more ranks than the group's {dist.get_world_size()}.", "Restart ComfyUI."
             )
         if plan.compile == ON:
             job.together(lambda: check_compiler(BY_PLAN, self.state.device))
-        kept = self.state.model_of(source, plan)
+        kept = self.state.model_of(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
             self.state.drop_model()
         # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
-        mesh, _, _ = job.groups.mesh_of(plan), job.groups.whole(), job.groups.whole(CPU)
+        job.control.plan(plan.world_size)
+        mesh = job.groups.of_plan(plan)
+        if not job.narrow():
+            return None
         if kept:
             self.replan(job, kept, mesh)
         model = kept or job.together(lambda: job.alone(lambda: build_model(source, mesh, job.check)))
@@ -136,6 +139,7 @@ class Operations:
 
     def place(self, job: Job, model: ParallelTransformer | HostModel, plan: ParallelPlan, working: int = 0) -> None:
         """Puts the weights where the plan has them, see `Placing.place`. If that fails, no model is loaded."""
+        self.state.before = own_bytes(self.state.device)
         try:
             self.state.placing.place(job, model, plan, working)
         except Ended:
@@ -242,7 +246,7 @@ class Operations:
             job.step = (event["step"] + 1, event["steps"])
             self.emit({"id": job.id, **event}, preview)
 
-        everyone = job.groups.whole(CPU).group
+        everyone = job.groups.whole(CPU, job.ranks)
         watch = JobWatch(everyone, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
         try:
             with being:
@@ -293,14 +297,13 @@ class Operations:
 
     def park(self, job: Job, _tensors: Tensors) -> None:
         """Has the weights of model and VAE wait in host memory for their next use. Raises RequestError."""
-        model, vae = self.state.transformer, self.state.vae
-        if model:
+        if vae := self.state.vae:  # of all ranks; before the model, of which some may have none
+            self.park_weights(job, vae[1].parallel.parking, ())
+        if job.narrow() and (model := self.state.transformer):
             model.forget()
             model.fetched.settle()  # of a forward that was refused, into memory that goes now
             share = model.fetched.store.index if model.fetched.store else 0
             self.park_weights(job, model.parking, (*model.mesh.weight_places, share))
-        if vae:
-            self.park_weights(job, vae[1].parallel.parking, ())
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:

@@ -18,15 +18,17 @@ from parallel_backend.groups.timeline import Timeline
 
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
-from ..launch.torchrun import DEVICE
+from ..launch.torchrun import DEVICE, EXPECTED
 from ..wire.endpoint import connect
 from ..wire.protocol import Header, decode, send_frame
 from ..wire.tensors import Tensors, UnsendableError
+from .agreement import Control
 from .channels.control_server import ControlServer
 from .channels.heartbeat import Heartbeat, agent_store
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
+from .sources import import_ahead
 from .state import RankState
 
 
@@ -54,6 +56,7 @@ def run() -> None:
     log = open_log()
     die_with_parent()
     device = start_distributed(os.environ[DEVICE])
+    import_ahead(os.environ.get(EXPECTED, ""))  # before a heartbeat is missed meanwhile
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
@@ -67,7 +70,7 @@ def run() -> None:
         if channel:
             send_frame(channel, event, tensors)
 
-    executor = Executor(state, relay.group, groups, heartbeat, timeline, emit)
+    executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:
         ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
     serve(channel, executor, relay)

@@ -17,7 +17,7 @@ from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .host_model import HostModel
 from .memory.release import release_memory
-from .memory.room import memory_use
+from .memory.room import memory_use, own_bytes
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class RankState:
         self.source: Source | None = None  # what the transformer was loaded from
         self.plan: ParallelPlan | None = None  # that was asked for
         self.placing = Placing()
+        self.before = 0  # of this process's own memory, when the weights began to come
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
         self.vae: tuple[VaeSource, RankVae] | None = None  # and what it was loaded from
@@ -54,11 +55,16 @@ class RankState:
     def model_of(self, source: Source, plan: ParallelPlan) -> ParallelTransformer | HostModel | None:
         """The transformer, if its weights are of this source and those that this rank needs under the plan.
 
-        All ranks find alike.
+        All ranks of the plan find alike. Where there are fewer than before, weights that others keep a share of are not
+        this rank's.
         """
-        if self.transformer is None or self.source != source:
+        model = self.transformer
+        if model is None or self.source != source:
             return None
-        return self.transformer if same_weights(self.transformer.mesh.plan, plan) else None
+        before = model.mesh.plan
+        if before.world_size > plan.world_size and model.fetched.store:
+            return None
+        return model if same_weights(before, plan) else None
 
     def drop_model(self) -> None:
         """Gives the model's memory back."""
@@ -90,10 +96,13 @@ class RankState:
 
     def memory(self) -> dict[str, int]:
         """What this process holds, see `memory_use`; and the weights of the transformer: on this rank, and resident on
-        its device, in bytes."""
-        model = self.transformer
+        its device, in bytes. read: while they come, how many in a hundred have, by the memory that they take."""
+        model, bringing = self.transformer, self.placing.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
-        return {**memory_use(self.device), "weights": weights, "resident_weights": resident}
+        told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
+        if bringing:
+            told["read"] = min(100, max(0, 100 * (own_bytes(self.device) - self.before) // bringing))
+        return told
 
     @property
     def is_parked(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.sampling.denoiser import Watch
 
@@ -22,20 +23,21 @@ Emit = Callable[[Header, Tensors], None]
 class JobWatch(Watch):
     """Of one sampler call, on every rank. Rank 0 decides at each step whether it runs, and tells the others.
 
-    group: one that is given up when the job breaks off, so that what is on its way then reaches no later job.
+    ranks: those that run it, with a group that is given up when the job breaks off, so that what is on its way then
+    reaches no later job.
     cancelled, emit: asked and called on rank 0 alone. steps: how many the call has.
     """
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None,
+        ranks: Axis,
         timeline: Timeline,
         steps: int,
         previews: bool,
         cancelled: Callable[[], bool],
         emit: Emit,
     ) -> None:
-        self.group = group
+        self.ranks = ranks
         self.timeline = timeline
         self.steps = steps
         self.previews = previews
@@ -54,15 +56,14 @@ class JobWatch(Watch):
         if dist.get_rank():
             answer = torch.zeros(1, dtype=torch.uint8)
             with self.timeline.communication("next step's go"):
-                dist.recv(answer, 0, group=self.group)
+                dist.recv(answer, 0, group=self.ranks.group)
             self.answer = bool(answer)
             return self.answer
         self.answer = not self.cancelled()
         for work in self.pending:
             work.wait()
         self.go = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it has been sent
-        others = range(1, dist.get_world_size())
-        sent = [dist.isend(self.go, rank, group=self.group) for rank in others]
+        sent = [dist.isend(self.go, rank, group=self.ranks.group) for rank in range(1, self.ranks.degree)]
         self.pending = [work for work in sent if work is not None]
         return self.answer
 

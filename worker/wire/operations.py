@@ -23,7 +23,8 @@ class Operation:
     the latents, if one is. moves_weights: it can hold up a rank's other threads, so that a longer silence of the
     heartbeat is borne. drops_model: where it ends early, no model is loaded. brings_model: its request has the source
     and the plan of another model. without_model: the loaded model and its plan have no part in it. is_step: it is one
-    step of a sampling, and its reply tells how long that took.
+    step of a sampling, and its reply tells how long that took. is_of_plan: the ranks of the loaded plan alone run it,
+    where there are more.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Operation:
     brings_model: bool = False
     without_model: bool = False
     is_step: bool = False
+    is_of_plan: bool = False
 
     def header(self, **fields: Any) -> Header:
         """The header of a request for it. Raises TypeError for other fields than it has."""
@@ -48,16 +50,21 @@ LOAD = Operation(
     "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
 )
 ADAPTED = "adapted"  # what comes back where the weights have the additions still that they had
-ADAPT = Operation("adapt", "adding to the weights", {"additions": list}, moves_weights=True, drops_model=True)
-PATCH = Operation("patch", "changing the weights", {"patches": list}, moves_weights=True, drops_model=True)
+ADAPT = Operation(
+    "adapt", "adding to the weights", {"additions": list}, moves_weights=True, drops_model=True, is_of_plan=True
+)
+PATCH = Operation(
+    "patch", "changing the weights", {"patches": list}, moves_weights=True, drops_model=True, is_of_plan=True
+)
 CALL = Operation(
     "call",
     "running the model",
     {"calls": list, "conditions": dict, "drop": list},
     latents="calls.0.args.0",
     is_step=True,
+    is_of_plan=True,
 )
-PART = Operation("part", "running a part of the model", {"method": str, "args": list, "kwargs": dict})
+PART = Operation("part", "running a part of the model", {"method": str, "args": list, "kwargs": dict}, is_of_plan=True)
 FORWARD = Operation(
     "forward",
     "running the model",
@@ -65,9 +72,15 @@ FORWARD = Operation(
     ("latents", "timestep"),
     latents="latents",
     is_step=True,
+    is_of_plan=True,
 )
 SAMPLE = Operation(
-    "sample", "sampling", {"call": dict, "passes": list, "conditions": dict, "drop": list}, ("noise",), "noise"
+    "sample",
+    "sampling",
+    {"call": dict, "passes": list, "conditions": dict, "drop": list},
+    ("noise",),
+    latents="noise",
+    is_of_plan=True,
 )
 # Of a VAE: what comes with a request beside its input: weights, named so, and a random state; and
 # what comes back where its weights are to be sent.

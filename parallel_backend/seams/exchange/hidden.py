@@ -25,7 +25,7 @@ from ...groups.collectives import begin_gather
 from ...groups.mesh import Axis
 from ...hooks import Hooks
 from ...models.projections import OTHER, QUERY, SLICEABLE, Projections
-from ...plan import HIDDEN, OFF, ParallelPlan
+from ...plan import HIDDEN, OFF, ParallelPlan, hidden_sends_less
 from ..arguments import Arguments
 from ..backends import Backend
 from ..layout import TOKEN_DIM, TokenLayout
@@ -113,9 +113,8 @@ class OwnHeads:
             return f"{self.kv_heads} heads of keys and values leave one of {exchange.axis.degree} ranks without any"
         for path, layer in self.layers.items():
             weight = layer.weight
-            if (
-                hasattr(weight, "__tensor_flatten__") or dtypes(weight) not in SLICEABLE
-            ):  # several tensors, or too narrow
+            in_parts = hasattr(weight, "__tensor_flatten__")  # of several tensors
+            if in_parts or dtypes(weight) not in SLICEABLE:
                 return f"the weights of {path} are quantised, and rows cannot be taken of them"
             own = sum(self.rows_of(kind) for kind in self.spec.rows[path] if kind != OTHER)
             if own > len(weight) or (own < len(weight) and OTHER not in self.spec.rows[path]):
@@ -129,10 +128,9 @@ class OwnHeads:
     @property
     def pays(self) -> bool:
         """Whether it sends fewer bytes than queries, keys, values and the result do."""
-        degree, dim = self.exchange.axis.degree, self.exchange.head_dim
+        heads, dim = self.exchange.heads, self.exchange.head_dim
         width = next(iter(self.layers.values())).weight.shape[1]
-        heads, kv_heads = self.exchange.heads, self.kv_heads
-        return width * degree + heads * dim < 2 * (heads + kv_heads) * dim
+        return hidden_sends_less(self.exchange.axis.degree, self.kv_heads / heads, width / (heads * dim))
 
     def install(self, hooks: Hooks) -> None:
         hooks.before(self.module, self.enter, with_kwargs=True)

@@ -33,7 +33,7 @@ from tests.support.ranks.leaving import leave
 
 ALONE = Axis(None, 1, 0)
 ONE, UNCORRECTED = ParallelPlan(), Correction()
-SAMPLES = 3
+SAMPLES = 7  # whose median a step's time is, as it is of a sampling's steps
 # Blocks, and latents, smaller ones of them first; a step takes a rank some tenths of a second.
 SIZES: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "Flux-shaped": (1, {"512²": (1, 4, 26, 26), "1024²": (1, 4, 52, 52)}),

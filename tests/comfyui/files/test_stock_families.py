@@ -102,6 +102,23 @@ def test_a_file_draws_what_the_stock_loader_draws(
     assert relative_error(drawn, stock(name)) <= TOLERANCE
 
 
+@pytest.mark.parametrize("dtype", ["fp8_e4m3fn_fast", "fp8_e5m2"])
+def test_weights_are_cast_as_the_stock_loader_casts_them(dtype: str, host: ComfyHost, files: Path) -> None:
+    name = "z-image"
+    stock = prompt(name)
+    (loader,) = [node for node in stock.values() if node["class_type"] == "UNETLoader"]
+    loader["inputs"]["weight_dtype"] = dtype
+    right = latents(host, stock)
+    assert relative_error(right, latents(host, prompt(name))) > 1e-3, "the cast changes nothing"
+    one = {"plan": {"cfg": 1}, "group": GROUPS_BY_SIZE[1]}
+    assert torch.equal(latents(host, prompt(name, dtype=dtype, **one)), right)
+
+
+def test_a_prompt_from_before_the_loader_had_stocks_dtypes_is_run(host: ComfyHost, stock: Callable) -> None:
+    made = prompt("z-image", {"cfg": 1}, dtype="auto", group=GROUPS_BY_SIZE[1])
+    assert torch.equal(latents(host, made), stock("z-image"))
+
+
 @pytest.mark.parametrize("plan", [{"ulysses": 2}], ids=str)
 def test_a_video_whose_first_frame_is_kept(plan: dict[str, int], host: ComfyHost, files: Path) -> None:
     """As Wan 2.2 5B makes a video of an image: each frame has a timestep of its own."""

@@ -121,23 +121,32 @@ class Editor:
         """Presses the Run button."""
         self.page.get_by_test_id("queue-button").click()
 
-    def open_panel(self) -> Locator:
-        """The pack's panel, as far as it is about the first worker group: other tests may have made more.
+    def open_panel(self, group: int = 1) -> Locator:
+        """The pack's panel, as far as it is about one worker group: other tests may have made more.
 
         Opened unless the editor has done so: after a reload it may remember which tab was open.
         """
-        button = self.page.get_by_role("button", name="Parallel workers")
-        panel = self.page.get_by_test_id("paralleldit-panel").locator("[data-group='1']")
-        insist(lambda: panel.is_visible() or button.click(), lambda ms: panel.wait_for(timeout=ms))
+        panel = self.page.get_by_test_id("paralleldit-panel").locator(f"[data-group='{group}']")
+        insist(lambda: panel.is_visible() or self._tab().click(), lambda ms: panel.wait_for(timeout=ms))
         return panel
+
+    def close_panel(self) -> None:
+        panel = self.page.get_by_test_id("paralleldit-panel")
+        insist(
+            lambda: panel.is_visible() and self._tab().click(), lambda ms: panel.wait_for(state="hidden", timeout=ms)
+        )
 
     def theme(self) -> str:
         """dark or light, as the page has it."""
         return self.page.evaluate("window.app.extensionManager.setting.get('Comfy.ColorPalette')")
 
-    def screenshot(self, name: str) -> None:
+    def screenshot(self, name: str, part: Locator | None = None) -> None:
+        """Keeps one of the page, or of a part of it."""
         SCREENSHOTS.mkdir(exist_ok=True)
-        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+        (part or self.page).screenshot(path=SCREENSHOTS / f"{name}.png")
+
+    def _tab(self) -> Locator:
+        return self.page.get_by_role("button", name="Parallel workers")
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not any(usual in message.text for usual in USUAL_ERRORS):

@@ -2,8 +2,9 @@
 makes the templates' and the README's pictures anew.
 
 The README's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
-is a screenshot of the workflow's graph in the real editor, cropped to the nodes and reduced. The demo model's
-workflows are run first and show what they drew; the others have tiny files by the names of their models.
+is a screenshot of the workflow's graph in the real editor, cropped to the nodes but for its notes, and reduced. The
+demo model's workflows are run first and show what they drew; another has tiny files by the names of its models.
+Templates that are made of ComfyUI's have their pictures from there (`tests.support.templates.make`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from playwright.sync_api import FloatRect
 
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.editor.editor import SCREENSHOTS, Editor, open_browser, open_editor
-from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example
+from tests.support.editor.examples import FOLDER, boxes, open_example
 from tests.support.files.template_files import EXAMPLE_FILES, files_in
+from tests.support.templates.examples import TABLE
+from tests.support.templates.notes import EN, ZH
 
 RUN = ("demo", "pipefusion")
 # The README's pictures: of which screenshot, and which part of it (left, top, right, bottom).
@@ -66,7 +69,7 @@ def photograph(editor: Editor, name: str) -> Image.Image:
     if name in RUN:
         editor.page.evaluate(QUEUE)
         editor.page.wait_for_function(SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
-    nodes = boxes(editor)
+    nodes = [box for box in boxes(editor) if box[0] not in (EN.title, ZH.title)]
     left, top = min(box[1] for box in nodes), min(box[2] for box in nodes) - BADGE
     width, height = max(box[1] + box[3] for box in nodes) - left, max(box[2] + box[4] for box in nodes) - top
     sizes = (CHROME["left"] + width + CHROME["right"], CHROME["top"] + height + CHROME["bottom"])
@@ -85,7 +88,7 @@ def reduced(image: Image.Image) -> Image.Image:
 
 def main(*names: str) -> None:
     comfyui = Path(os.environ["COMFYUI_PATH"])
-    names = names or (*README_PICTURES, *EXAMPLES)
+    names = names or (*README_PICTURES, *(name for name, example in TABLE.items() if not example.base))
     for name in [name for name in names if name in README_PICTURES]:
         screenshot, part = README_PICTURES[name]
         image = reduced(Image.open(SCREENSHOTS / f"{screenshot}.png").convert("RGB").crop(part))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -69,6 +70,11 @@ def sd35_checkpoint(vaes: Vaes) -> Weights:
     return checkpoint(sd3("sd3.5"), ("clip_l", "clip_g", "t5xxl"), "first_stage_model.", vaes["flux"])
 
 
+def unread(_: Vaes) -> Weights:
+    """For a file that is only chosen."""
+    return {"unread": torch.zeros(1)}
+
+
 # By path in the models folder: weights, or a case of `stock_cases`.
 EXAMPLE_FILES: Files = {
     "diffusion_models/flux1-dev.safetensors": lambda _: flux("flux-dev"),
@@ -84,14 +90,26 @@ EXAMPLE_FILES: Files = {
     "diffusion_models/qwen_image_fp8_e4m3fn.safetensors": "qwen-image-encoded",
     "text_encoders/qwen_2.5_vl_7b_fp8_scaled.safetensors": lambda _: ENCODERS["qwen2.5_7b"](),
     "vae/qwen_image_vae.safetensors": lambda vaes: vaes["wan"],
+    "diffusion_models/qwen_image_edit_2511_fp8mixed.safetensors": "qwen-image-edit-2511",
+    "diffusion_models/z_image_turbo_bf16.safetensors": "z-image",
+    "text_encoders/qwen_3_4b.safetensors": lambda _: ENCODERS["qwen3_4b"](),
+    "diffusion_models/flux-2-klein-base-9b-fp8.safetensors": "flux-2-klein",
+    "text_encoders/qwen_3_8b_fp8mixed.safetensors": lambda _: ENCODERS["qwen3_8b"](),
+    "vae/flux2-vae.safetensors": lambda vaes: vaes["flux2"],
+    "diffusion_models/flux2_dev_fp8mixed.safetensors": "flux-2-dev",
+    "text_encoders/mistral_3_small_flux2_fp8.safetensors": unread,
+    "diffusion_models/krea2_turbo_fp8_scaled.safetensors": "krea-2",
+    "text_encoders/qwen3vl_4b_fp8_scaled.safetensors": unread,
+    "diffusion_models/wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": "wan-2.1-t2v",
+    "diffusion_models/wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors": "wan-2.1-t2v",
+    "checkpoints/ltx-2-19b-distilled-fp8.safetensors": "ltx-2",
+    "text_encoders/gemma_3_12B_it_fp4_mixed.safetensors": unread,
+    "latent_upscale_models/ltx-2-spatial-upscaler-x2-1.0.safetensors": unread,
+    "checkpoints/sd_xl_base_1.0.safetensors": unread,
 }
 STOCK_FILES: Files = {
     **EXAMPLE_FILES,
     "diffusion_models/flux1-schnell.safetensors": lambda _: flux("flux-schnell"),
-    "diffusion_models/z_image_turbo_bf16.safetensors": "z-image",
-    "diffusion_models/flux-2-klein-base-9b-fp8.safetensors": "flux-2-klein",
-    "text_encoders/qwen_3_4b.safetensors": lambda _: ENCODERS["qwen3_4b"](),
-    "text_encoders/qwen_3_8b_fp8mixed.safetensors": lambda _: ENCODERS["qwen3_8b"](),
     "vae/full_encoder_small_decoder.safetensors": lambda vaes: vaes["flux2"],
 }
 
@@ -107,12 +125,12 @@ def write_vaes(comfyui: Path, folder: Path) -> Vaes:
 def files_in(files: Files, comfyui: Path, base: Path, scratch: Path) -> Iterator[None]:
     """Puts files into the model folders of a host with this base folder, and takes them away."""
     written, vaes = [], write_vaes(comfyui, scratch)
-    write_cases(comfyui, scratch, [make for make in files.values() if isinstance(make, str)])
+    write_cases(comfyui, scratch, {make for make in files.values() if isinstance(make, str)})
     for name, make in files.items():
         path = base / "models" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(make, str):
-            shutil.move(scratch / "models" / "diffusion_models" / f"{make}.safetensors", path)
+            shutil.copy(scratch / "models" / "diffusion_models" / f"{make}.safetensors", path)
         else:
             save_file({key: tensor.contiguous() for key, tensor in make(vaes).items()}, path)
         written.append(path)

@@ -1,5 +1,6 @@
-"""`python -m tests.support.group.first_machine MACHINES SILENCE LOGS`:
-a worker group's client that does what lines on stdin ask.
+"""`python -m tests.support.group.first_machine SILENCE LOGS`: the client of a worker group, told by lines on stdin.
+
+Its machines are those of the variable PARALLELDIT_MACHINES, as ComfyUI's are.
 
 A line is JSON: source, plan, and the file to write the prediction to; or with "endlessly", forwards until one fails.
 Each is answered by a line: the error (empty if there is none), its kind, and its time.
@@ -8,8 +9,10 @@ Each is answered by a line: the error (empty if there is none), its kind, and it
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -40,10 +43,9 @@ def serve(group: WorkerGroup, order: dict) -> None:
     save_file({"prediction": prediction}, order["file"])
 
 
-def main(machines: str, silence: str, logs: str) -> None:
-    group = WorkerGroup(
-        "cpu", Path(logs), Settings(machines=tuple(machines.split(",")), silence_seconds=float(silence), restarts=1000)
-    )
+def main(silence: str, logs: str) -> None:
+    settings = Settings.read(os.environ, Path(logs) / "nowhere.json")
+    group = WorkerGroup("cpu", Path(logs), replace(settings, silence_seconds=float(silence), restarts=1000))
     for line in sys.stdin:
         error, kind = "", ""
         try:

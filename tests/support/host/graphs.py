@@ -328,9 +328,9 @@ def log(host: ComfyHost, rank: int = 0, group: int = 1) -> str:
         return response.read().decode()
 
 
-def groups(host: ComfyHost) -> list[dict[str, Any]]:
-    """What GET /paralleldit/groups answers, as the panel asks when it is opened."""
-    with _open(f"{host.url}/paralleldit/groups", timeout=30) as response:
+def groups(host: ComfyHost, listener: str = "") -> list[dict[str, Any]]:
+    """What GET /paralleldit/groups answers, as a page asks that is opened, and listens from then on."""
+    with _open(f"{host.url}/paralleldit/groups?listener={listener}", timeout=30) as response:
         return json.loads(response.read())["groups"]
 
 

@@ -20,12 +20,14 @@ import torch
 from tests.support.host.mounted import mount
 from tests.support.templates.describe import contents_of
 from tests.support.templates.model_files import flux, model_file
+from tests.support.templates.published import PUBLISHED, published
 
 GB = 1 << 30
 FOLDER = "flux folder"  # with a header of published sizes, and no weights
 MODELS = {
     "flux": flux("flux", "Flux", depth=19, depth_single_blocks=38),
     "sdxl": model_file("sd_xl_base_1.0.safetensors"),
+    **{name: published(name) for name in PUBLISHED},
 }
 
 
@@ -42,6 +44,8 @@ def pretend(route: Any, sizes: list[int]) -> None:
     management.cpu_state, management.get_torch_device = state, lambda: torch.device("cuda" if cards else "cpu")
     management.pytorch_attention_flash_attention = lambda: bool(cards)
     management.get_free_memory = lambda _device: 64 * GB
+    management.get_total_memory = lambda _device: sizes[0] * GB if sizes else 64 * GB
+    management.supports_fp8_compute = lambda _device=None: bool(cards)  # of a card such as these
 
 
 def write_folder(root: Path) -> Path:
@@ -81,13 +85,15 @@ def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[st
 def main(comfyui: str, folder: str) -> None:
     mount(comfyui)
     route = importlib.import_module("pack.nodes.routes.plan")
-    contents = {name: contents_of(kind) for name, kind in MODELS.items()}
-    paths = {name: Path(folder) / f"{name}.safetensors" for name in MODELS}
+    questions = json.load(sys.stdin)
+    asked = {loader["model_name"] for *_, question in questions for loader in question["loaders"]}
+    contents = {name: contents_of(MODELS[name]) for name in sorted(asked)}
+    paths = {name: Path(folder) / f"{name}.safetensors" for name in contents}
     for path in paths.values():
         path.touch()
     paths[FOLDER] = write_folder(Path(folder) / "flux")
     route.list_models = lambda: paths
-    print(json.dumps([answer(route, contents, *question) for question in json.load(sys.stdin)]))
+    print(json.dumps([answer(route, contents, *question) for question in questions]))
 
 
 if __name__ == "__main__":

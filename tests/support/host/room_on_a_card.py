@@ -8,6 +8,7 @@ prompts whose text encoder and model do not fit together, what both hold from st
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import json
@@ -37,6 +38,9 @@ class PretendedGroup:
         self.kept, self.weights = 0, OURS
         self.told: dict[str, Any] = {}
         self.asked: list[bool] = []
+
+    def start_ahead(self, ranks: int, source: dict[str, Any]) -> None:
+        pass
 
     def device_bytes(self) -> int:
         return self.kept
@@ -84,7 +88,7 @@ class Scene:
         self.sample(self.ours)
 
     def load(self, dtype: str) -> Any:
-        patcher = self.loader.LoadDiffusionModelParallel.execute("tiny", dtype).result[0]
+        patcher = asyncio.run(self.loader.LoadDiffusionModelParallel.execute("tiny", dtype)).result[0]
         patcher.model.diffusion_model.sizes = self.sizes.WeightSizes(OURS)
         patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
         return patcher

@@ -115,8 +115,9 @@ def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str
     built = sys.modules["pack.worker.comfyui.model"].build_empty(config, {}, beside, torch.bfloat16, None)
     shapes = {name: one.shape for name, one in built.diffusion_model.state_dict().items()}
     shapes |= dict.fromkeys(kind.marks, torch.Size([0]))
-    zero = torch.zeros((), dtype=torch.bfloat16)
-    weights = {kind.prefix + name: zero.expand(shape) for name, shape in shapes.items()}
+    plain, stored = (torch.zeros((), dtype=dtype) for dtype in (torch.bfloat16, kind.stored))
+    zeros = {name: stored if len(shape) > 1 else plain for name, shape in shapes.items()}
+    weights = {kind.prefix + name: zeros[name].expand(shape) for name, shape in shapes.items()}
     return {**weights, **beside}, {"config": json.dumps(dict(kind.metadata))} if kind.metadata else {}
 
 

@@ -22,7 +22,8 @@ class ModelFile:
     comfy.supported_models. sizes: what ComfyUI detects beside what that class says itself.
 
     prefix: of the names in a checkpoint. beside: what else it has that ComfyUI makes the model with, by name the shape.
-    marks: names without a meaning but that they are there. metadata: what the file says of the model.
+    marks: names without a meaning but that they are there. metadata: what the file says of the model. stored: the dtype
+    of matrices and kernels.
     """
 
     names: str
@@ -32,6 +33,7 @@ class ModelFile:
     beside: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    stored: torch.dtype = torch.bfloat16
 
 
 def flux(names: str, detected_as: str, **sizes: Any) -> ModelFile:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.plan import COMPILED_STEPS, ParallelPlan
+from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
 from tests.support.group.one_rank import OneRank
 
 
-def test_a_plan_that_compiles_is_refused_where_no_compiler_is_and_auto_does_without(
+def test_a_plan_that_compiles_is_refused_where_no_compiler_is(
     own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = FAMILIES["pixart-alpha"].save(tmp_path / "transformer").parent
@@ -28,14 +28,11 @@ def test_a_plan_that_compiles_is_refused_where_no_compiler_is_and_auto_does_with
             return rank.request({"op": "load", "source": source, "plan": plan})[0]
 
         def forward() -> dict:
-            header = {"op": "forward", "conditions": keys, "drop": [], "steps": COMPILED_STEPS}
-            return rank.request(header, tensors)[1]
+            return rank.request({"op": "forward", "conditions": keys, "drop": []}, tensors)[1]
 
         error = load("on")["error"]
         assert "there is no C++ compiler (g++)" in error["cause"]
         assert "compile=off" in error["advice"]
         assert load("off").keys() == {"id"}
-        plain = forward()["prediction"]
-        assert load("auto").keys() == {"id"}
-        assert forward()["prediction"].equal(plain)
+        assert "prediction" in forward()
         assert "run through torch.compile" not in rank.said()

@@ -93,6 +93,8 @@ def test_a_group_that_dies_while_idle_comes_back_by_itself_with_its_model(
     assert status["deaths"] == 1
     assert torch.equal(load(), before)
     assert group.status()["counts"]["load"] == 1, "the model was there"
+    group.dismiss()
+    assert group.status()["last_death"] is None
 
 
 def test_a_stopped_rank_is_taken_for_dead(group: WorkerGroup, load: Callable[[], torch.Tensor]) -> None:

@@ -76,6 +76,15 @@ def memory_use(device: torch.device) -> dict[str, int]:
     return {"resident": resident, "accelerator": 0, "total": kibibytes("/proc/meminfo").get("MemTotal", 0)}
 
 
+def own_bytes(device: torch.device) -> int:
+    """What this process has taken of the memory that weights are computed with in: on the accelerator, or in RAM beside
+    the pages of files; 0 where the system does not tell."""
+    if is_accelerator(device):
+        return allocated_bytes(device)
+    process = kibibytes("/proc/self/status")
+    return process.get("RssAnon", 0) + process.get("RssShmem", 0)
+
+
 def asked(error: BaseException) -> int | None:
     """How many bytes the allocation that failed was to have, if the error tells."""
     found = ASKED.search(str(error))

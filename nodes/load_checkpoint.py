@@ -1,0 +1,73 @@
+"""The node `Load Checkpoint (Parallel)`: a checkpoint's MODEL runs on the worker group, CLIP and VAE are stock's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import comfy.sd
+import folder_paths
+from comfy_api.latest import io
+
+from ..parallel_backend.plan import ParallelPlan
+from .errors import Refused
+from .load_model import common_inputs, host_model
+from .model.host_file import WEIGHT_DTYPES, describe_host_file
+from .model.model_files import list_checkpoints, why_not_listed
+from .workers.installed import check_installed
+
+
+class LoadCheckpointParallel(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ParallelDiT_LoadCheckpoint",
+            display_name="Load Checkpoint (Parallel)",
+            category="ParallelDiT",
+            description="Loads a checkpoint, its diffusion model into the worker group, the rest as stock does.",
+            search_aliases=["multi gpu", "load diffusion", "load checkpoint", "ckpt", "xdit"],
+            inputs=[
+                io.Combo.Input(
+                    "model_name",
+                    display_name="ckpt_name",
+                    options=list(list_checkpoints()),
+                    tooltip="A safetensors file in models/checkpoints. Pickle files (ckpt, pt, bin) are not offered: "
+                    "loading one can run any code. GGUF files have no CLIP and no VAE: use Load Diffusion Model "
+                    "(Parallel).",
+                ),
+                *common_inputs(),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="For stock samplers, guiders and LoRA loaders, and Parallel Sampler."),
+                io.Clip.Output(tooltip="The checkpoint's text encoder, in ComfyUI's own process."),
+                io.Vae.Output(tooltip="The checkpoint's VAE, in ComfyUI's own process."),
+                io.ClipVision.Output(tooltip="What sees images, where the checkpoint has it, as SVD and Hunyuan3D do."),
+            ],
+        )
+
+    @classmethod
+    def validate_inputs(cls, model_name: str) -> bool | str:
+        return True if model_name in list_checkpoints() else str(why_not_listed(model_name))
+
+    @classmethod
+    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1) -> io.NodeOutput:
+        check_installed()
+        checkpoints = list_checkpoints()
+        if model_name not in checkpoints:
+            raise Refused(*why_not_listed(model_name))
+        path = checkpoints[model_name]
+        file = describe_host_file(path, WEIGHT_DTYPES[dtype])
+        model = host_model(model_name, file, plan, group)
+        return io.NodeOutput(model, *beside(path, file.has_more))
+
+
+def beside(path: Path, has_more: bool) -> tuple[Any, Any, Any]:
+    """A checkpoint's CLIP, VAE and CLIP vision by ComfyUI's own loader, as the stock nodes give them. Of a file with a
+    diffusion model alone, which that loader would read whole, what it gives: a VAE that says so when it is used."""
+    if not has_more:
+        return None, comfy.sd.VAE(sd={}), None
+    embeddings = folder_paths.get_folder_paths("embeddings")
+    found = comfy.sd.load_checkpoint_guess_config(
+        str(path), output_model=False, output_clipvision=True, embedding_directory=embeddings
+    )
+    return found[1:]

@@ -1,0 +1,183 @@
+"""Stock's loaders become parallel and stock again: by the menus, in subgraphs too, in one step to undo; the workflows
+that ComfyUI ships come back as they were."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from demo.host import ComfyHost
+from tests.support.editor.editor import Editor, insist
+from tests.support.templates.workflows import LOADERS, templates_folder, workflows
+
+FOLDER = templates_folder()
+pytestmark = pytest.mark.skipif(FOLDER is None, reason="needs ComfyUI's templates package")
+UNET, CHECKPOINT = "ParallelDiT_LoadDiffusionModel", "ParallelDiT_LoadCheckpoint"
+PARALLEL, STOCK = "ParallelDiT.MakeWorkflowParallel", "ParallelDiT.MakeWorkflowStock"
+# A checkpoint; two of them with titles; loaders in a subgraph that shows their files; CLIP vision of a checkpoint.
+QUICK = (
+    *("default", "sdxl_simple_example", "03_video_wan2_2_14B_i2v_subgraphed", "04_hunyuan_3d_2.1_subgraphed"),
+    *("image_flux2_text_to_image_9b",),
+)
+SERIALIZED = "() => JSON.parse(JSON.stringify(window.app.rootGraph.serialize()))"
+EXECUTE = "(id) => window.app.extensionManager.command.execute(id)"
+UNDO_STEPS = "() => window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+# Of the loaders of diffusion models in all graphs: what stays, and what a link leads to.
+LOADED = """(types) => [window.app.rootGraph, ...window.app.rootGraph.subgraphs.values()].flatMap((graph) =>
+    graph.nodes.filter((node) => types.includes(node.type)).map((node) => {
+        const targets = node.outputs.flatMap((output) => (output.links ?? []).map((id) => {
+            const link = graph.getLink(id)
+            return [output.type, String(link.target_id), link.target_slot]
+        }))
+        const { mode, color = null, pos } = node
+        const origins = node.inputs.filter((input) => input.link != null && input.widget)
+            .map((input) => [String(graph.getLink(input.link).origin_id), graph.getLink(input.link).origin_slot])
+        const title = node.title === node.constructor.title ? null : node.title
+        return { id: String(node.id), file: node.widgets[0].value, title, mode, color, pos: [...pos],
+            targets: targets.sort(), origins }
+    }))"""
+AT_NODE = """(id) => {
+    const {canvas} = window.app
+    const graphs = [window.app.rootGraph, ...window.app.rootGraph.subgraphs.values()]
+    const graph = graphs.find((graph) => graph.getNodeById(id))
+    if (canvas.graph !== graph) canvas.setGraph(graph)
+    const node = graph.getNodeById(id)
+    canvas.centerOnNode(node)
+    canvas.draw(true, true)
+    return window.app.canvasPosToClientPos([node.pos[0] + 60, node.pos[1] - 15])
+}"""
+
+
+def template(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def round_trip(editor: Editor, workflow: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The open workflow before, while it is parallel, and when it is stock again."""
+    editor.open(workflow)
+    page, states = editor.page, []
+    for command in (PARALLEL, STOCK, None):
+        states.append((page.evaluate(SERIALIZED), page.evaluate(LOADED, [*LOADERS, UNET, CHECKPOINT])))
+        if command:
+            page.evaluate(EXECUTE, command)
+    return tuple(states)
+
+
+def without_view(workflow: dict[str, Any]) -> dict[str, Any]:
+    """A workflow without where the editor looks at."""
+    kept = copy.deepcopy(workflow)
+    kept.get("extra", {}).pop("ds", None)
+    return kept
+
+
+def types_of(workflow: dict[str, Any]) -> list[str]:
+    graphs = [workflow, *workflow.get("definitions", {}).get("subgraphs", [])]
+    return [node["type"] for graph in graphs for node in graph["nodes"]]
+
+
+def check_round_trip(editor: Editor, name: str) -> None:
+    editor.problems.clear()
+    (before, stock), (between, parallel), (after, again) = round_trip(editor, template(name))
+    assert stock and not set(LOADERS) & set(types_of(between)), name
+    assert {UNET, CHECKPOINT} & set(types_of(between)), name
+    assert parallel == again == stock, f"{name}: file, title, place, mode and links"
+    assert without_view(after) == without_view(before), name
+    assert not [problem for problem in editor.problems if "uncaught" in problem or "paralleldit" in problem], name
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_workflow_of_comfyuis_becomes_parallel_and_is_the_same_again(name: str, shared_editor: Editor) -> None:
+    check_round_trip(shared_editor, name)
+
+
+@pytest.mark.slow
+def test_every_workflow_of_comfyuis_becomes_parallel_and_is_the_same_again(shared_editor: Editor) -> None:
+    wrong, names = [], [each.name for each in workflows() if has_loader(each.name)]
+    assert len(names) > 200
+    for name in names:
+        try:
+            check_round_trip(shared_editor, name)
+        except AssertionError as error:
+            wrong.append(f"{name}: {error}")
+    assert not wrong, f"{len(wrong)} of {len(names)}\n" + "\n".join(wrong)
+
+
+def has_loader(name: str) -> bool:
+    text = (FOLDER / f"{name}.json").read_text()
+    return any(f'"type":"{kind}"' in "".join(text.split()) for kind in LOADERS)
+
+
+def menu(editor: Editor, node: int, item: str) -> None:
+    """Chooses an item of a node's menu."""
+    page = editor.page
+    entry = page.get_by_text(item, exact=True)
+
+    def open_menu() -> None:
+        page.mouse.click(*page.evaluate(AT_NODE, node), button="right")
+
+    insist(open_menu, lambda ms: entry.wait_for(timeout=ms))
+    entry.click()
+
+
+def wait_for(editor: Editor, kind: str) -> None:
+    """Until there is a loader of this kind."""
+    editor.page.wait_for_function(f"() => {{ const all = {LOADED}; return all(['{kind}']).length > 0 }}")
+
+
+def test_a_loader_in_a_subgraph_becomes_parallel_by_its_menu_in_one_step_to_undo(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    shared_editor.open(template("image_flux2_text_to_image_9b"))
+    loader, *_ = page.evaluate(LOADED, ["UNETLoader"])
+    page.evaluate(AT_NODE, loader["id"])
+    before, steps = page.evaluate(SERIALIZED), page.evaluate(UNDO_STEPS)
+    menu(shared_editor, loader["id"], "Make parallel")
+    wait_for(shared_editor, UNET)
+    shared_editor.screenshot("convert-subgraph")
+    assert page.evaluate(UNDO_STEPS) == steps + 1
+    page.mouse.click(700, 830)  # on the empty canvas: what the editor notes then is no step more
+    assert page.evaluate(UNDO_STEPS) == steps + 1
+    page.keyboard.press("Control+z")
+    wait_for(shared_editor, "UNETLoader")
+    assert page.evaluate(LOADED, [UNET]) == []
+    assert without_view(page.evaluate(SERIALIZED)) == without_view(before)
+    menu(shared_editor, loader["id"], "Make parallel")
+    wait_for(shared_editor, UNET)
+    menu(shared_editor, loader["id"], "Make stock")
+    wait_for(shared_editor, "UNETLoader")
+    assert without_view(page.evaluate(SERIALIZED)) == without_view(before)
+
+
+def test_pickles_are_left_and_told_of_by_the_commands_that_the_canvas_offers(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    workflow = template("sdxl_simple_example")
+    first, *_ = [node for node in workflow["nodes"] if node["type"] == "CheckpointLoaderSimple"]
+    first["widgets_values"] = ["old.ckpt"]
+    shared_editor.open(workflow)
+    offered = page.evaluate("() => window.app.canvas.getCanvasMenuOptions().map((item) => item?.content)")
+    assert "Make this workflow parallel" in offered and "Make this workflow stock" not in offered
+    page.evaluate(EXECUTE, PARALLEL)
+    told = page.get_by_text("Left as they are, since loading a pickle file can run any code: old.ckpt.")
+    expect(told).to_be_visible()
+    kinds = types_of(page.evaluate(SERIALIZED))
+    assert kinds.count("CheckpointLoaderSimple") == 1 and kinds.count(CHECKPOINT) == 1
+    shared_editor.screenshot("convert-pickle")
+
+
+def test_the_library_shows_the_nodes_together_and_searching_finds_them(shared_editor: Editor, host: ComfyHost) -> None:
+    page = shared_editor.page
+    own = {name: node for name, node in host.object_info().items() if name.startswith("ParallelDiT_")}
+    assert {node["category"] for node in own.values()} == {"ParallelDiT"}
+    search = page.get_by_placeholder("Add a node")
+    insist(lambda: page.mouse.dblclick(800, 500), lambda ms: search.wait_for(timeout=ms))
+    for words, title in (
+        ("load checkpoint", "Load Checkpoint (Parallel)"),
+        ("multi gpu", "Load Diffusion Model (Parallel)"),
+        ("load diffusion", "Load Diffusion Model (Parallel)"),
+    ):
+        search.fill(words)
+        page.get_by_text(title, exact=True).first.wait_for()
+    page.keyboard.press("Escape")

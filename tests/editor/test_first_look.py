@@ -1,0 +1,88 @@
+"""What a newcomer sees who opens the editor by `python3 dev.py editor`, while the workers start."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request
+
+import pytest
+from playwright.sync_api import Browser, Page, Response
+
+from demo.editor import address, command, prepare
+from demo.host import environment, free_port, open_url
+from tests.support.editor.editor import PATIENCE_MS, SCREENSHOTS, USUAL_404, VIEWPORT
+
+SECONDS = 180
+OURS = "ParallelDiT_LoadDiffusionModel"
+SHOWN = f"""() => window.app?.graph?.nodes.some((node) => node.type === '{OURS}')
+    && !document.querySelector('#splash-loader')"""
+WRONG = "() => window.app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)"
+# What ComfyUI's page asks for in vain where nothing has been saved, and its own templates, which dev.py leaves out.
+COMFYUIS = (*USUAL_404, "/templates/")
+
+
+@pytest.fixture(scope="module")
+def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Where the editor opens, of a ComfyUI that is started as dev.py starts it; and its log."""
+    base = tmp_path_factory.mktemp("newcomer")
+    prepare(base)
+    arguments, log = ["--port", str(free_port())], base / "comfyui.log"
+    url = address(arguments)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command(comfyui, base, False, arguments), env=environment(comfyui), stdout=output, stderr=output
+        )
+    try:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-4000:]
+            try:
+                open_url(url, timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield url, log
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def look(page: Page, url: str) -> tuple[list[str], list[str]]:
+    """Opens the editor while ranks start, of which it is told all the time: addresses that are not there, and what the
+    console says."""
+    missing, said, host = [], [], url.partition("/?")[0]
+
+    def note(answer: Response) -> None:
+        if answer.status >= 400:
+            missing.append(answer.url.removeprefix(host))
+
+    page.on("response", note)
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(f"uncaught: {error}"))
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(url)
+    page.wait_for_function(SHOWN)
+    page.wait_for_timeout(2000)  # what is yet to be fetched
+    return missing, said
+
+
+def test_the_editor_opens_on_the_demo_and_nothing_is_red_or_missing(
+    started: tuple[str, Path], browser: Browser
+) -> None:
+    url, log = started
+    host = url.partition("/?")[0]
+    for _ in range(2):  # by somebody else the second time, whom the host takes for one who has seen it
+        open_url(Request(f"{host}/paralleldit/restart", method="POST"), timeout=SECONDS).close()
+        with browser.new_context(viewport=VIEWPORT) as context:
+            page = context.new_page()
+            missing, said = look(page, url)
+            SCREENSHOTS.mkdir(exist_ok=True)
+            page.screenshot(path=SCREENSHOTS / "first-look.png")
+            assert page.evaluate(WRONG) == []
+            assert page.get_by_text("errors found").count() == 0
+            assert [path for path in missing if not path.startswith(COMFYUIS)] == []
+            assert [text for text in said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
+    assert "Failed to initialize database" not in log.read_text()

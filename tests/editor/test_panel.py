@@ -1,0 +1,182 @@
+"""The panel at real sizes, and what it costs: of worker groups that are not there, by the host's own events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Locator, Route, expect
+
+from demo.host import ComfyHost
+from tests.support.editor.cost import cost
+from tests.support.editor.editor import PATIENCE_MS, Editor
+from tests.support.editor.examples import open_demo
+from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
+
+WIDTHS = (250, 312, 500)  # pixels: of a small window, ComfyUI's least, and a broad one
+LEAST = 312
+WORLDS = (1, 2, 8, 16)
+SET_WIDTH = "(panel, width) => { panel.style.width = `${width}px` }"
+# Of each rank's row: whether name and memory are side by side in it, and the name is whole.
+ROWS = """(group) => [...group.querySelectorAll('[data-testid^=paralleldit-rank-]')].map((row) => {
+    const [name, memory] = row.querySelector('.paralleldit-line').children
+    const [left, right, frame] = [name, memory, row].map((each) => each.getBoundingClientRect())
+    const overlap = Math.min(left.bottom, right.bottom) - Math.max(left.top, right.top)
+    const isBeside = left.right <= right.left && overlap > left.height / 2
+    return [isBeside && right.right <= frame.right + 0.5, name.scrollWidth <= name.clientWidth]
+})"""
+SCROLLERS = """(panel) => [...panel.querySelectorAll('*')].filter((each) => {
+    const { overflowX, overflowY } = getComputedStyle(each)
+    const scrolls = [overflowX, overflowY].map((way) => ['auto', 'scroll'].includes(way))
+    return scrolls[0] && each.scrollWidth > each.clientWidth || scrolls[1] && each.scrollHeight > each.clientHeight
+}).map((each) => each.className)"""
+TOO_BROAD = "(panel) => panel.scrollWidth > panel.clientWidth"
+SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
+WINDOW, ROUNDS, TRIES = 1.5, 3, 4  # seconds, in turn, and how often where the machine had other things to do
+SHARE = 0.9  # of the closed panel's frames
+
+
+@pytest.fixture
+def panel(shared_editor: Editor, host: ComfyHost) -> Iterator[Locator]:
+    """Of the group that is not there."""
+    tell(host, event())
+    yield shared_editor.open_panel(NUMBER)
+    tell(host, event([], 0, state="stopped", model=None))
+
+
+def share_of_frames(editor: Editor) -> float:
+    """Those with the panel open, of those with it closed."""
+    closed, opened = 0.0, 0.0
+    for _ in range(ROUNDS):
+        editor.close_panel()
+        closed += cost(editor.page, WINDOW).frames
+        editor.open_panel(NUMBER)
+        opened += cost(editor.page, WINDOW).frames
+    return opened / closed
+
+
+def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+    tell(host, *sampling(), seconds=1 / EVENTS_A_SECOND)
+    try:
+        expect(panel.get_by_test_id("paralleldit-run")).to_have_count(10)
+        shares = []
+        while len(shares) < TRIES and max(shares, default=0) < SHARE:
+            shares.append(share_of_frames(shared_editor))
+        assert max(shares) >= SHARE, shares
+    finally:
+        tell(host)
+
+
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_a_ranks_device_and_memory_are_on_one_line(
+    theme: str, shared_editor: Editor, panel: Locator, host: ComfyHost
+) -> None:
+    page = shared_editor.page
+    page.evaluate(SET_THEME, theme)
+    whole = page.get_by_test_id("paralleldit-panel")
+    try:
+        for ranks in WORLDS:
+            tell(host, *sampling(ranks))
+            row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
+            expect(row).to_contain_text(f"GPU {ranks - 1} · RTX 4090")
+            expect(row).to_have_attribute(
+                "title", f"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · process {4710 + ranks}"
+            )
+            expect(panel.locator("[data-testid^=paralleldit-rank-]")).to_have_count(ranks)
+            for width in WIDTHS:
+                whole.evaluate(SET_WIDTH, width)
+                found = panel.evaluate(ROWS)
+                assert all(is_beside for is_beside, _ in found), (ranks, width)
+                assert width < LEAST or all(is_whole for _, is_whole in found), (ranks, width)
+                assert whole.evaluate(SCROLLERS) == [] and not whole.evaluate(TOO_BROAD), (ranks, width)
+                if ranks in (2, 16):
+                    shared_editor.screenshot(f"panel-{ranks}-ranks-{width}-{theme}", whole)
+        expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
+    finally:
+        page.evaluate(SET_THEME, "dark")
+        whole.evaluate("(panel) => { panel.style.width = '' }")
+
+
+def test_a_cancelled_job_is_none_that_a_restart_would_end(
+    shared_editor: Editor, panel: Locator, host: ComfyHost
+) -> None:
+    page, asked = shared_editor.page, []
+    cancelled = run(10, 7, state="cancelled", seconds=4.2)
+    tell(host, event([cancelled], state="busy", operation="call", given_up=True))
+    expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Cancelled, finishing the step")
+    expect(panel.get_by_test_id("paralleldit-step")).to_be_hidden()
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json={"state": "ready"})
+
+    page.route("**/paralleldit/restart*", answer)
+    try:
+        with page.expect_response("**/paralleldit/restart*"):
+            panel.get_by_test_id("paralleldit-restart").click()
+        assert len(asked) == 1 and page.get_by_role("dialog").count() == 0
+        tell(host, event([run(11, 3)], state="busy", operation="call"))
+        expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Running")
+        panel.get_by_test_id("paralleldit-restart").click()
+        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert len(asked) == 1
+    finally:
+        page.unroute("**/paralleldit/restart*")
+
+
+def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_known(
+    panel: Locator, host: ComfyHost
+) -> None:
+    tell(host, event([run(20)]))
+    row = panel.get_by_test_id("paralleldit-run").first
+    factor = row.get_by_test_id("paralleldit-factor")
+    expect(factor).to_have_text("×1.6 of one device (predicted: 0.81 s a step)")
+    expect(row).to_contain_text("flux1-dev-fp8.safetensors")
+    expect(row).to_contain_text("11.1 s in all")
+    tell(host, event([run(21, is_alone_run=True)]))
+    expect(factor).to_have_text("×1.6 of one device (measured: 0.81 s a step)")
+    tell(host, event([run(22, is_measured=False)]))
+    expect(factor).to_have_text("×1.6 of one device (assumed: 0.81 s a step)")
+    tell(host, event([run(23, alone=None)]))
+    expect(factor).to_be_hidden()
+
+
+def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel: Locator) -> None:
+    page = shared_editor.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    lines = [f"line {number}" for number in range(1, 41)]
+    page.route("**/paralleldit/logs*", lambda route: route.fulfill(body="\n".join(lines)))
+    try:
+        panel.locator("summary", has_text="Log").click()
+        log = panel.get_by_test_id("paralleldit-log")
+        expect(log).to_have_text("\n".join(lines[-15:]))
+        panel.get_by_test_id("paralleldit-log-all").click()
+        expect(log).to_have_text("\n".join(lines))
+        assert page.get_by_test_id("paralleldit-panel").evaluate(SCROLLERS) == []
+        panel.get_by_test_id("paralleldit-log-copy").click()
+        expect(panel.get_by_test_id("paralleldit-log-copy")).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines)
+    finally:
+        page.unroute("**/paralleldit/logs*")
+        panel.locator("summary", has_text="Log").click()
+
+
+def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:
+    page = shared_editor.page
+    open_demo(shared_editor, steps=3, seed=120)
+    panel = shared_editor.open_panel()
+    shared_editor.run()
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done")
+    panel.get_by_test_id("paralleldit-compare").click()
+    lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
+    expect(lines).to_have_count(2)
+    for name, line in (("cfg=2", lines.first), ("One device", lines.last)):
+        expect(line).to_have_attribute("data-state", "done", timeout=2 * PATIENCE_MS)
+        expect(line).to_contain_text(name)
+        assert len(line.get_by_role("cell").all_inner_texts()) == 3
+    expect(lines.last).to_contain_text("×1.0")
+    expect(lines.first).to_contain_text("×")
+    plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:2]]
+    assert "one rank" in plans[0] and "cfg=2" in plans[1]
+    assert page.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
+    shared_editor.screenshot("compared")

@@ -1,0 +1,98 @@
+"""Worker groups that are not there, as a host would tell its pages of them: any number of GPUs, runs and steps."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from demo.host import ComfyHost
+
+PACK = "paralleldit_told"  # the folder of the node pack that sends events
+PACK_SOURCE = (Path(__file__).parent / "told.py").read_text(encoding="utf-8")
+NUMBER = 2  # of the group, which no other test has
+EVENT = "paralleldit.group"
+GIB = 1 << 30
+CARD = {"name": "NVIDIA GeForce RTX 4090", "bytes": int(23.6 * GIB)}
+RUNS, STEPS = 10, 20
+EVENTS_A_SECOND = 8
+
+Event = dict[str, Any]
+
+
+def tell(host: ComfyHost, *events: Event, seconds: float = 0.0) -> None:
+    """Has the host send these to its pages: once, or over and over, one each so many seconds; none end that."""
+    body = {"events": [[EVENT, event] for event in events], "seconds": seconds}
+    request = urllib.request.Request(f"{host.url}/test/told", json.dumps(body).encode())
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30).close()
+
+
+def status(ranks: int, **changes: Any) -> dict[str, Any]:
+    """Of so many ranks, a card each."""
+    used = [int((20.5 - rank / 10) * GIB) for rank in range(ranks)]
+    memory = {"resident": 2 * GIB, "total": CARD["bytes"], "weights": 11 * GIB, "resident_weights": 11 * GIB}
+    return {
+        "state": "ready",
+        "deaths": 0,
+        "last_death": None,
+        "note": "",
+        "name": "flux1-dev-fp8.safetensors",
+        "given_up": False,
+        "operation": None,
+        "step": None,
+        "device": "cuda",
+        "pids": [4711 + rank for rank in range(ranks)],
+        "devices": [{"index": rank, "name": CARD["name"]} for rank in range(ranks)],
+        "memory": [{**memory, "accelerator": each} for each in used],
+        "beats": [0.1] * ranks,
+        "model": "Flux",
+        "files": ["/models/diffusion_models/flux1-dev-fp8.safetensors"],
+        "plan": {"dp": 1, "cfg": 1, "ring": 1, "ulysses": ranks, "tp": 1, "attention": "auto"},
+        "weights": {},
+        **changes,
+    }
+
+
+def run(number: int, made: int = STEPS, **changes: Any) -> dict[str, Any]:
+    """A sampling that has made so many of its steps."""
+    lengths = [0.42 + 0.05 * ((number + step) % 4) for step in range(made)]
+    return {
+        "id": number,
+        "node": "3",
+        "model": "flux1-dev-fp8.safetensors",
+        "model_class": "Flux",
+        "plan": "ulysses=2",
+        "operation": "call",
+        "total": STEPS,
+        "at": made,
+        "made": made,
+        "residuals": 0,
+        "predicted": 0.44,
+        "is_measured": True,
+        "alone": 0.81,
+        "is_alone_run": False,
+        "steps": [[length, 0.3 * length] for length in lengths],
+        "state": "done" if made == STEPS else "running",
+        "began": 1.7e9 + 60 * number,
+        "seconds": sum(lengths) + 1.2 if made == STEPS else None,
+        "is_ended": False,
+        **changes,
+    }
+
+
+def event(runs: Sequence[dict[str, Any]] = (), ranks: int = 2, **changes: Any) -> Event:
+    """What the feed sends. changes: of the status."""
+    return {"group": NUMBER, "status": status(ranks, **changes), "runs": list(runs), "log": []}
+
+
+def sampling(ranks: int = 2) -> list[Event]:
+    """The events of a run from its first step to its last, after nine others; memory goes up and down."""
+    found = [event([run(number) for number in range(1, RUNS)], ranks)]
+    for made in range(1, STEPS + 1):
+        working = status(ranks, state="busy", operation="call")
+        for place, held in enumerate(working["memory"]):
+            held["accelerator"] -= ((made + place) % 5) * GIB // 10
+        found.append({**event([run(RUNS, made)], ranks), "status": working})
+    return found

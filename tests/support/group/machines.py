@@ -1,0 +1,123 @@
+"""Two machines of a test: the one with ComfyUI, and the one that lends itself, each in its network namespace."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from demo.host import REPOSITORY
+from parallel_backend.weights.loading import ModelSource
+from tests.support.cases.families import FAMILIES, SQUARE
+from tests.support.group.first_machine import FAMILY
+from tests.support.group.network import FIRST, SECOND, TOOLS, Network
+from tests.support.links.namespaces import why_impossible
+
+PORT = 29400
+SILENCE = 3.0
+PATIENCE = 120.0
+ULYSSES = {"ulysses": 2}
+
+
+def open_network() -> Network:
+    """To be entered; fails the test where there can be none."""
+    if reason := why_impossible(*TOOLS):
+        pytest.fail(f"{reason}: the tests of two machines run as root on Linux, with iproute2 installed")
+    return Network()
+
+
+def source_in(folder: Path) -> ModelSource:
+    """A tiny model, saved there."""
+    family = FAMILIES[FAMILY]
+    family.save(folder)
+    return ModelSource(family.model_class, family.config, tuple(str(path) for path in folder.glob("*.safetensors")))
+
+
+def predicted_by_one() -> torch.Tensor:
+    """What one process on plain diffusers predicts."""
+    family = FAMILIES[FAMILY]
+    with torch.no_grad():
+        return family.reference(family.build(), *family.inputs(*family.shapes[SQUARE]))
+
+
+class First:
+    """The machine with ComfyUI. starter: the command line that starts it there, and says what its machines are."""
+
+    def __init__(self, network: Network, folder: Path, starter: Sequence[str] = ()) -> None:
+        starter = starter or ["env", f"PARALLELDIT_MACHINES={FIRST}:{PORT},{SECOND}"]
+        program = [sys.executable, "-m", "tests.support.group.first_machine", str(SILENCE), str(folder / "logs")]
+        self.popen = subprocess.Popen(
+            network.on("first", [*starter, *program]),
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.file = folder / "prediction.safetensors"
+
+    def begin(self, source: ModelSource, plan: dict[str, int], **order: bool) -> None:
+        line = {"source": source.to_json(), "plan": plan, "file": str(self.file), **order}
+        self.popen.stdin.write(json.dumps(line) + "\n")
+        self.popen.stdin.flush()
+
+    def answer(self) -> dict:
+        hung = threading.Timer(PATIENCE, self.popen.kill)
+        hung.start()
+        while (line := self.popen.stdout.readline()).startswith("[ParallelDiT]"):  # what its starter says
+            pass
+        hung.cancel()
+        assert line, f"no answer within {PATIENCE} s"
+        return json.loads(line)
+
+    def forward(self, source: ModelSource, plan: dict[str, int]) -> dict:
+        self.begin(source, plan)
+        return self.answer()
+
+    def run_endlessly(self, source: ModelSource, plan: dict[str, int]) -> list[int]:
+        """The process ids of the ranks, that of the second machine last; `answer` then waits for the end of it."""
+        self.begin(source, plan, endlessly=True)
+        return self.answer()["pids"]
+
+    def prediction(self) -> torch.Tensor:
+        return load_file(self.file)["prediction"]
+
+    def close(self) -> None:
+        self.popen.stdin.close()
+        self.popen.wait(30)
+
+
+class Second:
+    """The machine that lends itself. hidden: a folder that it does not have. join: the command line on it."""
+
+    def __init__(self, network: Network, log: Path, hidden: Path, join: Sequence[str] = ()) -> None:
+        self.log = log
+        join = join or [sys.executable, "-m", "worker.join", f"{FIRST}:{PORT}"]
+        command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *join]
+        with log.open("ab") as out:
+            self.popen = subprocess.Popen(
+                network.on("second", command), cwd=REPOSITORY, stdout=out, stderr=subprocess.STDOUT
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.popen.pid).children(recursive=True)
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def end(self, number: int = signal.SIGTERM) -> list[psutil.Process]:
+        """Ends the program, if it runs, by a signal; returns those of its processes that live five seconds later."""
+        if self.popen.poll() is not None:
+            return []
+        processes = self.processes()
+        self.popen.send_signal(number)
+        self.popen.wait(10)
+        return psutil.wait_procs(processes, 5)[1]

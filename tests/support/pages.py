@@ -1,0 +1,25 @@
+"""The tables of the project's pages that a benchmark writes and a test compares, between two comments."""
+
+from __future__ import annotations
+
+from demo.host import REPOSITORY
+
+MODELS, EXACTNESS = (REPOSITORY / "docs" / f"{name}.md" for name in ("models", "exactness"))
+PAGE_OF = {"classes": MODELS, "folders": MODELS, "templates": MODELS, "parity": EXACTNESS}
+
+
+def parts(name: str) -> tuple[str, str, str]:
+    """What stands before the table, the table, and what stands after it."""
+    start, end = f"<!-- {name}: start -->\n", f"<!-- {name}: end -->\n"
+    before, rest = PAGE_OF[name].read_text().split(start)
+    table, after = rest.split(end)
+    return before + start, table, end + after
+
+
+def written_table(name: str) -> str:
+    return parts(name)[1]
+
+
+def write_table(name: str, table: str) -> None:
+    before, _, after = parts(name)
+    PAGE_OF[name].write_text(before + table + after)

@@ -1,0 +1,139 @@
+"""The notes of the example workflows: where each file is and how large, what two cards need, and how to run; twice, in
+English and in Chinese."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tests.support.templates.examples import Example, File
+
+GIB = 1 << 30
+TOO_SMALL = 1e8  # bytes: for LTX-2, ComfyUI's estimate is less than one copy of its tokens
+UNKNOWN = "–"
+
+
+class Phrases(NamedTuple):
+    """What all notes say, in one language. Of `where`, by how blocks are fetched."""
+
+    language: str
+    title: str
+    heading: str
+    made_of: str
+    files: str
+    two_cards: str
+    where: Mapping[str, str]
+    no_room: str
+    unknown: str
+    of_picture: str
+    of_video: str
+    computed: str
+    encoder: str
+    checkpoint: str
+    run: str
+    licence: str
+
+
+EN = Phrases(
+    "en",
+    "Files and cards",
+    "## {} on all GPUs",
+    "ComfyUI's template *{}*, with **Load Diffusion Model (Parallel)** in place of its loader, and **Parallel Plan**. "
+    "All else is stock.",
+    "| File | in models/ | Size |",
+    "| Two cards of | Plan of *auto* | Weights on each | Beside, in a step |",
+    {"shared": "; {} of {} blocks are halved between them", "host": "; {} of {} blocks come from RAM"},
+    "; the rest waits in RAM",
+    "–: ComfyUI's estimate for this model is too small to go by.",
+    "{width} × {height}",
+    "{length} frames of {width} × {height}",
+    "For {}. The pack computes this from the model's published shapes and ComfyUI's estimate of a step, with 64 GiB of "
+    "RAM free; it is not measured on GPUs.",
+    "The text encoder ({}) comes to the first card before the model does; where both do not fit, they take turns.",
+    "**Load Diffusion Model (Parallel)** takes the diffusion model out of the checkpoint, and **Load Checkpoint** the "
+    "rest.",
+    "Press **Run**. The workers start with the first run and stay up. *auto* uses all GPUs; set *manual* in **Parallel "
+    "Plan** to choose the degrees.",
+    "Licence of the model: {}",
+)
+ZH = Phrases(
+    "zh",
+    "文件与显卡",
+    "## 用所有 GPU 运行 {}",
+    "ComfyUI 的模板 *{}*：加载器换成了 **Load Diffusion Model (Parallel)**，并加上 **Parallel Plan**，"
+    "其余都是自带节点。",
+    "| 文件 | 放在 models/ 下 | 大小 |",
+    "| 两张显卡，每张 | *auto* 的方案 | 每张存放的权重 | 每步另需 |",
+    {"shared": "；{1} 个块中的 {0} 个由两张卡各存一半", "host": "；{1} 个块中的 {0} 个从内存取来"},
+    "；其余放在内存中",
+    "–：ComfyUI 对该模型的估计过小，不足为据。",
+    "{width} × {height}",
+    "{length} 帧 {width} × {height}",
+    "以上针对 {}。由本扩展按模型公布的形状和 ComfyUI 对一步的估计算出，假定有 64 GiB 空闲内存；并非在 GPU 上实测。",
+    "文本编码器（{}）先于模型占用第一张显卡；两者放不下时轮流占用。",
+    "**Load Diffusion Model (Parallel)** 从 checkpoint 中取出扩散模型，其余部分由 **Load Checkpoint** 加载。",
+    "点击**运行**即可。工作进程随第一次运行启动，之后一直保留。*auto* 使用所有 GPU；要自选并行度，"
+    "请在 **Parallel Plan** 中选 *manual*。",
+    "模型许可证：{}",
+)
+
+
+def note(example: Example, cards: Mapping[str, Any], phrases: Phrases) -> str:
+    """The text of a note. cards: `two_cards.figures` by GiB of a card."""
+    parts = [phrases.heading.format(example.title)]
+    if example.base:
+        parts.append(phrases.made_of.format(example.base))
+    if example.files:
+        parts += [table(phrases.files, map(file_row, example.files)), *about_cards(example, cards, phrases)]
+    parts += [phrases.run, getattr(example.tips, phrases.language)]
+    if example.licence:
+        parts.append(phrases.licence.format(getattr(example.licence, phrases.language)))
+    return "\n\n".join(parts)
+
+
+def about_cards(example: Example, cards: Mapping[str, Any], phrases: Phrases) -> list[str]:
+    assert example.sampled
+    size = phrases.of_video if example.sampled.length > 1 else phrases.of_picture
+    counted = example.counted or {phrases.language: size.format(**example.sampled._asdict())}
+    said = counted[phrases.language] if isinstance(counted, dict) else getattr(counted, phrases.language)
+    rows = [card_row(gigabytes, found, phrases) for gigabytes, found in cards.items()]
+    parts = [table(phrases.two_cards, rows), phrases.computed.format(said)]
+    if any(UNKNOWN in row for row in rows):
+        parts[-1] += f" {phrases.unknown}"
+    encoders = [file for file in example.files if file.folder == "text_encoders"]
+    if encoders:
+        parts.append(phrases.encoder.format(amount(max(file.gb for file in encoders))))
+    if any(file.folder == "checkpoints" for file in example.files):
+        parts.append(phrases.checkpoint)
+    return parts
+
+
+def table(heading: str, rows: Sequence[str] | Any) -> str:
+    return "\n".join([heading, "|---" * (heading.count("|") - 1) + "|", *rows])
+
+
+def file_row(file: File) -> str:
+    return f"| {f'[{file.name}]({file.url})' if file.url else file.name} | {file.folder} | {amount(file.gb)} |"
+
+
+def card_row(gibibytes: str, found: Mapping[str, Any], phrases: Phrases) -> str:
+    kept = in_gib(found["kept"])
+    if found["blocks"]:
+        way, *counts = found["blocks"]
+        kept += phrases.where[way].format(*counts)
+    elif not found["fits"]:
+        kept += phrases.no_room
+    working = in_gib(found["working"]) if found["working"] > TOO_SMALL else UNKNOWN
+    return f"| {gibibytes} GiB | {found['plan']} | {kept} | {working} |"
+
+
+def in_gib(count: int) -> str:
+    """As the Plan node tells of memory."""
+    return f"{count / GIB:.1f} GiB"
+
+
+def amount(gigabytes: float) -> str:
+    """ "23.8 GB", "335 MB": three digits, as sizes of downloads are told."""
+    if gigabytes < 1:
+        return f"{1000 * gigabytes:.0f} MB"
+    return f"{gigabytes:.1f} GB" if gigabytes >= 10 else f"{gigabytes:.2f} GB"

@@ -1,0 +1,48 @@
+"""Model files of the example workflows at the sizes at which they are published: all blocks, as they are stored.
+
+`model_files` has what tells one model from another; what is here is how many blocks there are, and of what dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tests.support.templates.model_files import ModelFile, model_file
+
+# By the name of the file: what ComfyUI's class calls its numbers of blocks.
+DEPTHS = {
+    "flux-2-klein-base-9b-fp8.safetensors": {"depth": 8, "depth_single_blocks": 24},
+    "flux1-dev.safetensors": {"depth": 19, "depth_single_blocks": 38},
+    "flux2_dev_fp8mixed.safetensors": {"depth": 8, "depth_single_blocks": 48},
+    "krea2_turbo_fp8_scaled.safetensors": {"layers": 28},
+    "ltx-2-19b-distilled-fp8.safetensors": {"num_layers": 48},
+    "qwen_image_edit_2511_fp8mixed.safetensors": {"num_layers": 60},
+    "qwen_image_fp8_e4m3fn.safetensors": {"num_layers": 60},
+    "sd3.5_large_fp8_scaled.safetensors": {},
+    "sd_xl_base_1.0.safetensors": {},
+    "wan2.1_t2v_1.3B_fp16.safetensors": {"num_layers": 30},
+    "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors": {"num_layers": 40},
+    "z_image_turbo_bf16.safetensors": {"n_layers": 30},
+}
+# ComfyUI's own templates have none of it.
+PIXART = ModelFile(
+    "PixArt-Sigma-XL-2-1024-MS.safetensors",
+    "PixArtSigma",
+    {
+        **{"image_model": "pixart_sigma", "num_heads": 16, "patch_size": 2, "hidden_size": 1152, "in_channels": 4},
+        **{"depth": 28, "model_max_length": 300, "micro_condition": False, "input_size": 128, "pe_interpolation": 2},
+    },
+)
+PUBLISHED = (PIXART.names, *DEPTHS)
+
+
+def published(name: str) -> ModelFile:
+    """What is in the file of this name. Raises KeyError for one that no example workflow has."""
+    if name == PIXART.names:
+        return PIXART
+    kind = model_file(name)
+    assert kind, name
+    stored = torch.float8_e4m3fn if "fp8" in name else torch.bfloat16
+    return replace(kind, sizes={**kind.sizes, **DEPTHS[name]}, stored=stored)

@@ -1,0 +1,68 @@
+"""What two cards keep and need for the models of the example workflows: `two_cards.json`, which their notes tell.
+
+COMFYUI_PATH=… python -m tests.support.templates.two_cards
+
+The pack's own answer to a Parallel Plan node set to auto (`nodes/routes/plan.py`), for files of published names and
+shapes and for cards that are pretended (`tests/support/host/plans_on_cards.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from demo.host import REPOSITORY
+from tests.support.templates.examples import HERE, TABLE, Example
+
+FILE = HERE / "two_cards.json"
+CARDS = (24, 16, 12)  # GiB of each of the two
+FETCHED = ("shared", "host")
+
+
+def question(example: Example, cards: int) -> list[Any]:
+    """Of `plans_on_cards`."""
+    assert example.sampled
+    width, height, length, cfg = example.sampled
+    picture = {"width": width, "height": height, "length": length}
+    sampler = {"type": "KSampler", "cfg": cfg, "picture": picture}
+    loader = {"model_name": example.model.name, "samplers": [sampler]}
+    return [[cards, cards], {}, {"values": {"mode": "auto"}, "loaders": [loader]}]
+
+
+def figures(answer: dict[str, Any]) -> dict[str, Any]:
+    """plan: in words. kept, working, fetched: bytes, of the card that has most. blocks: how many of how many are
+    fetched, and from where. fits: whether the pack says so."""
+    memory, said = answer["memory"], {each["key"]: each["values"] for each in answer["remarks"]}
+    blocks = next(([way, said[f"weights_{way}"]] for way in FETCHED if f"weights_{way}" in said), None)
+    return {
+        "plan": answer["plan"],
+        "kept": max(memory["kept"]),
+        "working": memory["working"],
+        "fetched": memory["fetched"],
+        "blocks": blocks and [blocks[0], blocks[1]["going"], blocks[1]["blocks"]],
+        "fits": not any(key.endswith("too_large") or key == "partly_in_ram" for key in said),
+    }
+
+
+def asked(comfyui: Path) -> dict[str, Any]:
+    """The figures of all, by template and GiB of a card."""
+    keys = [(name, cards) for name, example in TABLE.items() if example.sampled for cards in CARDS]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.support.host.plans_on_cards", str(comfyui), folder]
+        questions = json.dumps([question(TABLE[name], cards) for name, cards in keys])
+        run = subprocess.run(command, cwd=REPOSITORY, input=questions, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-4000:]
+    found: dict[str, Any] = {}
+    for (name, cards), answer in zip(keys, json.loads(run.stdout.splitlines()[-1]), strict=True):
+        assert not answer["error"] and answer["memory"], (name, answer)
+        found.setdefault(name, {})[str(cards)] = figures(answer)
+    return found
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(asked(Path(os.environ["COMFYUI_PATH"])), indent=1) + "\n")

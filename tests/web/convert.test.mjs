@@ -1,0 +1,200 @@
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+
+import { isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.js'
+import { convert } from '../../web/convert/workflow.js'
+import { CHECKPOINT, LOADER } from '../../web/plan/graph.js'
+
+const widget = (name, link = null) => ({ name, localized_name: name, type: 'COMBO', widget: { name }, link })
+const output = (name, links = []) => ({ name, localized_name: name, type: name, links })
+const properties = (type) => ({
+  'Node name for S&R': type,
+  cnr_id: 'comfy-core',
+  ver: '0.3.40',
+  models: [{ name: 'a' }]
+})
+
+const unet = (id, links, link = null) => ({
+  id,
+  type: 'UNETLoader',
+  pos: [10, 20],
+  size: [270, 82],
+  title: 'Mine',
+  mode: 4,
+  color: '#322',
+  inputs: [widget('unet_name', link), widget('weight_dtype')],
+  outputs: [{ ...output('MODEL', links), slot_index: 0 }],
+  properties: properties('UNETLoader'),
+  widgets_values: ['a.safetensors', 'fp8_e4m3fn']
+})
+const checkpoint = (id, type, names, links) => ({
+  id,
+  type,
+  pos: [0, 0],
+  size: [300, 98],
+  inputs: [widget('ckpt_name')],
+  outputs: names.map((name, slot) => output(name, [links[slot]])),
+  properties: properties(type),
+  widgets_values: ['b.safetensors']
+})
+const LEAST = [240, 150]
+const copy = (value) => JSON.parse(JSON.stringify(value))
+const knows = { exists: () => true, offers: () => false }
+const toParallel = (workflow) => convert(workflow, parallelFor, () => LEAST)
+const toStock = (workflow, editor = knows) =>
+  convert(
+    workflow,
+    (node) => stockFor(node, editor),
+    () => LEAST
+  )
+/** As the editor has it: no node is smaller than its kind. */
+function shown(workflow) {
+  for (const node of workflow.nodes) node.size = node.size.map((side, axis) => Math.max(side, LEAST[axis]))
+}
+
+test('a stock loader becomes parallel with its file, links, place, title, colour and mode, and the same again', () => {
+  const inside = {
+    id: 'sub',
+    nodes: [unet(7, [3], 2)],
+    links: [
+      { id: 2, origin_id: -10, origin_slot: 0, target_id: 7, target_slot: 0 },
+      { id: 3, origin_id: 7, origin_slot: 0, target_id: -20, target_slot: 0 }
+    ],
+    inputs: [{ name: 'unet_name', linkIds: [2] }],
+    outputs: [{ name: 'MODEL', linkIds: [3] }]
+  }
+  const host = {
+    id: 1,
+    type: 'sub',
+    size: [300, 200],
+    properties: {
+      proxyWidgets: [
+        ['7', 'weight_dtype'],
+        ['8', 'unet_name']
+      ]
+    }
+  }
+  const workflow = {
+    id: 'root',
+    nodes: [unet(5, [1]), host],
+    links: [[1, 5, 0, 6, 0, 'MODEL']],
+    definitions: { subgraphs: [inside] },
+    extra: {
+      linearData: {
+        inputs: [
+          [5, 'unet_name'],
+          ['root:7:unet_name', 'unet_name'],
+          [9, 'unet_name']
+        ]
+      }
+    }
+  }
+  const before = copy(workflow)
+  assert.deepEqual(toParallel(workflow), { count: 2, lost: [] })
+  const [outer, inner] = [workflow.nodes[0], inside.nodes[0]]
+  assert.deepEqual([outer.type, outer.title, outer.mode, outer.color, outer.pos], [LOADER, 'Mine', 4, '#322', [10, 20]])
+  assert.deepEqual(outer.widgets_values, ['a.safetensors', 'fp8_e4m3fn', 1])
+  assert.deepEqual(
+    inner.inputs.map(({ name, widget, link }) => [name, widget.name, link]),
+    [
+      ['model_name', 'model_name', 2],
+      ['dtype', 'dtype', null]
+    ]
+  )
+  assert.deepEqual([workflow.links, inside.links], [before.links, before.definitions.subgraphs[0].links])
+  assert.deepEqual(outer.properties.models, [{ name: 'a' }])
+  assert.equal(outer.properties.cnr_id, 'paralleldit')
+  assert.deepEqual(host.properties.proxyWidgets, [
+    ['7', 'dtype'],
+    ['8', 'unet_name']
+  ])
+  const app = [
+    [5, 'model_name'],
+    ['root:7:model_name', 'model_name'],
+    [9, 'unet_name']
+  ]
+  assert.deepEqual(workflow.extra.linearData.inputs, app)
+  shown(workflow)
+  shown(inside)
+  assert.deepEqual(toStock(workflow), { count: 2, lost: [] })
+  const localized = (node) => Object.assign(node, copy({ inputs: node.inputs, outputs: node.outputs }))
+  for (const node of [outer, inner]) {
+    for (const slot of [...localized(node).inputs, ...node.outputs]) slot.localized_name = slot.name // the editor's part
+  }
+  workflow.nodes[1].size = before.nodes[1].size
+  assert.deepEqual(copy(workflow), before)
+})
+
+test('outputs that stand elsewhere keep their links', () => {
+  const names = ['MODEL', 'CLIP_VISION', 'VAE']
+  const workflow = {
+    id: 'root',
+    nodes: [checkpoint(5, 'ImageOnlyCheckpointLoader', names, [1, 2, 3])],
+    links: names.map((name, slot) => [slot + 1, 5, slot, 6, slot, name])
+  }
+  toParallel(workflow)
+  const [node] = workflow.nodes
+  assert.equal(node.type, CHECKPOINT)
+  assert.deepEqual(
+    node.outputs.map(({ name, links }) => [name, links]),
+    [
+      ['MODEL', [1]],
+      ['CLIP', null],
+      ['VAE', [3]],
+      ['CLIP_VISION', [2]]
+    ]
+  )
+  assert.deepEqual(
+    workflow.links.map((link) => link[2]),
+    [0, 3, 2]
+  )
+  toStock(workflow)
+  assert.deepEqual(
+    workflow.links.map((link) => link[2]),
+    [0, 1, 2]
+  )
+  assert.equal(workflow.nodes[0].type, 'ImageOnlyCheckpointLoader')
+})
+
+test('what the stock loader has no place for is told, and leaves no link behind', () => {
+  const plan = { id: 4, type: 'ParallelDiT_Plan', outputs: [{ name: 'plan', links: [9] }] }
+  const node = { ...unet(5, [1]), type: LOADER, widgets_values: ['a.safetensors', 'bf16', 3] }
+  node.inputs = [{ name: 'plan', link: 9 }, widget('model_name', 8), widget('dtype'), widget('group')]
+  const workflow = {
+    id: 'root',
+    nodes: [plan, node],
+    links: [
+      [9, 4, 0, 5, 0, 'PARALLEL_PLAN'],
+      [8, 3, 0, 5, 1, 'COMBO']
+    ]
+  }
+  assert.deepEqual(toStock(workflow).lost, ['weight_dtype bf16', 'group 3', 'plan'])
+  assert.deepEqual(node.widgets_values, ['a.safetensors', 'default'])
+  assert.deepEqual(workflow.links, [[8, 3, 0, 5, 0, 'COMBO']])
+  assert.deepEqual(plan.outputs[0].links, [])
+  assert.deepEqual([node.type, node.properties.cnr_id], ['UNETLoader', 'comfy-core'])
+})
+
+test('pickles stay with the stock loader, and other nodes as they are', () => {
+  const pickle = { ...unet(5, []), widgets_values: ['a.ckpt', 'default'] }
+  assert.ok(isStock(pickle))
+  assert.equal(parallelFor(pickle), null)
+  assert.equal(parallelFor({ type: 'KSampler' }), null)
+})
+
+test('the stock loader is what the node was, or one that offers the file', () => {
+  const loader = (file, was) => ({
+    type: LOADER,
+    widgets_values: [file],
+    properties: was && { [ORIGIN]: { type: was } }
+  })
+  const checkpoints = { exists: () => true, offers: (type) => type === 'CheckpointLoaderSimple' }
+  assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), knows), 'UNETLoader')
+  assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
+  assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
+  assert.equal(stockFor(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
+  assert.equal(stockFor(loader('a.gguf'), { ...knows, exists: () => false }), null)
+  assert.equal(stockFor(loader('a-diffusers-folder'), knows), null)
+  assert.equal(stockFor({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')
+  assert.equal(stockFor({ type: 'KSampler' }, knows), null)
+})

@@ -1,0 +1,54 @@
+import assert from 'node:assert/strict'
+import test from 'node:test'
+
+import { nothing, waiting } from '../../web/panel/waiting.js'
+
+const t = (path, values = {}) => [path.replace('waiting.', ''), ...Object.values(values)].join(' ')
+const run = (made = 0) => ({ id: 1, state: 'running', node: '3', made })
+const group = (status, made = 0) => ({ status: { state: 'busy', ...status }, runs: [run(made)] })
+const loading = (...read) => group({ operation: 'load', memory: read.map((share) => ({ read: share })) })
+
+/** The texts after each of these events, with their times. */
+function follow(...events) {
+  let said = nothing()
+  return events.map(([now, event]) => {
+    said = waiting(said, event, now, t)
+    return said.text
+  })
+}
+
+test('a node says what its workers do, and what that took once the first step is made', () => {
+  const texts = follow(
+    [0, group({ state: 'starting', starting: 3.2 })],
+    [9, group({ state: 'starting', starting: 12.1 })],
+    [10, group({ state: 'ready' })],
+    [10, loading(undefined, undefined)],
+    [11, loading(40, 20)],
+    [13, loading(99, 60)],
+    [14, group({ operation: 'forward' }, 1)],
+    [15, group({ operation: 'forward' }, 2)]
+  )
+  assert.deepEqual(texts, [
+    'starting 4 s',
+    'starting 13 s',
+    'starting 13 s',
+    'loading',
+    'reading 20',
+    'reading 60',
+    'started 12.1 s · read 3.00 s',
+    ''
+  ])
+})
+
+test('nothing is said of workers that are there, nor where no node waits', () => {
+  assert.deepEqual(follow([0, group({ operation: 'forward' }, 1)], [1, group({ operation: 'forward' }, 2)]), ['', ''])
+  const idle = { status: { state: 'starting', starting: 5 }, runs: [{ ...run(), state: 'done' }] }
+  assert.equal(waiting(nothing(), idle, 0, t).text, '')
+  assert.equal(waiting(nothing(), { status: { state: 'starting', starting: 5 }, runs: [] }, 0, t).text, '')
+})
+
+test('what one node has waited for is not told of another', () => {
+  const before = waiting(nothing(), group({ state: 'starting', starting: 8 }), 0, t)
+  const other = { ...group({ operation: 'forward' }, 1), runs: [{ ...run(1), node: '7' }] }
+  assert.deepEqual(waiting(before, other, 1, t), { ...nothing(), node: '7' })
+})

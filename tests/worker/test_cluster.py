@@ -1,0 +1,203 @@
+"""The command lines of docs/machines.md make one group of a cluster's job, the same on every machine of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from demo.host import REPOSITORY
+from tests.support.group.machines import (
+    PORT,
+    SILENCE,
+    ULYSSES,
+    First,
+    Second,
+    open_network,
+    predicted_by_one,
+    source_in,
+)
+from tests.support.group.network import PODS, Network
+from tests.support.tiers import slow_but
+from worker import join
+from worker.launch.cluster import hosts_of, job_machines, job_place
+from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
+from worker.launch.torchrun import Machines
+from worker.settings import SettingsError
+
+PAGE = REPOSITORY / "docs" / "machines.md"
+STEP = {"SLURM_STEP_NODELIST": "first,second", "SLURM_JOB_NODELIST": "first,second,third", "SLURM_LOCALID": "0"}
+
+
+def srun_command() -> list[str]:
+    """What the page has Slurm start on each node."""
+    (line,) = re.findall(r"^srun (?:.*\\\n)*.*$", PAGE.read_text(), flags=re.MULTILINE)
+    words = shlex.split(line.replace("\\\n", " "))
+    assert "--ntasks-per-node=1" in words
+    return words[words.index("python") :]
+
+
+def pod_command() -> list[str]:
+    """What the page's Job starts in each pod, whose names are those that its headless service gives them."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    service, job = yaml.safe_load_all(text)
+    name, spec = job["metadata"]["name"], job["spec"]
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {"job-name": name}
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == len(PODS)
+    pod = spec["template"]["spec"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert list(PODS) == [f"{name}-{number}.{pod['subdomain']}" for number in range(len(PODS))]
+    return pod["containers"][0]["command"]
+
+
+def as_slurm(node: int) -> dict[str, str]:
+    return {**STEP, "SLURM_NODEID": str(node), "SLURM_PROCID": str(node)}
+
+
+def as_kubernetes(node: int) -> dict[str, str]:
+    return {"JOB_COMPLETION_INDEX": str(node)}
+
+
+JOBS = {"srun": (srun_command, as_slurm), "indexed Job": (pod_command, as_kubernetes)}
+
+
+@pytest.fixture(scope="module")
+def network(own_ranks: None) -> Iterator[Network]:
+    with open_network() as network:
+        yield network
+
+
+@pytest.mark.parametrize(("command", "environment"), slow_but(("srun",), JOBS))
+def test_one_command_on_all_machines_of_a_job_makes_one_group(
+    command: Callable[[], list[str]], environment: Callable[[int], Mapping[str, str]], network: Network, tmp_path: Path
+) -> None:
+    """On the first it becomes what is behind --, here a program of the tests in ComfyUI's place."""
+    words = [sys.executable if word == "python" else word for word in command()]
+    cut = words.index("--") + 1
+    assert words[cut + 1 :] == ["../../main.py", "--listen"]
+    starters = [
+        ["env", *(f"{name}={value}" for name, value in environment(node).items()), *words[:cut]] for node in range(2)
+    ]
+    source = source_in(tmp_path / "model")
+    (tmp_path / "hidden").mkdir()
+    with ExitStack() as stack:
+        first = First(network, tmp_path, starters[0])
+        stack.callback(first.close)
+        second = Second(network, tmp_path / "second.log", tmp_path / "hidden", [*starters[1], *words[cut:]])
+        stack.callback(second.end)
+        answer = first.forward(source, ULYSSES)
+        assert answer["error"] == "", second.said()
+        expected = predicted_by_one()
+        assert (first.prediction() - expected).abs().max() <= 1e-5 * expected.abs().max()
+        assert "joining as machine 2 of 2 with 1 rank on cpu" in second.said()
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("big", ["big"]),
+        ("first,second", ["first", "second"]),
+        ("gpu[08-11,20],login2", ["gpu08", "gpu09", "gpu10", "gpu11", "gpu20", "login2"]),
+        ("r[1-2]n[1,3].site", ["r1n1.site", "r1n3.site", "r2n1.site", "r2n3.site"]),
+    ],
+)
+def test_slurms_short_list_of_nodes_is_written_out(nodelist: str, hosts: list[str]) -> None:
+    assert hosts_of(nodelist) == hosts
+
+
+def test_a_port_alone_stands_for_the_nodes_of_the_step() -> None:
+    assert job_machines(f":{PORT}", STEP) == [f"first:{PORT}", "second"]
+    assert job_machines(f"a:{PORT},b", STEP) == [f"a:{PORT}", "b"]
+    with pytest.raises(SettingsError, match="SLURM_STEP_NODELIST names none"):
+        job_machines(f":{PORT}", {})
+
+
+def test_the_place_in_a_job_is_the_clusters_number() -> None:
+    assert job_place(as_slurm(1)) == 1
+    assert job_place(as_kubernetes(3)) == 3
+    with pytest.raises(SettingsError, match="srun --ntasks-per-node=1"):
+        job_place(as_slurm(0) | {"SLURM_LOCALID": "1"})
+    with pytest.raises(SettingsError, match="neither JOB_COMPLETION_INDEX nor SLURM_NODEID"):
+        job_place({})
+
+
+def run_join(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], *arguments: str) -> list[str]:
+    """What the program becomes, and the machines that it then finds, without becoming it."""
+
+    class Become(Exception):
+        pass
+
+    def become(_name: str, command: list[str], found: dict[str, str]) -> None:
+        raise Become(*command, found.get("PARALLELDIT_MACHINES", ""))
+
+    monkeypatch.setattr(os, "execvpe", become)
+    monkeypatch.setattr(sys, "argv", ["join", *arguments])
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Become) as error:
+        join.main()
+    return list(error.value.args)
+
+
+def test_the_first_machine_of_a_job_runs_comfyui_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("python", "main.py", "--", "-x")
+    assert run_join(monkeypatch, as_slurm(0), f":{PORT}", "--", *command) == [*command, f"first:{PORT},second"]
+
+
+def test_a_job_of_one_node_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = as_slurm(0) | {"SLURM_STEP_NODELIST": "first"}
+    assert run_join(monkeypatch, alone, f":{PORT}", "--", "comfyui") == ["comfyui", ""]
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [("a:29400,b", "This is machine 3 of the job, and a:29400,b names 2"), (":29400", "names none")],
+)
+def test_a_job_that_does_not_fit_its_machines_is_told_on_the_command_line(
+    where: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["join", where, "--", "comfyui"])
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
+    with pytest.raises(SystemExit):
+        join.main()
+    assert says in capsys.readouterr().err
+
+
+class Names:
+    """What names mean, beside addresses, which mean themselves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **known: str) -> None:
+        self.known = known
+        monkeypatch.setattr(socket, "gethostbyname", self.look_up)
+
+    def look_up(self, name: str) -> str:
+        if name[0].isdigit():
+            return name
+        if name not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self.known[name]
+
+
+def test_a_machine_whose_name_is_known_later_is_met_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod has a name and an address once it runs."""
+    names = Names(monkeypatch)
+    meeting = Rendezvous(Machines("127.0.0.1", PORT, ("pod",)))
+    try:
+        with pytest.raises(RendezvousError, match="pod did not join within .* pod is a name that is not known here"):
+            meeting.gather({}, SILENCE, seconds=0.1)
+        names.known["pod"] = "127.0.0.2"
+        with socket.create_connection(("127.0.0.1", PORT), 5, source_address=("127.0.0.2", 0)) as connection:
+            connection.sendall(json.dumps({"version": VERSION, "host": "pod"}).encode() + b"\n")
+            meeting.gather({}, SILENCE, seconds=10)
+        assert list(meeting.peers) == [1]
+    finally:
+        meeting.listener.close()

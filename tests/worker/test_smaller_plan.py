@@ -1,0 +1,133 @@
+"""A plan of fewer ranks than run has the first of them; the others let go of their weights, and wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from parallel_backend.plan import ParallelPlan
+from tests.support.cases.families import FAMILIES
+from tests.support.group.direct_group import CALL, DirectGroup, direct_on, go_on, wait_until
+from worker.errors import RequestRefused
+from worker.host.client import WorkerGroup
+
+SIZES = (16, 16)
+PART = {"ulysses": 2}
+PLANS = [{}, PART, {"cfg": 2}, {"tp": 2}, {"ulysses": 2, "weights": "shared"}, {"ring": 3}]
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def four(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
+    folder = tmp_path_factory.mktemp("four")
+    group = WorkerGroup("cpu", folder / "logs")
+    yield direct_on(group, folder / "model", FAMILIES["flux-dev"], ulysses=4)
+    group.stop()
+
+
+def under(direct: DirectGroup, **plan: int | str) -> DirectGroup:
+    changed = replace(direct, plan=ParallelPlan(**plan))
+    changed.load()
+    return changed
+
+
+def both(direct: DirectGroup) -> torch.Tensor:
+    return torch.stack([direct.forward(*SIZES), direct.sample(*SIZES)])
+
+
+def held(direct: DirectGroup) -> list[bool]:
+    """By rank, whether it has weights."""
+    return [memory["weights"] > 0 for memory in direct.group.status()["memory"]]
+
+
+def assert_held(direct: DirectGroup, ranks: int) -> None:
+    """Once the ranks have told of themselves."""
+    expected = [rank < ranks for rank in range(4)]
+    assert wait_until(lambda: held(direct) == expected, SECONDS), held(direct)
+
+
+def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup, group_of_two: WorkerGroup) -> None:
+    two = replace(four, group=group_of_two)
+    pids = four.pids()
+    for plan in PLANS:
+        part = under(four, **plan)
+        if part.plan.world_size <= 2:
+            own = replace(two, plan=part.plan)
+            group_of_two.load(own.source.to_json(), own.plan.to_json(), own.plan.world_size, go_on)
+            assert both(part).equal(both(own)), plan
+        else:
+            assert torch.allclose(both(part), both(under(four, ulysses=4)), atol=1e-4), plan
+            part.load()
+        assert part.group.status()["plan"] == part.plan.to_json()
+        assert_held(part, part.plan.world_size)
+        assert four.pids() == pids
+
+
+def test_its_ranks_keep_the_weights_that_they_have_and_the_others_read_theirs_again(four: DirectGroup) -> None:
+    under(four, ulysses=4)
+    weights = Path(four.source.files[0])
+    away = weights.rename(weights.with_suffix(".away"))
+    try:
+        expected = both(under(four, **PART))
+        assert both(under(four)).isfinite().all()
+        with pytest.raises(RequestRefused, match="cannot be read"):
+            under(four, ulysses=4)
+    finally:
+        away.rename(weights)
+    assert both(under(four, **PART)).equal(expected)
+
+
+def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_memory = replace(four, source=replace(four.source, dtype="bf16"))  # and not in the file's pages, which stay
+    part = under(in_memory, **PART)
+    expected = both(part)
+    assert b"rank 3" in part.group.trace()
+    part.group.trim()
+    with monkeypatch.context() as patched:
+        patched.setattr(part.group, "device", "cuda")  # on the CPU, nothing would be won by it
+        part.group.park()
+    assert part.group.status()["state"] == "parked"
+    assert both(part).equal(expected)
+    part.group.park(unload=True)
+    part.load()
+    assert both(part).equal(expected)
+    assert both(under(four, ulysses=4)).isfinite().all()
+
+
+def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: DirectGroup) -> None:
+    part, pids = under(four, **PART), four.pids()
+    expected, seen = both(part), []
+
+    def give_up() -> None:
+        if part.group.status()["operation"] == "sample":
+            seen.append(1)
+        if len(seen) > 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        part.sample(*SIZES, call=replace(CALL, steps=900), check=give_up)
+    assert both(part).equal(expected)
+    latents, timestep, conditions = part.family.inputs(2, *SIZES)
+    with pytest.raises(RequestRefused):
+        part.group.forward(latents[:, :1], timestep, conditions, go_on)
+    assert both(part).equal(expected)
+    assert four.pids() == pids
+
+
+def test_a_rank_that_dies_idle_is_the_death_of_the_group_which_comes_back(four: DirectGroup) -> None:
+    part = under(four, **PART)
+    expected, pids = both(part), four.pids()
+    os.kill(pids[3], signal.SIGKILL)
+    assert wait_until(lambda: part.group.status()["deaths"] == 1, SECONDS)
+    assert wait_until(lambda: part.group.status().get("counts", {}).get("load") == 1, SECONDS)
+    assert f"process {pids[3]}) was killed by SIGKILL" in part.group.status()["last_death"]
+    assert len(four.pids()) == 4 and not set(four.pids()) & set(pids)
+    part.load()
+    assert both(part).equal(expected)
+    assert part.group.status()["counts"]["load"] == 1, "under the plan of before"

@@ -1,0 +1,64 @@
+// Runs the open workflow once with each of a few plans, one after the other, by ComfyUI's queue.
+
+import { candidates, compared, loadersOf, taken, under } from './prompts.js'
+
+export class Comparison {
+  /**
+   * queue: see queue.js. host: what to ask of the page and its server: `prompt()`, the open workflow as a prompt;
+   * `answer(group)`, what POST /paralleldit/plan says of its loader; `runs(group)`, those that it has kept. types: of
+   * loaders. onChange: called when something of `rows`, `isRunning` or `problem` has changed.
+   */
+  constructor(queue, host, types, onChange) {
+    this.queue = queue
+    this.host = host
+    this.types = types
+    this.onChange = onChange
+    this.rows = [] // each {plan, isAlone, state: waiting, running, done, failed or leftOut, taken, times}
+    this.isRunning = false
+    this.problem = ''
+  }
+
+  /** group: the number of the worker group. noLoader: what to say where the workflow has none for it. */
+  async run(group, noLoader) {
+    if (this.isRunning) return
+    this.become({ isRunning: true, problem: '', rows: [] })
+    try {
+      const { output, workflow } = await this.host.prompt()
+      const loaders = loadersOf(output, this.types, group)
+      if (!loaders.length) throw new Error(noLoader)
+      const plans = candidates(await this.host.answer(group))
+      this.become({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', taken: null, times: null })) })
+      for (const [at, { values }] of plans.entries()) {
+        this.change(at, { state: 'running' })
+        const end = await this.runOne(group, at, { output: under(output, loaders, values, `${Date.now()}`), workflow })
+        if (!['success', 'error'].includes(end)) break
+      }
+    } catch (error) {
+      this.become({ problem: error.message })
+    } finally {
+      const rows = this.rows.map((row) =>
+        ['waiting', 'running'].includes(row.state) ? { ...row, state: 'leftOut' } : row
+      )
+      this.become({ rows, isRunning: false })
+    }
+  }
+
+  /** One prompt, to its end, which it returns. */
+  async runOne(group, at, prompt) {
+    const last = Math.max(0, ...(await this.host.runs(group)).map(({ id }) => id))
+    const end = await this.queue.run(prompt)
+    const found = taken((await this.host.runs(group)).filter(({ id }) => id > last))
+    const state = end === 'success' && found.isDone ? 'done' : end === 'interrupted' ? 'leftOut' : 'failed'
+    this.change(at, { state, taken: found })
+    return end
+  }
+
+  change(at, values) {
+    this.become({ rows: compared(this.rows.map((row, place) => (place === at ? { ...row, ...values } : row))) })
+  }
+
+  become(values) {
+    Object.assign(this, values)
+    this.onChange()
+  }
+}

@@ -1,0 +1,40 @@
+// Pure: what a node that waits for its workers says meanwhile, and once they have come.
+
+import { roughSeconds, seconds } from './format.js'
+import { runningOf } from './state.js'
+
+export const nothing = () => ({ node: null, text: '', starting: 0, loading: 0, since: null })
+
+/** How far the slowest rank is with its weights, in percent; null where none tells. */
+const readOf = ({ memory = [] }) => {
+  const told = memory.map(({ read }) => read).filter((read) => read !== undefined)
+  return told.length ? Math.min(...told) : null
+}
+
+/**
+ * After an event of a group: the node that samples, and its text, empty where there is nothing to say. `starting` and
+ * `loading` are the seconds that were seen of each. before: what this gave for the event before. now: in seconds.
+ */
+export function waiting(before, group, now, t) {
+  const { status } = group
+  const run = runningOf(group)
+  if (!run?.node) return nothing()
+  const { node } = run
+  const old = before.node === node ? before : { ...nothing(), node }
+  if (status.starting !== undefined) {
+    const starting = status.starting
+    return { ...old, starting, text: t('waiting.starting', { seconds: roughSeconds(starting) }) }
+  }
+  if (status.operation === 'load') {
+    const since = old.since ?? now
+    const share = readOf(status)
+    const text = share === null ? t('waiting.loading') : t('waiting.reading', { share })
+    return { ...old, since, loading: now - since, text }
+  }
+  if (!run.made) return old
+  const done = [
+    old.starting && t('waiting.started', { seconds: seconds(old.starting) }),
+    old.loading && t('waiting.read', { seconds: seconds(old.loading) })
+  ]
+  return { ...nothing(), node, text: done.filter(Boolean).join(' · ') }
+}
