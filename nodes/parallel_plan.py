@@ -62,8 +62,9 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: ComfyUI's own GPU and all like it (2 CPU ranks where there is none), guidance split "
-                    "first, then images of a batch, then tokens. manual: the degrees below.",
+                    tooltip="auto: ComfyUI's own GPU and all like it (2 CPU ranks where there is none), under the plan "
+                    "that is predicted, or has been seen, to be the fastest here for what is sampled. manual: the "
+                    "degrees below.",
                 ),
                 *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses", "tp")),
                 io.Combo.Input(
@@ -71,6 +72,7 @@ class ParallelPlanNode(io.ComfyNode):
                     options=list(ATTENTION),
                     default=AUTO,
                     optional=True,
+                    advanced=True,
                     tooltip="The kernel that computes self-attention. auto: the best that the device has. "
                     "Used in manual mode.",
                 ),
@@ -81,6 +83,7 @@ class ParallelPlanNode(io.ComfyNode):
                     min=0,
                     max=MAX_DEGREE,
                     optional=True,
+                    advanced=True,
                     tooltip="Into how many patches PipeFusion cuts the image; 0 is one a stage. Used in manual mode.",
                 ),
                 io.Int.Input(
@@ -89,6 +92,7 @@ class ParallelPlanNode(io.ComfyNode):
                     min=1,
                     max=1000,
                     optional=True,
+                    advanced=True,
                     tooltip="How many steps PipeFusion runs whole before patches see each other's last step. More is "
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
@@ -215,14 +219,15 @@ def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: Mod
     if plan is None:
         chosen = ParallelPlan.auto(device_count(), spec.sizes(config).heads, spec.guided(config))
         return ResolvedPlan(chosen, tuple(left_out(devices_of_machine())))
+    resolved = fit_to_machine(plan)  # first: what is advised for the model has as many ranks as were asked for
     plan.check_model(**spec.limits(config))
-    return fit_to_machine(plan)
+    return resolved
 
 
 def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
     """As `resolve_plan`, for one of ComfyUI's own diffusion models, which may be on the meta device."""
-    check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
     resolved = fit_to_machine(plan)
+    check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
     check_module(resolved.plan, module)
     return resolved
 

@@ -64,16 +64,19 @@ def in_words(remarks: Iterable[Remark]) -> str:
     return " ".join(each.text for each in remarks)
 
 
-def why_auto(devices: Devices, plan: ParallelPlan | None, model: tuple[int, bool] | None) -> list[Remark]:
+def why_auto(
+    devices: Devices, plan: ParallelPlan | None, model: tuple[int, bool] | None, lacks_file: bool = False
+) -> list[Remark]:
     """Why an automatic plan is what it is.
 
     model: its heads, and whether it is guided; None as the plan where no model is known, on which the plan depends.
+    lacks_file: whether that is for want of a loader's file, and not of a loader.
     """
     said, count = devices_of_auto(devices), devices.count
     if count <= 1:
         return said
     if plan is None or model is None:
-        return [*said, remark("needs_model", ranks=count)]
+        return [*said, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
     heads, guided = model
     if guided:
         said.append(remark("guidance_odd", devices=count) if count % 2 else remark("guidance_first"))

@@ -21,6 +21,9 @@ export const loaded = (async () => {
   }
 })()
 
+/** "a, b or c" of these words. */
+export const either = (words) => new Intl.ListFormat(language(), { type: 'disjunction' }).format(words)
+
 /** The text at a path like 'panel.stop', with {names} filled in. */
 export const t = (path, values) => words(trees, path, values)
 

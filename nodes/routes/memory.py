@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import comfy.model_base
 
-from ...parallel_backend.axes import BATCH_AXES, TOKEN_AXES
+from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.device import CPU
-from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
+from ...parallel_backend.groups.mesh_layout import joint_place, largest_rows, largest_share, places_of_ranks
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, Room
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..plan_words import Remark, gibibytes, remark, seconds
 from ..workers.group import device_type, told_weights
-from ..workers.room import expected_weights, room_for_weights, working_on_a_rank
+from ..workers.room import cards_of, expected_weights, kept_free, room_for_weights, working_on_a_rank
 
 # Of a card, for a guess of how long a forward computes: about what an RTX 4090 does with bf16.
 ASSUMED_TERAFLOPS = 140
@@ -40,12 +40,14 @@ class Picture(NamedTuple):
 @dataclass(frozen=True)
 class ModelMemory:
     """sizes: of the weights, in the dtype in which they are loaded. parameters: how many. model: ComfyUI's, without its
-    weights. patch: what of the latents is a token, over their last dims; empty where that is not known."""
+    weights. patch: what of the latents is a token, over their last dims; empty where that is not known. smaller: their
+    sizes in other dtypes that take less, each by the key of its remark."""
 
     sizes: WeightSizes
     parameters: int
     model: comfy.model_base.BaseModel
     patch: tuple[int, ...] = ()
+    smaller: tuple[tuple[str, WeightSizes], ...] = ()
 
     def latents(self, picture: Picture) -> list[int] | None:
         """The shape of a picture's latents, (B, C, H, W) or (B, C, F, H, W); None for what has other dims."""
@@ -86,12 +88,14 @@ def work_of(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture]
 
 @dataclass(frozen=True)
 class Foresight:
-    """plan: with its weights as they are expected. asked: as it was asked for. work: None where nobody knows what is
-    sampled. room: None on the CPU. group: of the worker group that is to hold the model."""
+    """plan: with its weights as they are expected. asked: as it was asked for. pictures: what is sampled, as far as
+    that is known. work: None where nobody knows. room: None on the CPU. group: of the worker group that is to hold the
+    model."""
 
     asked: ParallelPlan
     plan: ParallelPlan
     memory: ModelMemory
+    pictures: tuple[Picture, ...]
     is_guided: bool
     work: Work | None
     room: Room | None
@@ -105,13 +109,44 @@ class Foresight:
         on_cpu = device_type() == CPU  # for which ComfyUI's estimate is not made
         work = None if on_cpu else work_of(plan, memory, pictures, 2 if is_guided else 1)
         room = room_for_weights(plan, work.working if work else 0)
-        return cls(plan, expected_weights(plan, memory.sizes, room), memory, is_guided, work, room, group)
+        expected = expected_weights(plan, memory.sizes, room)
+        return cls(plan, expected, memory, (*pictures,), is_guided, work, room, group)
+
+    @property
+    def working(self) -> float:
+        """Bytes of a forward, as far as that is known."""
+        return self.work.working if self.work else 0
+
+    def fits_by_rank(self) -> list[bool]:
+        """Whether the card of each of this machine's ranks has room for what the rank keeps of the weights, for a
+        forward, and for what ComfyUI keeps free; nothing on the CPU."""
+        kept, free = self.memory.sizes.kept(self.plan), kept_free(self.working)
+        degrees, cards = self.plan.degrees(), cards_of(self.plan)
+        stages = (joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)[: len(cards)])
+        return [kept[min(stage, len(kept) - 1)] + free <= card.total for card, stage in zip(cards, stages, strict=True)]
+
+    @property
+    def fits(self) -> bool:
+        """As far as the cards are known."""
+        return all(self.fits_by_rank())
+
+    @property
+    def is_fetched_by_auto(self) -> bool:
+        """Whether weights are fetched only because whole ones do not fit."""
+        return self.asked.weights == AUTO and self.plan.weights in FETCHED
 
     def to_json(self) -> dict[str, Any]:
         """kept: bytes of weights at rest on a rank, by stage. working: those of a forward, null where it is not known.
-        fetched: bytes that come to a rank in a forward."""
-        kept, fetched = self.memory.sizes.kept(self.plan), self.memory.sizes.fetched(self.plan)
-        return {"kept": kept, "working": self.work and math.ceil(self.work.working), "fetched": fetched}
+        fetched: bytes that come to a rank in a forward. fits: see `fits_by_rank`; null where it does not, and ComfyUI's
+        partial loading sees to it. reserve: bytes that ComfyUI keeps free of a card beside all that."""
+        sizes, fits = self.memory.sizes, self.fits_by_rank()
+        return {
+            "kept": sizes.kept(self.plan),
+            "working": self.work and math.ceil(self.work.working),
+            "fetched": sizes.fetched(self.plan),
+            "fits": [each if each or sizes.blocks else None for each in fits],
+            "reserve": kept_free(self.working) - math.ceil(self.working) if fits else 0,
+        }
 
     def remarks(self) -> list[Remark]:
         """What is fetched, how long that takes, how often and why; and what does not fit."""

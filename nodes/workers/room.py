@@ -13,20 +13,29 @@ import comfy.model_management
 import torch
 
 from ...parallel_backend.axes import TOKEN_AXES
-from ...parallel_backend.device import CPU
+from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, Room, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
-from .group import cards_in_order, device_type, settings
+from .group import cards_in_order, settings
+
+
+def cards_of(plan: ParallelPlan) -> list[Card]:
+    """Those of this machine that a plan's ranks compute on, in the ranks' order; none on the CPU."""
+    return cards_in_order()[: math.ceil(plan.world_size / max(1, len(settings().machines)))]
 
 
 def smallest_card(plan: ParallelPlan) -> int:
     """Bytes of the smallest of this machine's cards that a plan's ranks compute on; 0 on the CPU."""
-    if device_type() == CPU:
-        return 0
-    here = math.ceil(plan.world_size / max(1, len(settings().machines)))
-    return min((card.total for card in cards_in_order()[:here]), default=0)
+    return min((card.total for card in cards_of(plan)), default=0)
+
+
+def kept_free(working: float) -> int:
+    """Bytes of a card that weights cannot have: what ComfyUI keeps free on its own, or a forward that takes `working`
+    bytes and what ComfyUI keeps for other programs."""
+    management = comfy.model_management
+    return math.ceil(max(management.minimum_inference_memory(), working + management.extra_reserved_memory()))
 
 
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
@@ -37,13 +46,13 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
     management = comfy.model_management
     if not (card := smallest_card(plan)):
         return None
-    kept_free = max(management.minimum_inference_memory(), working + management.extra_reserved_memory())
+    free = kept_free(working)
     if management.vram_state in (management.VRAMState.HIGH_VRAM, management.VRAMState.SHARED):
-        card, kept_free = sys.maxsize, 0
+        card, free = sys.maxsize, 0
     if management.vram_state == management.VRAMState.NO_VRAM:
         card = 0
     in_ram: Any = management.get_free_memory(torch.device(CPU))
-    return Room(int(max(0, card - kept_free)), int(OF_HOST * in_ram // GB * GB))
+    return Room(max(0, card - free), int(OF_HOST * in_ram // GB * GB))
 
 
 @functools.lru_cache(maxsize=64)

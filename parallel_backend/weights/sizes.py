@@ -117,6 +117,14 @@ def sizes_of_host(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | No
     return sizes_by_name(sizes, spec.in_turn if spec else ())
 
 
+def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
+    """Of one of ComfyUI's own models, if its matrices were in fp8, as those of fp8 files are; None where that would
+    spare nothing."""
+    sizes = bytes_by_name(model)
+    larger = [name for name, held in model.named_parameters() if held.dim() > 1 and sizes[name] > held.numel()]
+    return sizes_of_host(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
+
+
 def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
     return {name: sum(part.nbytes for part in plain_parts(held)) for name, held in model.named_parameters()}
 

@@ -181,6 +181,7 @@ def test_the_editor_shows_nodes_and_their_help_in_its_language(
             text = " ".join(editor.page.locator(".node-help-content").inner_text().split())
             assert all(error in text for error in quoted_errors(page(node, language), language))
         editor.page.evaluate(SELECT, "ParallelDiT_Plan")
+        editor.set_widgets("ParallelDiT_Plan", mode="manual")  # in auto it is hidden
         tooltip = said["ParallelDiT_Plan"]["inputs"]["ulysses"]["tooltip"]
         told = editor.page.locator(".node-tooltip", has_text=tooltip)
         insist(lambda: hover(editor, "ParallelDiT_Plan", "ulysses"), lambda ms: told.wait_for(timeout=ms))

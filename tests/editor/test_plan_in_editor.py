@@ -31,8 +31,13 @@ TURN_RING = """() => {
         widget.callback?.(value)
     }
 }"""
+PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
+SEEN = f"""() => {PLAN_NODE}.widgets.filter((widget) => !widget.hidden && !widget.advanced && widget.name !== 'mesh')
+    .map((widget) => widget.name)"""
+HEIGHT = f"() => {PLAN_NODE}.size[1]"
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 MEMORY = re.compile(r"Each rank: \d+ MiB of weights")
+LAST = re.compile(r"Rank 1 on CPU: batch 2/2, all tokens, \d+ MiB of weights")
 HEADS = "ulysses=9 is more than the model's 8 heads. Lower it to 8 or less, or take ring=9."
 
 
@@ -59,11 +64,9 @@ def renderer(request: pytest.FixtureRequest, shared_editor: Editor) -> Iterator[
 def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_editor: Editor) -> None:
     page = shared_editor.page
     shared_editor.prompt(template("demo"))
-    mesh = page.locator(".paralleldit-plan-mesh")
-    expect(mesh).to_have_attribute(
-        "aria-label", "2 ranks. Rank 0: batch 1/2, all tokens. Rank 1: batch 2/2, all tokens"
-    )
-    expect(page.locator(".paralleldit-plan-content")).to_contain_text("Guidance is split first")
+    tiles = page.get_by_role("list", name="2 ranks").get_by_role("listitem")
+    expect(tiles.last).to_have_attribute("aria-label", LAST)
+    expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("Guidance is split first")
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", cfg=2, ulysses=2)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · cfg=2 × ulysses=2")
     expect(page.locator(".paralleldit-plan-cell")).to_have_count(4)
@@ -74,11 +77,35 @@ def test_the_node_shows_its_mesh_and_marks_what_is_wrong(renderer: str, shared_e
     shared_editor.screenshot(f"plan-invalid-{renderer}")
     if renderer == "vue":
         expect(page.locator("[data-paralleldit-plan-error]")).to_have_text("ulysses")
-    box, frame = alert.bounding_box(), page.locator(".paralleldit-plan").bounding_box()
+    box, frame = alert.bounding_box(), alert.locator("..").locator("..").bounding_box()
     assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the error is cut off"
     shared_editor.set_widgets("ParallelDiT_Plan", ulysses=4)
     expect(page.locator(".paralleldit-plan-title")).to_have_text("4 ranks · ulysses=4")
     assert not page.evaluate(STROKE) and page.evaluate(OUTLINED) == []
+
+
+def test_auto_shows_its_mode_alone_and_manual_what_it_has(renderer: str, shared_editor: Editor) -> None:
+    page = shared_editor.page
+    saved = template("demo")
+    prompt = shared_editor.prompt(saved)
+    content = page.locator(".paralleldit-plan-content:not(:empty)")
+    expect(content).to_contain_text("Guidance is split first")
+    assert page.evaluate(SEEN) == ["mode"]
+    rows = page.locator('[data-node-id="1"] [data-testid="widget-layout-field-label"]')
+    expect(rows).to_have_count(1 if renderer == "vue" else 0)
+    short = page.evaluate(HEIGHT)
+    shared_editor.screenshot(f"plan-auto-{renderer}")
+    shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
+    expect(content).to_contain_text("2 ranks · ulysses=2")
+    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "tp", "pipefusion", "weights"]
+    expect(rows).to_have_count(8 if renderer == "vue" else 0)
+    shared_editor.screenshot(f"plan-manual-{renderer}")
+    shared_editor.set_widgets("ParallelDiT_Plan", mode="auto", ulysses=1)
+    expect(content).to_contain_text("Guidance is split first")
+    assert page.evaluate(SEEN) == ["mode"]
+    if renderer == "canvas":
+        assert page.evaluate(HEIGHT) == pytest.approx(short, abs=2)
+    assert page.evaluate("async () => (await window.app.graphToPrompt()).output") == prompt
 
 
 def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(shared_editor: Editor) -> None:
@@ -87,7 +114,7 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
     expect(page.locator(".paralleldit-plan-memory")).to_have_text(MEMORY)
     shared_editor.set_widgets("ParallelDiT_Plan", weights="shared", weight_blocks=3)
-    content = page.locator(".paralleldit-plan-content")
+    content = page.locator(".paralleldit-plan-content:not(:empty)")
     expect(content).to_contain_text("Shared weights: of 3 of a rank's")
     shared_editor.set_widgets("ParallelDiT_Plan", ulysses=1)
     expect(content.get_by_role("alert")).to_contain_text(
@@ -99,10 +126,14 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
 def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_editor: Editor) -> None:
     """Over a link that is slow: the answer of a machine that has one."""
     page = shared_editor.page
-    best = [{"plan": plan, "seconds": 2.5, "bytes": 3 << 30, "fits": True} for plan in ("dp=2", "ulysses=2", "ring=2")]
+    best = [
+        {"plan": plan, "seconds": 2.5, "bytes": 3 << 30, "fits": True, "has_run": False}
+        for plan in ("dp=2", "ulysses=2", "ring=2")
+    ]
 
     def answer(route: Route) -> None:
-        predicted = {"plan": best[0], "best": best, "alone": True, "is_measured": False}
+        one = {**best[0], "plan": "one rank"}
+        predicted = {"plan": best[0], "best": best, "one_device": one, "alone": True, "is_measured": False}
         route.fulfill(json={**route.fetch().json(), "predicted": predicted})
 
     page.route(ROUTE, answer)
@@ -112,8 +143,9 @@ def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_e
         expect(rows).to_have_count(3)
         expect(rows.first).to_have_text("dp=2: 2.50 s a step, 3.0 GiB a rank")
         expect(rows.first).to_have_attribute("aria-current", "true")
-        expect(page.locator(".paralleldit-plan-content")).to_contain_text("One device is faster here")
-        expect(page.locator(".paralleldit-plan-content")).to_contain_text("assumed speeds")
+        expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("One device is faster here")
+        expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("assumed speeds")
+        expect(page.locator(".paralleldit-plan-step")).to_contain_text("×1 of one device, 2.50 s")
     finally:
         page.unroute(ROUTE)
 
@@ -179,8 +211,8 @@ def test_it_asks_when_something_has_changed_and_not_else(shared_editor: Editor) 
     page.evaluate(
         "() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').disconnectInput(0)"
     )
-    expect(page.locator(".paralleldit-plan-content")).to_contain_text("Connect the plan to a loader")
-    assert json.loads(asked[-1])["loaders"] == []
+    expect(page.locator(".paralleldit-plan-content", has_text="Connect the plan to a loader")).to_be_visible()
+    assert [] in [json.loads(question)["loaders"] for question in asked]
 
 
 def test_a_changed_degree_is_one_step_to_undo(shared_editor: Editor) -> None:
@@ -205,7 +237,9 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     page = editor.page
     page.route(ROUTE, lambda route: route.fulfill(status=404, body="404: Not Found"))
     editor.prompt(template("demo"))
-    expect(page.locator(".paralleldit-plan-content")).to_have_text("What this plan does cannot be shown here: HTTP 404")
+    expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_have_text(
+        "What this plan does cannot be shown here: HTTP 404"
+    )
     editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=2)
     page.wait_for_timeout(500)
     ours = [problem for problem in editor.problems if "paralleldit" in problem or "uncaught" in problem]
@@ -216,4 +250,4 @@ def test_the_drawing_is_in_the_editors_language(editor: Editor, host: ComfyHost)
     with use_setting(host, "Comfy.Locale", "zh", "en"):
         editor.reload()
         editor.prompt(template("demo"))
-        expect(editor.page.locator(".paralleldit-plan-content")).to_contain_text("先拆分引导")
+        expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("先拆分引导")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,19 @@ from tests.support.editor.editor import Editor
 from tests.support.editor.examples import open_demo
 
 GIB = 1 << 30
+ROUTE = "**/paralleldit/plan"
+SAVED = (
+    """() => window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_LoadDiffusionModel').serialize().size"""
+)
+MAKE_ROOM = """() => {
+    for (const node of window.app.graph.nodes) if (node.type === 'MarkdownNote') node.pos = [0, 1200]
+}"""
+LINK_PLAN = """(on) => {
+    const [plan, loader] = ['ParallelDiT_Plan', 'ParallelDiT_LoadDiffusionModel'].map((type) =>
+        window.app.graph.nodes.find((node) => node.type === type))
+    const input = loader.inputs.findIndex(({ name }) => name === 'plan')
+    on ? plan.connect(0, loader, input) : loader.disconnectInput(input)
+}"""
 LATENT = {"width": 1024, "height": 1024}
 MEASURED = {"kind": "host", "link": 2e10, "is_measured": True}
 FLUX = 22.2  # GiB in bf16: 11.9 billion weights
@@ -56,6 +71,20 @@ CASES = {
     "no blocks known": Case((4, 4), {"cfg": 2}, "sdxl"),
     "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "sdxl"),
     "nobody to share with": Case((24, 24), {"ulysses": 1, "weights": "shared"}),
+    "tensor parallel would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, "flux folder"),
+    "stages would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
+    "more ranks would": Case((20,) * 4, {"ulysses": 2, "weights": "whole"}, "flux folder"),
+    "one card is small": Case((80, 20), {"ulysses": 2, "weights": "whole"}),
+    "nothing would": Case((2, 2), {"ulysses": 2, "weights": "shared"}),
+    "a smaller picture would": Case((20, 20), {"ulysses": 2, "weights": "host"}, picture={**LATENT, "batch_size": 64}),
+    "auto of a batch": Case((80, 80), {}, picture={**LATENT, "batch_size": 4}, cfg=3.0),
+    "no guidance": Case((80, 80), {"cfg": 2}),
+    "no guidance, and no blocks": Case((80, 80), {"cfg": 2}, "sdxl"),
+    "too few cards": Case((24, 24), {"ulysses": 25}),
+    "no file": Case((24, 24), {"ulysses": 2}, "no such file"),
+    "auto without a file": Case((24, 24), {}, "no such file"),
+    "eight": Case((24,) * 8, {"cfg": 2, "ulysses": 4}, cfg=3.0),
+    "sixteen": Case((24,) * 16, {"cfg": 2, "ulysses": 8}, cfg=3.0),
     "on the CPU": Case((), {"ulysses": 2, "weights": "shared"}),
     "whole on the CPU": Case((), {"ulysses": 2}),
 }
@@ -158,6 +187,67 @@ def test_weights_that_cannot_be_shared_are_an_error_at_their_widget(name: str, s
     assert (answers[name]["widgets"], answers[name]["memory"]) == (["weights"], None)
 
 
+def remedies(answer: dict[str, Any]) -> tuple[str, list[str]]:
+    found = answer["memory"]["remedies"]
+    return found["words"], [each["text"] for each in found["found"]]
+
+
+def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
+    assert answers["fits"]["memory"]["fits"] == [True, True] and answers["fits"]["memory"]["remedies"] is None
+    assert answers["fits"]["ranks"][1]["card"] == {"index": 1, "name": "80 GB", "total": 80 * GIB}
+    assert answers["one card is small"]["memory"]["fits"] == [True, False]
+    assert answers["on the CPU"]["memory"]["fits"] == [] and answers["on the CPU"]["ranks"][0]["card"] is None
+    assert answers["no blocks known"]["memory"]["fits"] == [None, None], "ComfyUI's partial loading sees to it"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "found"),
+    [
+        ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
+        ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
+        ("tensor parallel would", "would_fit", ["shared weights", "weights in RAM", "the plan tp=2"]),
+        ("more ranks would", "would_fit", ["shared weights", "weights in RAM", "the plan tp=2"]),
+        (
+            "stages would",
+            "would_fit",
+            ["fp8 weights", "shared weights", "weights in RAM", "the plan pipefusion=2 × 2 patches, 1 sync"],
+        ),
+        ("nothing would", "nothing_fits", []),
+        ("auto", "whole_would", ["fp8 weights"]),
+        ("no blocks known", "whole_would", ["fp8 weights"]),
+    ],
+)
+def test_what_would_fit_is_named_if_it_does_on_the_ranks_at_hand(
+    name: str, words: str, found: list[str], answers: dict
+) -> None:
+    """No file has tensor parallelism, and a stock sampler no stages."""
+    assert remedies(answers[name]) == (words, found)
+
+
+def test_a_smaller_picture_is_named_where_that_is_what_fits(answers: dict) -> None:
+    assert remedies(answers["a smaller picture would"])[1][-1] == "1024 × 1024 in batches of 1"
+
+
+def test_a_step_is_told_beside_one_device_and_what_it_was_chosen_for(answers: dict) -> None:
+    told, said = answers["auto of a batch"], remarks(answers["auto of a batch"])
+    own, one = told["predicted"]["plan"], told["predicted"]["one_device"]
+    assert own["plan"] == told["plan"] and one["plan"] == "one rank"
+    assert 1.5 < one["seconds"] / own["seconds"] <= 2
+    assert not told["predicted"]["is_measured"] and not own["has_run"]
+    assert said["for_guided"] == {"size": "1024 × 1024", "images": 4} and said["fastest_of"]["count"] > 3
+    assert answers["stages"]["predicted"]["plan"] is None and answers["stages"]["predicted"]["best"]
+
+
+def test_advice_can_be_followed_with_what_is_there(answers: dict) -> None:
+    assert remarks(answers["no guidance"])["no_guidance"] == {"plan": "ulysses=2"}
+    assert "no_guidance_alone" in remarks(answers["no guidance, and no blocks"])
+    assert "Lower a degree until their product is 2 or less." in answers["too few cards"]["error"]
+    assert (
+        list(remarks(answers["no file"])) == ["unchecked_file"] and "'no such file'" in answers["no file"]["unknown"][0]
+    )
+    assert list(remarks(answers["auto without a file"])) == ["needs_file"]
+
+
 def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     """Of GPUs, that are none here: the answer, and the group's status, are given to the page."""
     page, weights = editor.page, {"kind": "shared", "blocks": 17, "of": 57, "kept": 19 * GIB, "whole": 22 * GIB}
@@ -171,7 +261,7 @@ def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     page.route("**/paralleldit/groups", lambda route: route.fulfill(json=told))
     editor.reload()
     open_demo(editor)
-    content = page.locator(".paralleldit-plan-content")
+    content = page.locator(".paralleldit-plan-content:not(:empty)")
     for said in ("Each rank: 18.", "Weights in RAM: 12 of", "ulysses=2 alone does not fit", "the measured 20.0 GB/s"):
         expect(content).to_contain_text(said)
     editor.open_panel()
@@ -180,6 +270,77 @@ def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     expect(row).to_contain_text("3.0 GiB a forward, 0.27 s at 12.0 GB/s (assumed)")
     editor.screenshot("weights")
     assert editor.problems == []
+
+
+DRAWN = """() => [...document.querySelectorAll('.paralleldit-plan-cell')].map((cell) => ({
+    width: cell.offsetWidth,
+    isCut: cell.scrollWidth > cell.clientWidth,
+    label: cell.innerText.replace(/\\s+/g, ' ').trim()
+}))"""
+
+
+@contextlib.contextmanager
+def answering(editor: Editor, answer: dict[str, Any]) -> Iterator[None]:
+    """Gives a page this answer to any question about a plan."""
+    editor.page.route(ROUTE, lambda route: route.fulfill(json=answer))
+    try:
+        yield
+    finally:
+        editor.page.unroute(ROUTE)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("fits", 2), ("eight", 8), ("sixteen", 16)])
+def test_ranks_are_drawn_in_equal_columns_and_told_in_words(
+    name: str, ranks: int, shared_editor: Editor, answers: dict
+) -> None:
+    page = shared_editor.page
+    with answering(shared_editor, answers[name]):
+        open_demo(shared_editor, {"mode": "manual", "cfg": 2})
+        tiles = page.get_by_role("list", name=f"{ranks} ranks").get_by_role("listitem")
+        expect(tiles).to_have_count(ranks)
+        drawn = page.evaluate(DRAWN)
+        widths = [tile["width"] for tile in drawn]
+        assert max(widths) - min(widths) <= 1 and not any(tile["isCut"] for tile in drawn), drawn
+        last = ranks - 1
+        assert drawn[last]["label"].replace("· ", "") == f"rank {last} GPU {last}"
+        words = tiles.nth(last).get_attribute("aria-label")
+        assert words.startswith(f"Rank {last} on GPU {last} (") and "of weights" in words
+        assert tiles.nth(last).get_attribute("title") == words
+        shared_editor.screenshot(f"plan-{ranks}-ranks")
+
+
+def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answers: dict) -> None:
+    content = shared_editor.page.locator(".paralleldit-plan-content:not(:empty)")
+    with answering(shared_editor, answers["tensor parallel would"]):
+        open_demo(shared_editor, {"mode": "manual", "cfg": 2})
+        expect(content).to_contain_text("GPU 0–1 (20 GB): 20.0 GiB, of which ComfyUI keeps")
+        expect(content.locator(".paralleldit-plan-lacks")).to_contain_text("does not fit")
+        expect(content).to_contain_text("What would fit: shared weights, weights in RAM, or the plan tp=2.")
+
+
+def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answers: dict) -> None:
+    """And nothing while a plan does."""
+    page = shared_editor.page
+    content = page.locator(".paralleldit-plan-content", has_text="No plan is connected")
+    with answering(shared_editor, answers["auto"]):
+        open_demo(shared_editor)
+        expect(page.locator(".paralleldit-plan-title")).to_have_count(1)
+        page.evaluate(MAKE_ROOM)
+        before = page.evaluate(SAVED)
+        page.evaluate(LINK_PLAN, False)
+        expect(content).to_contain_text("auto takes 2 ranks · ")
+        expect(content).to_contain_text("of one device")
+        expect(content).to_contain_text("The weights would fit whole with fp8 weights.")
+        expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_hidden()
+        content.get_by_text("Why, and other plans").click()
+        expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_visible()
+        box, frame = content.bounding_box(), content.locator("..").bounding_box()
+        assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the words are cut off"
+        shared_editor.screenshot("loader-without-plan")
+        assert page.evaluate(SAVED) == before, "an answer is no change of the workflow"
+        page.evaluate(LINK_PLAN, True)
+        expect(content).to_have_count(0)
+    assert shared_editor.problems == []
 
 
 def test_on_the_cpu_there_is_no_link_to_speak_of(answers: dict) -> None:

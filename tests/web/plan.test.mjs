@@ -2,9 +2,9 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 import { asker } from '../../web/plan/ask.js'
-import { questionOf } from '../../web/plan/graph.js'
-import { memoryWords } from '../../web/plan/memory.js'
-import { meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
+import { questionOf, questionWithoutPlan } from '../../web/plan/graph.js'
+import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.js'
+import { cellWords, columnsOf, meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
 import { predictedWords } from '../../web/plan/predicted.js'
 import { words } from '../../web/words.js'
 
@@ -162,6 +162,15 @@ function answerOf(cfg, pipefusion, ulysses) {
   return { ranks, world: ranks.length }
 }
 
+/** What is said of each rank. */
+function toldOf(answer) {
+  return meshGroups(answer).flatMap((group) =>
+    group.stages.flatMap((stage) =>
+      stage.cells.map((cell) => cellWords(cell, group, stage, answer.device ?? 'cpu', say))
+    )
+  )
+}
+
 test('ranks fall into branches, stages and cells, and are told in words', () => {
   const answer = answerOf(2, 2, 2)
   const groups = meshGroups(answer)
@@ -179,9 +188,60 @@ test('ranks fall into branches, stages and cells, and are told in words', () => 
     ]
   )
   assert.deepEqual(groups[1].stages[1].cells[1].heads, [0.5, 1])
-  const told = meshWords(groups, answer.world, say)
-  assert.match(told, /^8 ranks\. Rank 0: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention\./)
-  assert.match(told, /Rank 7: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention$/)
+  assert.equal(meshWords(groups, answer.world, say), '8 ranks')
+  const [first, last] = [toldOf(answer)[0], toldOf(answer)[7]]
+  assert.equal(first, 'Rank 0 on CPU: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention')
+  assert.equal(last, 'Rank 7 on CPU: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention')
+})
+
+test('a rank is told with its card, and with what it keeps of the weights where that is known', () => {
+  const GIB = 2 ** 30
+  const answer = answerOf(1, 2, 1)
+  answer.ranks[0].card = { index: 2, name: 'RTX 4090', total: 24 * GIB }
+  const told = toldOf({ ...answer, device: 'cuda', memory: { kept: [3 * GIB, 4 * GIB] } })
+  assert.equal(told[0], 'Rank 0 on GPU 2 (RTX 4090): blocks 0–3, all tokens, 3.0 GiB of weights')
+  assert.equal(told[1], 'Rank 1: blocks 4–7, all tokens, 4.0 GiB of weights')
+})
+
+test('columns make full rows where few enough of them do', () => {
+  const columns = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16].map((count) => columnsOf(count))
+  assert.deepEqual(columns, [1, 2, 3, 4, 4, 3, 4, 4, 3, 4, 4])
+})
+
+test('what cards have is told once for all that are alike, and what would fit where they lack', () => {
+  const GIB = 2 ** 30
+  const card = (index, name, size) => ({ card: { index, name, total: size * GIB } })
+  const ranks = [card(0, 'A', 24), card(2, 'A', 24), card(3, 'A', 24), card(1, 'B', 12)]
+  const memory = { fits: [true, true, true, false], reserve: 0.5 * GIB }
+  const found = cardWords({ ranks, memory }, say)
+  assert.deepEqual(found, [
+    { text: 'GPU 0, 2–3 (A): 24.0 GiB, of which ComfyUI keeps 512 MiB free: fits', lacks: false },
+    { text: 'GPU 1 (B): 12.0 GiB, of which ComfyUI keeps 512 MiB free: does not fit', lacks: true }
+  ])
+  assert.deepEqual(cardWords({ ranks, memory: { fits: [] } }, say), [])
+  const remedies = {
+    words: 'would_fit',
+    found: [
+      { key: 'would_fp8', values: {} },
+      { key: 'would_host', values: {} }
+    ]
+  }
+  const either = (words) => words.join(' or ')
+  assert.equal(remedyWords({ memory: { remedies } }, either, say), 'What would fit: fp8 weights or weights in RAM.')
+  assert.equal(remedyWords({ memory: { remedies: null } }, either, say), null)
+})
+
+test('a loader without a plan asks for an automatic one, and one that has one asks nothing', () => {
+  const asked = (links, more) =>
+    questionWithoutPlan(graphOf({ plan: PLAN, loader: { ...LOADER, ...more }, sampler: sampler(3) }, links).loader)
+      .question
+  const sampled = ['loader', 0, 'sampler', 'model']
+  assert.deepEqual(asked([sampled]), {
+    values: { mode: 'auto' },
+    loaders: [{ model_name: 'flux', dtype: 'bf16', group: 2, samplers: [{ type: 'KSampler', cfg: 3, picture: null }] }]
+  })
+  assert.equal(asked([sampled, ['plan', 0, 'loader', 'plan']]), null)
+  assert.equal(asked([sampled], { mode: 4 }), null)
 })
 
 test('what a group has of the batch is told where it goes by speed', () => {
@@ -191,13 +251,15 @@ test('what a group has of the batch is told where it goes by speed', () => {
     [2 / 3, 1]
   ]
   answer.ranks = answer.ranks.map((rank, index) => ({ ...rank, branch: null, rows: rows[index] }))
-  const told = meshWords(meshGroups(answer), answer.world, say)
-  assert.equal(told, '2 ranks. Rank 0: batch 1/2, 67 %, all tokens. Rank 1: batch 2/2, 33 %, all tokens')
+  assert.deepEqual(toldOf(answer), [
+    'Rank 0 on CPU: batch 1/2, 67 %, all tokens',
+    'Rank 1 on CPU: batch 2/2, 33 %, all tokens'
+  ])
 })
 
 test('one rank holds all, and more than sixteen are counted', () => {
   const one = answerOf(1, 1, 1)
-  assert.equal(meshWords(meshGroups(one), 1, say), '1 rank. Rank 0: all tokens')
+  assert.equal(meshWords(meshGroups(one), 1, say), '1 rank')
   const many = answerOf(2, 4, 8)
   const told = meshWords(meshGroups(many), many.world, say)
   assert.equal(told, '64 ranks: shares of the batch: 2, stages in each: 4, ranks in each of those: 8')
@@ -283,10 +345,11 @@ test('an answer to an older question is dropped, and after a failure the questio
 
 test('the best plans are told with their seconds and bytes, and what they follow from', () => {
   const GIB = 1 << 30
-  const row = (plan, seconds, fits = true) => ({ plan, seconds, bytes: 12 * GIB, fits })
+  const row = (plan, seconds, fits = true) => ({ plan, seconds, bytes: 12 * GIB, fits, has_run: false })
   const best = [row('dp=2', 1.25), row('ulysses=2', 1.5), row('ring=2', 2, false)]
+  const one_device = { ...row('one rank', 2.25), has_run: true }
   const told = (plan, more) =>
-    predictedWords({ predicted: { plan, best, alone: true, is_measured: true, ...more } }, say)
+    predictedWords({ predicted: { plan, best, one_device, alone: true, is_measured: true, ...more } }, say)
   const first = told(best[0], {})
   assert.deepEqual(first.best.slice(0, 2), [
     'dp=2: 1.25 s a step, 12.0 GiB a rank',
@@ -301,4 +364,17 @@ test('the best plans are told with their seconds and bytes, and what they follow
   assert.match(other.title, /assumed/)
   assert.deepEqual([other.chosen, other.alone], [-1, null])
   assert.equal(predictedWords({ predicted: null }, say), null)
+  assert.equal(first.step, '1.25 s a step (predicted): ×1.80 of one device, 2.25 s (as it ran here)')
+  assert.match(
+    other.step,
+    /^3\.00 s a step \(predicted by assumed speeds\): ×0\.75 of one device, 2\.25 s \(as it ran here\)/
+  )
+  const alike = told(best[0], { one_device: { ...one_device, has_run: false } }).step
+  assert.equal(alike, '1.25 s a step: ×1.80 of one device, 2.25 s (both predicted)')
+  assert.equal(told(one_device, {}).step, '2.25 s a step (as it ran here)')
+  assert.match(
+    told(best[0], { one_device: { ...one_device, fits: false } }).step,
+    /one device alone has not the memory/
+  )
+  assert.match(told(null, {}).step, /is not predicted for PipeFusion/)
 })

@@ -53,6 +53,12 @@ def test_weights_that_no_plan_of_these_ranks_can_hold_call_for_more_ranks() -> N
     assert "The plan pipefusion=4 with patches=1 on 4 ranks, each with a device of its own, should fit" in text
 
 
+def test_more_ranks_than_there_are_devices_are_not_advised() -> None:
+    lacking = {"weights": 60, "plan": ParallelPlan(ulysses=2), "check": NO_TENSOR_PARALLEL}
+    assert "on 4 ranks" not in shortage(LOAD, **lacking, devices=2)
+    assert "on 4 ranks" in shortage(LOAD, **lacking, devices=4)
+
+
 def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for() -> None:
     text = shortage(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), check=ANY)
     assert "The plan ulysses=2 on 2 ranks" in text

@@ -1,9 +1,10 @@
-// Pure: what the graph around a Parallel Plan node says of it, as the question that POST /paralleldit/plan takes.
+// Pure: what the graph around a plan or a loader says of it, as the question that POST /paralleldit/plan takes.
 
 export const PLAN = 'ParallelDiT_Plan'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
 export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
 export const LOADERS = [LOADER, CHECKPOINT]
+const PLAN_INPUT = 'plan' // of each loader
 const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
@@ -22,6 +23,12 @@ export function questionOf(plan) {
 
 /** The question about an automatic plan for a loader. */
 export const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders: loadersAt(loader) })
+
+/** The same of a loader that has no plan, as `questionOf` has it; no question of one that has, or does not run. */
+export function questionWithoutPlan(loader) {
+  const plan = loader.inputs?.find(({ name }) => name === PLAN_INPUT)
+  return { question: plan?.link == null && !loader.mode ? questionOfLoader(loader) : null, open: [] }
+}
 
 /** What a question says of a node, if that is a loader of a known model. */
 function loadersAt(node) {
@@ -76,6 +83,9 @@ function* reached(node, types, seen) {
   }
 }
 
+/** Whether auto chooses a plan node's values but its mode; not where another node computes the mode. */
+export const isAuto = (plan) => widgetValues(plan).values.mode === 'auto'
+
 /** A node's values by widget. A linked one has its node's own `value`, as primitives do; if it has none, it is open. */
 function widgetValues(node) {
   const values = {}
@@ -100,7 +110,7 @@ function widgetValue(node, name) {
 /** The node that is linked to an input, behind reroutes; null if none is. */
 function originOf(node, name) {
   const input = node.inputs?.find((slot) => slot.name === name)
-  const link = input?.link == null ? null : node.graph.getLink(input.link)
+  const link = input?.link == null ? null : node.graph?.getLink(input.link)
   const origin = link ? node.graph.getNodeById(link.origin_id) : null
   return origin?.type === 'Reroute' ? originOf(origin, origin.inputs[0].name) : origin
 }

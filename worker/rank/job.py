@@ -22,7 +22,7 @@ from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
 from .job_groups import GroupsError, JobGroups
 from .memory.room import Room, asked
-from .memory.shortage import Shortage, latents_of, plan_of
+from .memory.shortage import Shortage, devices_of, latents_of, plan_of
 from .state import RankState
 
 Result = TypeVar("Result")
@@ -172,7 +172,8 @@ class Job:
         rank, device = dist.get_rank(), self.state.device
         try:
             model = plan_of(self.operation, self.header, self.latents, self.state.transformer)
-            return Shortage(rank, self.operation, asked(lack), full, Room.now(device), **model).explanation
+            empty, devices = Room.now(device), devices_of(device)
+            return Shortage(rank, self.operation, asked(lack), full, empty, **model, devices=devices).explanation
         except Exception:
             logging.exception("the lack of memory cannot be told in full")
             return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")

@@ -53,6 +53,7 @@ UNASKED = {
     "parallel_backend.device.group_backends": "names NCCL",
     "parallel_backend.rates.measured": "how large samples are",
     "parallel_backend.seams.compiled.lack": "looks for Triton",
+    "worker.rank.memory.shortage.devices_of": "is asked when memory lacks",
     "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
 }

@@ -23,6 +23,7 @@ from tests.support.templates.model_files import flux, model_file
 from tests.support.templates.published import PUBLISHED, published
 
 GB = 1 << 30
+FOLDER = "flux folder"  # with a header of published sizes, and no weights
 MODELS = {
     "flux": flux("flux", "Flux", depth=19, depth_single_blocks=38),
     "sdxl": model_file("sd_xl_base_1.0.safetensors"),
@@ -47,6 +48,25 @@ def pretend(route: Any, sizes: list[int]) -> None:
     management.supports_fp8_compute = lambda _device=None: bool(cards)  # of a card such as these
 
 
+def write_folder(root: Path) -> Path:
+    """A diffusers folder of FLUX.1-dev's sizes, which are the class's own."""
+    from diffusers import FluxTransformer2DModel
+
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(guidance_embeds=True)
+    model.save_config(root)
+    header = {name: {"dtype": "BF16", "shape": [*each.shape]} for name, each in model.state_dict().items()}
+    written = json.dumps(header).encode()
+    (root / "model.safetensors").write_bytes(len(written).to_bytes(8, "little") + written)
+    return root
+
+
+def header_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Of a file that has nothing else."""
+    header = json.loads(path.read_bytes()[8:])
+    return {name: torch.empty(each["shape"], dtype=torch.bfloat16, device="meta") for name, each in header.items()}, {}
+
+
 def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[str, Any], asked: Any) -> dict[str, Any]:
     pretend(route, sizes)
     group = SimpleNamespace(status=lambda: {"weights": told} if told else {})
@@ -56,6 +76,7 @@ def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[st
     with (
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
+        patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", header_of),
         patch.dict(groups._made, {1: group}),
     ):
         return route.answer(route.read_question(asked))
@@ -70,6 +91,7 @@ def main(comfyui: str, folder: str) -> None:
     paths = {name: Path(folder) / f"{name}.safetensors" for name in contents}
     for path in paths.values():
         path.touch()
+    paths[FOLDER] = write_folder(Path(folder) / "flux")
     route.list_models = lambda: paths
     print(json.dumps([answer(route, contents, *question) for question in questions]))
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
+from parallel_backend.device import count, is_accelerator
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.mesh_layout import largest_share
@@ -57,7 +58,8 @@ class Shortage:
     asked: by the allocation that failed, if that is known. full, empty: the rank's room when it failed, and without
     what the request had got by then. weights: the model's on this rank; those that a load was to bring are not there
     yet. tokens: of the request's latents, 0 if it has none. plan: the model's. check: raises PlanError for one that
-    the model does not allow. sizes: of all the model's weights. The three are None for a VAE.
+    the model does not allow. sizes: of all the model's weights. The three are None for a VAE. devices: how many ranks
+    can have one of their own, on all machines; None where there is no such bound.
     """
 
     rank: int
@@ -70,6 +72,7 @@ class Shortage:
     plan: ParallelPlan | None = None
     check: Callable[[ParallelPlan], None] | None = None
     sizes: WeightSizes | None = None
+    devices: int | None = None
 
     @property
     def needed(self) -> int:
@@ -128,6 +131,8 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
         return max(sizes.kept(plan)) + working * largest_share(plan, TOKEN_AXES) / largest_share(own, TOKEN_AXES)
 
     for times in MORE_RANKS:
+        if times > 1 and short.devices is not None and own.world_size * times > short.devices:
+            return None
         plans = [plan for plan in alternatives(short, own, times) if estimate(plan) < room]
         if plans:
             return min(plans, key=estimate)
@@ -189,6 +194,14 @@ def plan_of(
         "check": model.check_plan,
         "sizes": model.sizes,
     }
+
+
+def devices_of(device: torch.device) -> int | None:
+    """How many ranks can have a device of their own on the group's machines, which are taken for alike; None on the
+    CPU."""
+    if not is_accelerator(device):
+        return None
+    return count(device.type) * int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def within(limits: Limits) -> Callable[[ParallelPlan], None]:

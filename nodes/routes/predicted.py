@@ -1,0 +1,109 @@
+"""What a step is predicted to take, of a plan, of the best plans and of one device; and what auto chooses by it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.predict import Prediction
+from ...parallel_backend.plan import ParallelPlan
+from ..costs.plans import ModelCosts, is_covered
+from ..parallel_plan import ResolvedPlan, devices_of_machine
+from ..plan_words import Remark, devices_of_auto, remark
+from ..workers.group import device_count
+from .memory import ModelMemory, Picture
+from .question import Sampler
+
+BEST = 3  # plans that are told of
+
+
+class Sampled(NamedTuple):
+    """What is asked of a model in a step, as far as the graph tells. costs: of its plans; None where they cannot
+    be told. picture: the largest that is sampled; None where nobody knows. guided: whether with cond and uncond; None
+    where samplers differ, or do not tell."""
+
+    costs: ModelCosts | None
+    memory: ModelMemory
+    picture: Picture | None
+    guided: bool | None
+
+    @classmethod
+    def of(cls, costs: ModelCosts | None, memory: ModelMemory, samplers: list[Sampler]) -> Sampled:
+        shapes = {each.picture: memory.latents(each.picture) for each in samplers if each.picture}
+        known = {picture: math.prod(shape) for picture, shape in shapes.items() if shape}
+        guided = {None if each.cfg is None else each.cfg != 1 for each in samplers}
+        largest = max(known, key=known.__getitem__, default=None)
+        return cls(costs, memory, largest, guided.pop() if len(guided) == 1 else None)
+
+    def work(self, guided: bool) -> Work:
+        """With what a row of it takes, where that can be counted."""
+        shape = self.memory.latents(self.picture) if self.picture else None
+        forward = self.costs.of_latents(shape) if self.costs and shape else None
+        images = self.picture.batch_size if self.picture else 1
+        return Work((1 + guided) * images, has_branches=guided, forward=forward)
+
+
+def expected(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan | None, list[Remark]]:
+    """The automatic plan that a sampling will bring, and why; None where it depends on what is not known. by_call: what
+    is asked to its plan."""
+    works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
+    found = {guided: by_call(work) for guided, work in works.items()}
+    if len({each.plan for each in found.values()}) > 1:
+        why = devices_of_auto(devices_of_machine())
+        return None, [*why, remark("by_call", guided=str(found[True].plan), alone=str(found[False].plan))]
+    guided, (plan, why) = list(found.items())[-1]
+    if device_count() == 1:
+        return ResolvedPlan(plan), [*why]
+    if sampled.picture is None:
+        return ResolvedPlan(plan), [*why, *([remark("images_first")] if plan.dp == 1 else [])]
+    return ResolvedPlan(plan), [*why, *chosen_for(sampled, works[guided])]
+
+
+def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
+    """For what an automatic plan was chosen, and by what."""
+    picture, costs, forward = sampled.picture, sampled.costs, work.forward
+    if picture is None:
+        return []
+    size = " × ".join(map(str, (picture.width, picture.height, *([picture.length] if picture.length > 1 else []))))
+    key = "for_this" if sampled.guided is None else "for_guided" if sampled.guided else "for_unguided"
+    said = [remark(key, size=size, images=picture.batch_size)]
+    if costs is None or forward is None:
+        return [*said, remark("not_counted")]
+    found = costs.ranked(forward, work)
+    if not found:
+        return said
+    own, best = found[0], min((each for each in found if each.fits == found[0].fits), key=lambda each: each.seconds)
+    if own.seconds <= best.seconds:
+        return [*said, remark("fastest_of" if own.fits else "least_of", count=len(found))]
+    return [*said, remark("kept" if costs.has_run(forward, work, own.plan) else "tried", best=str(best.plan))]
+
+
+def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
+    """What a step is predicted to take: of this plan, as `plan`, null where no formula covers it; of the best that the
+    machine can have, as `best`; and of one device, as `one_device`; each with its words, seconds and bytes a rank, and
+    whether it has run and took as long. is_measured: whether by what was measured of this machine. alone: whether one
+    device is the fastest. None where nobody knows what is sampled."""
+    costs, work = sampled.costs, sampled.work(sampled.guided is not False)
+    if costs is None or (forward := work.forward) is None:
+        return None
+
+    def told(predicted: Prediction) -> dict[str, Any]:
+        return {
+            "plan": str(predicted.plan),
+            "seconds": predicted.seconds,
+            "bytes": predicted.bytes,
+            "fits": predicted.fits,
+            "has_run": costs.has_run(forward, work, predicted.plan),
+        }
+
+    found = costs.ranked(forward, work)
+    return {
+        "plan": told(costs.predict(forward, work, plan)) if is_covered(plan) else None,
+        "best": [told(each) for each in found[:BEST]],
+        "one_device": told(costs.predict(forward, work, ParallelPlan())),
+        "alone": bool(found) and found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
+        "is_measured": costs.is_measured,
+    }

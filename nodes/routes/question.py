@@ -1,0 +1,105 @@
+"""What the editor asks about a plan: the node's values, and what the graph around it says of models and sizes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..parallel_plan import AUTO, MANUAL
+from ..workers.group import GROUPS
+from .memory import Picture
+
+MAX_ITEMS = 64
+MAX_SIZE = 1 << 20  # of a picture, in pixels or frames
+PARALLEL_SAMPLER = "ParallelDiT_Sampler"
+
+
+class Sampler(NamedTuple):
+    """A node that samples with the model. cfg, picture: None where the editor cannot tell."""
+
+    type: str
+    cfg: float | None
+    picture: Picture | None = None
+
+    @property
+    def is_stock(self) -> bool:
+        return self.type != PARALLEL_SAMPLER
+
+
+class Loader(NamedTuple):
+    """A loader that the plan goes to, and what samples with its model. dtype: a key of WEIGHT_DTYPES, else its own
+    choice. checkpoint: whether it takes checkpoints alone."""
+
+    model_name: str
+    samplers: list[Sampler]
+    dtype: str = AUTO
+    group: int = 1
+    checkpoint: bool = False
+
+
+class Question(NamedTuple):
+    """plan: None is auto."""
+
+    plan: dict[str, Any] | None
+    loaders: list[Loader]
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        return [sampler for loader in self.loaders for sampler in loader.samplers]
+
+
+def read_question(asked: dict[str, Any]) -> Question:
+    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "dtype": "bf16", "group": 1,
+    "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}. Raises ValueError for
+    anything else.
+    """
+    values = part(asked, "values", dict)
+    if values.get("mode") not in (AUTO, MANUAL):
+        raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and it is auto or manual")
+    degrees = {name: value for name, value in values.items() if name != "mode"}
+    if any(not isinstance(value, (int, float, str)) for value in degrees.values()):
+        raise ValueError("values has something that is no number and no text")
+    loaders = []
+    for loader in entries(asked, "loaders"):
+        samplers = [
+            Sampler(
+                part(sampler, "type", str),
+                part(sampler, "cfg", (int, float), None),
+                picture_of(part(sampler, "picture", dict, None)),
+            )
+            for sampler in entries(loader, "samplers")
+        ]
+        dtype, group = part(loader, "dtype", str, AUTO), part(loader, "group", int, 1)
+        checkpoint = part(loader, "checkpoint", bool, False)
+        name, group = part(loader, "model_name", str), min(max(group, 1), GROUPS)
+        loaders.append(Loader(name, samplers, dtype, group, checkpoint))
+    return Question(degrees if values["mode"] == MANUAL else None, loaders)
+
+
+def picture_of(asked: dict[str, Any] | None) -> Picture | None:
+    """What an empty latent is of. Raises ValueError."""
+    if asked is None:
+        return None
+    sizes = {name: part(asked, name, int) for name in asked}
+    if not {"width", "height"} <= sizes.keys() <= set(Picture._fields) or not all(
+        0 < size <= MAX_SIZE for size in sizes.values()
+    ):
+        raise ValueError(f"picture has other sizes than {', '.join(Picture._fields)}, each from 1 to {MAX_SIZE}")
+    return Picture(**sizes)
+
+
+def entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """A list of objects, which may be absent. Raises ValueError."""
+    found = part(asked, name, list, [])
+    if len(found) > MAX_ITEMS or not all(isinstance(entry, dict) for entry in found):
+        raise ValueError(f"{name} is no list of {MAX_ITEMS} objects at most")
+    return found
+
+
+def part(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
+    """The value of this name, of this kind; a default stands for one that is absent or null. Raises ValueError."""
+    value = asked.get(name)
+    if value is None and default:
+        return default[0]
+    if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+        raise ValueError(f"{name} is missing or of another type")
+    return value

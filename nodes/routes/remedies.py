@@ -1,0 +1,85 @@
+"""What would fit where a plan does not: other weights, another plan for the ranks here, or a smaller picture.
+
+Each is counted by the same sizes as the plan itself, and named only if it fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ...parallel_backend.axes import REPLICA_AXES, WEIGHT_AXES
+from ...parallel_backend.errors import PlanError
+from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
+from ...parallel_backend.weights.fitting import in_host
+from ...parallel_backend.weights.sizes import FETCHED, WeightSizes
+from ..plan_words import Remark, remark
+from ..workers.group import most_ranks
+from ..workers.room import room_for_weights
+from .memory import Foresight, Picture
+
+Check = Callable[[ParallelPlan], None]
+FACTORS = range(2, 9)  # by which a plan may share weights over more ranks
+
+
+def remedies(foresight: Foresight, check: Check) -> list[Remark]:
+    """What would fit where the plan does not, each by itself; where it does since weights are fetched, what would have
+    them whole. check: raises PlanError for a plan that the model, the machine or what samples does not allow."""
+    only_whole = foresight.fits
+    asked = replace(foresight.asked, weights=WHOLE, weight_blocks=0) if only_whole else foresight.asked
+    found = [remark(key) for key, sizes in foresight.memory.smaller if fits(foresight, asked, sizes)]
+    if not only_whole:
+        others = (replace(asked, weights=way, weight_blocks=0) for way in FETCHED)
+        found += [remark(f"would_{each.weights}") for each in others if allows(check, each) and fits(foresight, each)]
+    by_axis: dict[str, ParallelPlan] = {}
+    for axis, each in sharing_weights(asked):
+        if axis not in by_axis and allows(check, each) and fits(foresight, each):
+            by_axis[axis] = each
+    found += [remark("would_plan", plan=str(replace(each, weights=AUTO))) for each in by_axis.values()]
+    return found if only_whole else [*found, *smaller_picture(foresight, asked)]
+
+
+def fits(foresight: Foresight, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
+    """Whether a plan's ranks have room for what it keeps of weights of these sizes, the model's own by default, and for
+    a forward."""
+    memory = replace(foresight.memory, sizes=sizes or foresight.memory.sizes)
+    other = Foresight.of(plan, memory, foresight.pictures, foresight.is_guided, foresight.group)
+    room = room_for_weights(plan)
+    return other.fits and (room is None or in_host(other.plan, memory.sizes) <= room.host)
+
+
+def allows(check: Check, plan: ParallelPlan) -> bool:
+    try:
+        check(plan)
+    except PlanError:
+        return False
+    return True
+
+
+def sharing_weights(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
+    """Plans that share each rank's weights over more ranks, tp before stages, the fewest ranks first: ranks of another
+    axis, or such as the plan leaves out."""
+    whole = replace(plan, weights=WHOLE, weight_blocks=0, speeds=())
+    for axis, factor in itertools.product(reversed(WEIGHT_AXES), FACTORS):
+        more = replace(whole, **{axis: getattr(plan, axis) * factor})
+        for other in REPLICA_AXES:
+            if getattr(plan, other) % factor == 0:
+                yield axis, replace(more, **{other: getattr(plan, other) // factor})
+        if more.world_size <= most_ranks():
+            yield axis, more
+
+
+def smaller_picture(foresight: Foresight, plan: ParallelPlan) -> list[Remark]:
+    """One image at a time, or half its sides, if that is what fits."""
+    for factor, images in ((1, 1), (2, 1)):
+        pictures = [
+            Picture(each.width // factor, each.height // factor, each.length, min(images, each.batch_size))
+            for each in foresight.pictures
+        ]
+        if pictures and pictures != [*foresight.pictures]:
+            other = Foresight.of(plan, foresight.memory, pictures, foresight.is_guided, foresight.group)
+            if other.fits:
+                largest = max(pictures, key=lambda each: each.width * each.height)
+                return [remark("would_picture", width=largest.width, height=largest.height, images=largest.batch_size)]
+    return []
