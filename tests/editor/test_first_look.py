@@ -20,6 +20,8 @@ OURS = "ParallelDiT_LoadDiffusionModel"
 SHOWN = f"""() => window.app?.graph?.nodes.some((node) => node.type === '{OURS}')
     && !document.querySelector('#splash-loader')"""
 WRONG = "() => window.app.graph.nodes.filter((node) => node.has_errors).map((node) => node.type)"
+TEXT = """window.app.graph.nodes.find((node) => node.type === 'KSampler')
+    .widgets.find((widget) => widget.name === '$$node-text-preview')?.value"""
 # What ComfyUI's page asks for in vain where nothing has been saved, and its own templates, which dev.py leaves out.
 COMFYUIS = (*USUAL_404, "/templates/")
 
@@ -86,3 +88,18 @@ def test_the_editor_opens_on_the_demo_and_nothing_is_red_or_missing(
             assert [path for path in missing if not path.startswith(COMFYUIS)] == []
             assert [text for text in said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
     assert "Failed to initialize database" not in log.read_text()
+
+
+def test_a_node_that_waits_for_its_workers_says_so_and_then_how_long_it_took(
+    started: tuple[str, Path], browser: Browser
+) -> None:
+    url, _ = started
+    open_url(Request(f"{url.partition('/?')[0]}/paralleldit/stop", method="POST"), timeout=SECONDS).close()
+    with browser.new_context(viewport=VIEWPORT) as context:
+        page = context.new_page()
+        look(page, url)
+        page.get_by_test_id("queue-button").click()
+        page.wait_for_function(f"() => ({TEXT})?.startsWith('Starting the workers, ')")
+        page.screenshot(path=SCREENSHOTS / "waiting.png")
+        page.wait_for_function(f"() => ({TEXT})?.startsWith('Workers started in ')")
+        page.screenshot(path=SCREENSHOTS / "waited.png")
