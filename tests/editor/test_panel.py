@@ -173,12 +173,12 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     open_demo(shared_editor, steps=3, seed=120)
     panel = shared_editor.open_panel()
     shared_editor.run()
-    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done")
+    expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
     panel.get_by_test_id("paralleldit-compare").click()
     lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
     expect(lines).to_have_count(2)
     for name, line in (("cfg=2", lines.first), ("One device", lines.last)):
-        expect(line).to_have_attribute("data-state", "done", timeout=2 * PATIENCE_MS)
+        expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
         expect(line).to_contain_text(name)
         assert len(line.get_by_role("cell").all_inner_texts()) == 3
     expect(lines.last).to_contain_text("×1.0")
