@@ -28,7 +28,7 @@ def test_a_plan_that_compiles_is_refused_where_no_compiler_is(
             return rank.request({"op": "load", "source": source, "plan": plan})[0]
 
         def forward() -> dict:
-            return rank.request({"op": "forward", "conditions": keys, "drop": []}, tensors)[1]
+            return rank.request({"op": "forward", "conditions": keys, "drop": [], "steps": 1}, tensors)[1]
 
         error = load("on")["error"]
         assert "there is no C++ compiler (g++)" in error["cause"]
