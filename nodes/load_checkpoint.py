@@ -50,7 +50,10 @@ class LoadCheckpointParallel(io.ComfyNode):
         return True if model_name in list_checkpoints() else str(why_not_listed(model_name))
 
     @classmethod
-    def execute(cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1) -> io.NodeOutput:
+    async def execute(
+        cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
+    ) -> io.NodeOutput:
+        """Asynchronous, as the other loader's, so that ComfyUI runs it first."""
         check_installed()
         checkpoints = list_checkpoints()
         if model_name not in checkpoints:

@@ -81,7 +81,7 @@ def test_every_plan_gives_the_latents_of_one_rank(
 ) -> None:
     assert name in set(on_one_rank), "demo/shapes-dit is missing; demo/train.py makes it"
     result = latents(host, JOBS[name].under(PLANS[plan]).prompt())
-    assert len(ranks(host)) == PLANS[plan]["cfg"] * PLANS[plan]["ulysses"]
+    assert len(ranks(host)) >= PLANS[plan]["cfg"] * PLANS[plan]["ulysses"], "a smaller plan runs on part of a group"
     assert relative_error(result, on_one_rank[name]) <= TOLERANCE
 
 

@@ -169,7 +169,6 @@ def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel
 
 
 def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: Editor) -> None:
-    page = shared_editor.page
     open_demo(shared_editor, steps=3, seed=120)
     panel = shared_editor.open_panel()
     shared_editor.run()
@@ -185,5 +184,5 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     expect(lines.first).to_contain_text("×")
     plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:2]]
     assert "one rank" in plans[0] and "cfg=2" in plans[1]
-    assert page.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
+    assert panel.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
     shared_editor.screenshot("compared")

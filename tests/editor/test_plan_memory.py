@@ -258,7 +258,7 @@ def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     groups = [{"group": number, "status": each, "runs": []} for number, each in ((1, stopped), (8, known))]
     told = {"groups": groups, "device": "cuda", "devices": 2}
     page.route("**/paralleldit/plan", lambda route: route.fulfill(json=answers["auto"]))
-    page.route("**/paralleldit/groups", lambda route: route.fulfill(json=told))
+    page.route("**/paralleldit/groups*", lambda route: route.fulfill(json=told))
     editor.reload()
     open_demo(editor)
     content = page.locator(".paralleldit-plan-content:not(:empty)")

@@ -6,6 +6,7 @@ By name: what the loader's check says of it (true, or words), and what executing
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import sys
@@ -30,7 +31,7 @@ def main(comfyui: str, base: str, names: str) -> None:
         name: {
             "valid": loader.validate_inputs(name),
             "path": str(files.list_models().get(name, "")),
-            "load": raised(loader.execute, name, "fp32"),
+            "load": raised(asyncio.run, loader.execute(name, "fp32")),
             "vae": raised(vae.vae_of, name, "fp32", None),
         }
         for name in json.loads(names)

@@ -87,7 +87,7 @@ def main(comfyui: str, folder: str) -> None:
     route = importlib.import_module("pack.nodes.routes.plan")
     questions = json.load(sys.stdin)
     asked = {loader["model_name"] for *_, question in questions for loader in question["loaders"]}
-    contents = {name: contents_of(MODELS[name]) for name in sorted(asked)}
+    contents = {name: contents_of(MODELS[name]) for name in sorted(asked & {*MODELS})}
     paths = {name: Path(folder) / f"{name}.safetensors" for name in contents}
     for path in paths.values():
         path.touch()
