@@ -11,6 +11,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
+from ..parallel_backend.errors import RequestError
 from ..parallel_backend.models import spec_for
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
@@ -104,20 +105,15 @@ def common_inputs() -> list[io.Input]:
 def folder_model(
     model_name: str, description: ModelDescription, dtype: str, plan: ParallelPlan | None, group: int
 ) -> RemoteModelPatcher:
-    """The MODEL of a diffusers folder, which diffusers' class runs. Raises Refused, PlanError."""
+    """The MODEL of a diffusers folder, which diffusers' class runs. Raises Refused, RequestError."""
     spec = spec_for(description.model_class)
     family = family_for(description.model_class)
     if family is None:
         raise Refused(f"{description.model_class} runs in scripts only (docs/scripts.md); the editor has none yet.")
-    if dtype not in (DEFAULT, *DTYPES):
-        raise Refused(
-            f"{model_name} is a diffusers folder, whose weights cannot be cast to {dtype}.",
-            f"Choose the weight_dtype {DEFAULT}, or the model's file for ComfyUI.",
-        )
     plan, remarks = resolve_plan(plan, description.config, spec)
     note = in_words(remarks)
     model = family.build(description)
-    torch_dtype = DTYPES[dtype] if dtype != DEFAULT else folder_dtype(description, model)
+    torch_dtype = folder_dtype(model_name, dtype, description, model)
     dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
     source = description.source(dtype)
     logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
@@ -157,8 +153,18 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     return remote_patcher(file.model, remote)
 
 
-def folder_dtype(description: ModelDescription, model: comfy.model_base.BaseModel) -> torch.dtype:
-    """The dtype that ComfyUI's own loader would compute in on its device, of those that the model supports."""
+def folder_dtype(
+    model_name: str, dtype: str, description: ModelDescription, model: comfy.model_base.BaseModel
+) -> torch.dtype:
+    """What a weight_dtype is for a diffusers folder: by default what ComfyUI's own loader would compute in on its
+    device, of those that the model supports. Raises RequestError for one that diffusers' class has not."""
+    if dtype in DTYPES:
+        return DTYPES[dtype]
+    if dtype != DEFAULT:
+        raise RequestError(
+            f"{model_name} is a diffusers folder, whose weights cannot be cast to {dtype}.",
+            f"Choose the weight_dtype {DEFAULT}, or the model's file for ComfyUI.",
+        )
     stored, supported = description.dtype, model.model_config.supported_inference_dtypes
     chosen = comfy.model_management.unet_dtype(supported_dtypes=supported, weight_dtype=stored)
     if chosen in FLOAT8:

@@ -7,7 +7,8 @@ themselves: ComfyUI's process imports what imports this, and takes neither torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,6 +63,20 @@ def forget_meshes() -> None:
     if clear is None:
         clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear  # pyright: ignore
     clear()
+
+
+@contextlib.contextmanager
+def unbound() -> Iterator[None]:
+    """While entered, the default group is bound to no device. A rank that is has NCCL split that group for each new
+    one that it is no member of, gloo's too, whose members take no part in that: a deadlock. Since torch 2.2."""
+    import torch.distributed as dist
+
+    group: Any = dist.group.WORLD
+    bound, group.bound_device_id = group.bound_device_id, None
+    try:
+        yield
+    finally:
+        group.bound_device_id = bound
 
 
 def is_underway(tensor: torch.Tensor) -> bool:

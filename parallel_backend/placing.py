@@ -87,7 +87,7 @@ class Placing:
         self.asked: tuple[str, int] | None = None
         self.decided: ParallelPlan | None = None
         self.bringing = 0
-        self.links: dict[int, Links] = {}  # by how many ranks share weights
+        self.links: dict[tuple[int, int], Links] = {}  # by ranks of the plan, and how many of them share weights
 
     def forget(self) -> None:
         """The model is gone."""
@@ -152,12 +152,13 @@ class Placing:
 
     def links_of(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
         """As measured, once, by all ranks together; of all, the slowest."""
-        if plan.replicas not in self.links:
+        key = plan.world_size, plan.replicas  # of a plan of more ranks, some have not measured yet
+        if key not in self.links:
             peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
             rows = gathered((peers, host_rate(device)), ranks.control_group)
             slowest = [float(min(column)) for column in zip(*rows, strict=True)]
-            self.links[plan.replicas] = Links(*slowest, is_measured=True)
-        return self.links[plan.replicas]
+            self.links[key] = Links(*slowest, is_measured=True)
+        return self.links[key]
 
     def told(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
         """For the status: what is kept and fetched, in bytes, by the stage that has the most of it, what a forward

@@ -5,6 +5,7 @@ import { app } from '../../scripts/app.js'
 import { isStock, KINDS, parallelFor, stockFor, valuesOf } from './convert/loaders.js'
 import { convert } from './convert/workflow.js'
 import { LOADERS } from './plan/graph.js'
+import { graphsOf } from './plan/links.js'
 import { loaded, t } from './text.js'
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel'
@@ -50,8 +51,7 @@ const EDITOR = {
   }
 }
 
-const allGraphs = () => [app.rootGraph, ...app.rootGraph.subgraphs.values()]
-const allNodes = () => allGraphs().flatMap(({ nodes }) => nodes)
+const allNodes = () => graphsOf(app.rootGraph).flatMap(({ nodes }) => nodes)
 const copy = (value) => JSON.parse(JSON.stringify(value))
 
 async function makeNode({ id, graph }, type) {
@@ -66,8 +66,8 @@ async function makeWorkflowParallel() {
   const saved = stock.map((live) => live.serialize())
   const pickles = saved.filter((node) => !parallelFor(node)).map((node) => valuesOf(node).file)
   const { count } = await change(parallelFor)
-  const nothing = count || pickles.length ? null : 'convert.noneToMakeParallel'
-  say(nothing ? 'info' : 'success', nothing ?? 'convert.madeParallel', { count })
+  if (count) say('success', 'convert.madeParallel', { count })
+  else if (!pickles.length) say('info', 'convert.noneToMakeParallel')
   if (pickles.length) say('warn', 'convert.leftPickles', { files: pickles.join(', ') })
 }
 
@@ -103,6 +103,6 @@ async function change(chosen) {
 }
 
 function smallest(node, graphId) {
-  const graph = allGraphs().find(({ id }) => id === graphId)
+  const graph = graphsOf(app.rootGraph).find(({ id }) => id === graphId)
   return graph.getNodeById(node.id).computeSize()
 }

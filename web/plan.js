@@ -3,9 +3,11 @@
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.js'
-import { askAgain, explain } from './plan/explain.js'
+import { explain } from './plan/explain.js'
 import { LOADERS, PLAN, questionOf, questionWithoutPlan } from './plan/graph.js'
+import { graphsOf } from './plan/links.js'
 import { renewWorkflow } from './plan/old.js'
+import { askAgain } from './plan/server.js'
 import { showUsed } from './plan/used.js'
 
 const asks = new WeakMap() // by node, what asks for it
@@ -16,6 +18,7 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url))
     api.addEventListener('graphChanged', () => askAll())
+    api.addEventListener('execution_success', () => askAll(true)) // by which speeds may have been measured
     api.addEventListener('reconnected', () => {
       askAgain()
       askAll(true)
@@ -41,7 +44,7 @@ app.registerExtension({
 })
 
 function askAll(force) {
-  for (const graph of [app.rootGraph, ...app.rootGraph.subgraphs.values()]) {
+  for (const graph of graphsOf(app.rootGraph)) {
     for (const node of graph.nodes) asks.get(node)?.(force)
   }
 }
@@ -57,7 +60,13 @@ function explainPlan(node) {
   follow(node, changed)
   chain(node, 'onConfigure', (saved) => height.open(saved.size[1], show))
   chain(node, 'onAdded', changed)
-  chain(node, 'toggleAdvanced', changed)
+  const { toggleAdvanced } = node
+  node.toggleAdvanced = (...args) => {
+    height.change(() => {
+      toggleAdvanced?.apply(node, args)
+      show()
+    })
+  }
 }
 
 /** What it loads concerns the plans, too. */

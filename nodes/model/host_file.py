@@ -9,6 +9,7 @@ from typing import NamedTuple
 import comfy.cli_args
 import comfy.model_base
 import torch
+from comfy.ldm.modules import attention
 
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
@@ -114,7 +115,10 @@ def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
     """ComfyUI's arguments, as far as they are the ranks'. shares: whether tokens are shared out."""
     own = comfy.cli_args.args
     arguments = [*(["--cpu"] if on_cpu else [])]
-    chosen = [SHAREABLE] if shares else [name for name in ATTENTION if getattr(own, name, False)]
+    chosen = [name for name in ATTENTION if getattr(own, name, False)]
+    is_torchs = not on_cpu and attention.optimized_attention is attention.attention_pytorch
+    if shares or is_torchs and not chosen:  # by one name, as ranks of other arguments would have to start anew
+        chosen = [SHAREABLE]
     chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
     arguments += [flag(name) for name in chosen]
     for name in () if on_cpu else MEMORY_SIZES:

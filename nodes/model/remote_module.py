@@ -28,6 +28,7 @@ from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.gathering import Answer, Gatherer, ModelCall
+from ...worker.host.runs import RunPlan
 from ...worker.host.session import OnStep
 from ...worker.wire.operations import PATCH
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
@@ -39,10 +40,9 @@ from ..costs.plans import ModelCosts, is_covered, usual_step
 from ..errors import Refused
 from ..plan_words import Remark, in_words
 from .patches import bearable, check_inside, check_plan, sendable
-from .remote_weights import Patches, RemoteWeights, check_interrupt
+from .remote_weights import Patches, RemoteWeights, check_interrupt, run_plan
 from .untouched import Untouched, put_elsewhere
 
-AUTO = "auto"
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
@@ -203,11 +203,11 @@ class RemoteModule(RemoteWeights):
         """Whether the ranks run calls of one request at the same time, or may."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
 
-    def begin_run(self) -> str:
+    def begin_run(self) -> RunPlan | None:
         if self.auto is None:
-            return str(self.plan)
+            return super().begin_run()
         self.auto.begin()
-        return AUTO
+        return None
 
     def settle(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
         """Has an automatic plan follow from what is asked. The ranks keep the weights.
@@ -234,13 +234,12 @@ class RemoteModule(RemoteWeights):
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def follow(self, work: Work) -> None:
-        is_first = self.auto is not None and self.auto.is_open
         if self.auto is None or not self.auto.follow(work):
             return
-        before, self.plan = self.plan, self.auto.plan
+        self.plan = self.auto.plan
         self.note = in_words(self.auto.why)
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
-        self.group.runs.planned(str(self.plan) if is_first else f"{before}, {self.plan}")
+        self.group.runs.planned(run_plan(self.plan))
 
     def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Another method of the module, which computes with its weights, in the ranks."""

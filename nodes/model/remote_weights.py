@@ -15,6 +15,7 @@ from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.client import WorkerGroup
+from ...worker.host.runs import RunPlan
 from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
@@ -75,9 +76,9 @@ class RemoteWeights:
         self.makes_room = False
         self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
 
-    def begin_run(self) -> str:
-        """Called when a sampling begins: its plan, in words."""
-        return str(self.plan)
+    def begin_run(self) -> RunPlan | None:
+        """Called when a sampling begins: its plan; None for one that follows from what is asked."""
+        return run_plan(self.plan)
 
     def allows(self, plan: ParallelPlan) -> bool:
         """Whether the model can run under this plan."""
@@ -179,3 +180,8 @@ class RemoteWeights:
         """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
         if self.is_held and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")
+
+
+def run_plan(plan: ParallelPlan) -> RunPlan:
+    """As runs are told of it."""
+    return RunPlan(str(plan), plan.to_json())

@@ -28,12 +28,11 @@ from ...parallel_backend.weights.sizes import sizes_in_fp8, sizes_of_source
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
-from ..load_model import folder_dtype
+from ..load_model import DEFAULT, folder_dtype
 from ..model.families import family_for
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, HostFile, describe_host_file
 from ..model.model_files import describe_folder, list_checkpoints, list_models, why_not_listed
 from ..parallel_plan import (
-    AUTO,
     ResolvedPlan,
     auto_host_plan,
     devices_of_machine,
@@ -195,11 +194,6 @@ def resolve(
     )
 
 
-def values_of(plan: ParallelPlan) -> dict[str, Any]:
-    """Of a Parallel Plan node in manual mode."""
-    return plan.to_json() | {"speeds": ", ".join(map(str, plan.speeds))}
-
-
 def has_branches(loaders: list[Loader]) -> bool:
     """Whether everything that samples has guidance and hands its whole loop over: then a half of the batch is cond, the
     other uncond. A stock sampler's forwards hold either, in any order.
@@ -261,7 +255,7 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def bounds_of(path: Path, _stamp: tuple, dtype: str = AUTO) -> Bounds:
+def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     """Of the model there, as a loader of that dtype takes it. _stamp: of the files, whose headers are read again when
     it changes. Raises RequestError."""
     if path.is_file():
@@ -270,7 +264,7 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = AUTO) -> Bounds:
     if (family := family_for(description.model_class)) is None:
         raise RequestError(f"{description.model_class} runs in scripts only (docs/scripts.md).")
     spec, config, model = spec_for(description.model_class), description.config, family.build(description)
-    chosen = DTYPES.get(dtype) or folder_dtype(description, model)
+    chosen = folder_dtype(path.name, dtype, description, model)
     model.model_config.set_inference_dtype(chosen, None)
     # Of which ComfyUI's estimate of a forward asks the dtype.
     model.diffusion_model = SimpleNamespace(dtype=chosen)  # pyright: ignore[reportAttributeAccessIssue]

@@ -83,9 +83,9 @@ def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
 
 def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
     """What a step is predicted to take: of this plan, as `plan`, null where no formula covers it; of the best that the
-    machine can have, as `best`; and of one device, as `one_device`; each with its words, seconds and bytes a rank, and
-    whether it has run and took as long. is_measured: whether by what was measured of this machine. alone: whether one
-    device is the fastest. None where nobody knows what is sampled."""
+    machine can have, as `best`; and of one device, as `one_device`; each with its words, values, seconds and bytes a
+    rank, and whether it has run and took as long. is_measured: whether by what was measured of this machine.
+    alone: whether one device is the fastest. None where nobody knows what is sampled."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
     if costs is None or (forward := work.forward) is None:
         return None
@@ -93,6 +93,7 @@ def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
     def told(predicted: Prediction) -> dict[str, Any]:
         return {
             "plan": str(predicted.plan),
+            "values": predicted.plan.to_json(),
             "seconds": predicted.seconds,
             "bytes": predicted.bytes,
             "fits": predicted.fits,

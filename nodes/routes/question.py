@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..load_model import DEFAULT
 from ..parallel_plan import AUTO, MANUAL
 from ..workers.group import GROUPS
 from .memory import Picture
@@ -31,7 +32,7 @@ class Loader(NamedTuple):
 
     model_name: str
     samplers: list[Sampler]
-    dtype: str = AUTO
+    dtype: str = DEFAULT
     group: int = 1
     checkpoint: bool = False
 
@@ -68,7 +69,7 @@ def read_question(asked: dict[str, Any]) -> Question:
             )
             for sampler in entries(loader, "samplers")
         ]
-        dtype, group = part(loader, "dtype", str, AUTO), part(loader, "group", int, 1)
+        dtype, group = part(loader, "dtype", str, DEFAULT), part(loader, "group", int, 1)
         checkpoint = part(loader, "checkpoint", bool, False)
         name, group = part(loader, "model_name", str), min(max(group, 1), GROUPS)
         loaders.append(Loader(name, samplers, dtype, group, checkpoint))

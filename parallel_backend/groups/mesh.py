@@ -6,8 +6,9 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..axes import JOINT_AXES, REPLICA_AXES, WEIGHT_AXES
-from ..compat import forget_meshes
+from ..compat import forget_meshes, unbound
 from ..device import (
     CPU,
     THROUGH_THE_HOST,
@@ -171,14 +172,18 @@ def build_mesh(
     return mesh
 
 
-def new_group(device: torch.device, ranks: list[int] | None = None) -> dist.ProcessGroup:
+def new_group(
+    device: torch.device, ranks: list[int] | None = None, timeout: timedelta | None = None
+) -> dist.ProcessGroup:
     """A group of these ranks, or of all, for tensors on a device. All ranks call it together, those outside of it too.
+    timeout: of its collectives; torch's own by default.
 
     Of torch's ways to a group this is the one by which a group of the same ranks can be made again: others name groups
     by their ranks, and wait for ever for what an earlier one left in the store.
     """
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
-    group: Any = dist.new_group(ranks, backend=backends[device.type])
+    with nullcontext() if is_accelerator(device) else unbound():
+        group: Any = dist.new_group(ranks, timeout, backends[device.type])  # an `int`, as torch has it, is no member's
     return group
 
 

@@ -32,15 +32,16 @@ def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, ho
     made = [run["made"] for event in told for run in event["runs"][:1]]
     assert made == sorted(made)
     group = groups(host)[0]
-    run = group["runs"][0]
+    run, count = group["runs"][0], len(group["status"]["pids"])
+    assert count >= 2, "it may have a part of the ranks"
     assert run["state"] == "done" and run["operation"] == operation
     assert run["made"] == len(run["steps"]) == steps
     assert run["plan"] == "cfg=2" and (run["model"], run["model_class"]) == ("tiny-dit", "DiTTransformer2DModel")
     assert run["seconds"] > sum(seconds for seconds, _ in run["steps"])
-    assert [(each["index"], each["name"]) for each in group["status"]["devices"]] == [(None, "cpu")] * 2
+    assert [(each["index"], each["name"]) for each in group["status"]["devices"]] == [(None, "cpu")] * count
     for seconds, communication in run["steps"]:
         assert 0 < communication < seconds < 10
-    assert [memory["total"] > memory["resident"] > 0 for memory in group["status"]["memory"]] == [True, True]
+    assert [memory["total"] > memory["resident"] > 0 for memory in group["status"]["memory"]] == [True] * count
 
 
 def test_the_lines_of_the_logs_are_told_once(host: ComfyHost) -> None:

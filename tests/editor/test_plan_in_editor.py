@@ -32,8 +32,11 @@ TURN_RING = """() => {
     }
 }"""
 PLAN_NODE = "window.app.graph.nodes.find((node) => node.type === 'ParallelDiT_Plan')"
-SEEN = f"""() => {PLAN_NODE}.widgets.filter((widget) => !widget.hidden && !widget.advanced && widget.name !== 'mesh')
+SEEN = f"""() => {PLAN_NODE}.widgets
+    .filter((widget) => !widget.hidden && (!widget.advanced || {PLAN_NODE}.showAdvanced) && widget.name !== 'mesh')
     .map((widget) => widget.name)"""
+HAS_ADVANCED = f"() => {PLAN_NODE}.hasAdvancedWidgets()"
+TOGGLE_ADVANCED = f"() => {PLAN_NODE}.toggleAdvanced()"
 HEIGHT = f"() => {PLAN_NODE}.size[1]"
 UNDO_STEPS = "window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 MEMORY = re.compile(r"Each rank: \d+ MiB of weights")
@@ -100,11 +103,16 @@ def test_auto_shows_its_mode_alone_and_manual_what_it_has(renderer: str, shared_
     assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "tp", "pipefusion", "weights"]
     expect(rows).to_have_count(8 if renderer == "vue" else 0)
     shared_editor.screenshot(f"plan-manual-{renderer}")
+    if renderer == "canvas":
+        assert page.evaluate(HAS_ADVANCED)
+        page.evaluate(TOGGLE_ADVANCED)
+        assert {"attention", "exchange", "speeds", "compile"} < {*page.evaluate(SEEN)}
+        page.evaluate(TOGGLE_ADVANCED)
     shared_editor.set_widgets("ParallelDiT_Plan", mode="auto", ulysses=1)
     expect(content).to_contain_text("Guidance is split first")
     assert page.evaluate(SEEN) == ["mode"]
     if renderer == "canvas":
-        assert page.evaluate(HEIGHT) == pytest.approx(short, abs=2)
+        assert page.evaluate(HEIGHT) == pytest.approx(short, abs=2) and not page.evaluate(HAS_ADVANCED)
     assert page.evaluate("async () => (await window.app.graphToPrompt()).output") == prompt
 
 
@@ -127,8 +135,8 @@ def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_e
     """Over a link that is slow: the answer of a machine that has one."""
     page = shared_editor.page
     best = [
-        {"plan": plan, "seconds": 2.5, "bytes": 3 << 30, "fits": True, "has_run": False}
-        for plan in ("dp=2", "ulysses=2", "ring=2")
+        {"plan": f"{axis}=2", "values": {axis: 2}, "seconds": 2.5, "bytes": 3 << 30, "fits": True, "has_run": False}
+        for axis in ("dp", "ulysses", "ring")
     ]
 
     def answer(route: Route) -> None:

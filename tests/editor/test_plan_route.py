@@ -92,6 +92,9 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
         answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
         assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "by_call"])
         assert "cfg=2 with cond and uncond, ulysses=2 without" in answer["remarks"][1]["text"]
+    refused = about({}, KSAMPLER)
+    refused["loaders"][0]["dtype"] = "fp8_e5m2"
+    assert "cannot be cast to fp8_e5m2" in ask(host, refused)["unknown"][0], "as the loader says"
     answer = ask(host, about({"ulysses": 3}, KSAMPLER, model="longcat-image.safetensors"))
     assert answer["widgets"] == ["ulysses"] and "is more than the model's 2 heads" in answer["error"]
 
@@ -107,6 +110,9 @@ def test_what_a_step_is_predicted_to_take_is_told_before_the_run(host: ComfyHost
         assert told["is_measured"] and not told["alone"] and len(told["best"]) == 3
         seconds = [each["seconds"] for each in told["best"]]
         assert seconds == sorted(seconds) and 0 < seconds[0] < 100 and told["best"][0]["bytes"] > 1e5
+        for each in told["best"]:
+            values = {**each["values"], "speeds": ", ".join(map(str, each["values"]["speeds"]))}
+            assert ask(host, about(values))["plan"] == each["plan"], "what Compare plans gives a Plan node"
     answer = ask(host, about({"dp": 2}, {**KSAMPLER, "cfg": 1.0, **picture}, model="longcat-image.safetensors"))
     assert answer["predicted"]["plan"]["seconds"] > answer["predicted"]["best"][0]["seconds"]
     assert ask(host, about({}, KSAMPLER, model="longcat-image.safetensors"))["predicted"] is None

@@ -74,12 +74,16 @@ def test_a_pipeline_is_plain_again_and_parallel_again(
         ({"pipefusion": 2, "ulysses": 2}, {"pipefusion": 2, "cfg": 2}, False),  # ranks 1 and 2 change their stages
         ({"tp": 4}, {"tp": 2, "ulysses": 2}, False),
         ({"tp": 2}, {"pipefusion": 2}, False),
-        ({"ulysses": 2}, {"ulysses": 4}, False),
     ],
 )
 def test_weights_stay_where_no_rank_would_hold_others(plan: dict, other: dict, same: bool) -> None:
     plans = ParallelPlan(**plan), ParallelPlan(**other)
     assert same_weights(*plans) == same_weights(*plans[::-1]) == same
+
+
+def test_weights_stay_on_the_first_ranks_for_a_plan_of_fewer_and_others_need_them_for_one_of_more() -> None:
+    two, four = ParallelPlan(ulysses=2), ParallelPlan(ulysses=4)
+    assert same_weights(four, two) and not same_weights(two, four)
 
 
 def one_rank(**plan: int | str) -> Mesh:

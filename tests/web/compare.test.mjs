@@ -11,7 +11,14 @@ const PROMPT = {
   2: { class_type: LOADER, inputs: { model_name: 'b', group: 2 } },
   3: { class_type: 'KSampler', inputs: { model: ['1', 0], seed: 5 } }
 }
-const run = (id, step, state = 'done') => ({ id, state, plan: `plan ${id}`, seconds: 10 * step, steps: [[step, 0]] })
+const ULYSSES = { ulysses: 2, speeds: [1, 0.5] }
+const run = (began, step, state = 'done') => ({
+  state,
+  began,
+  plans: [{ ...ULYSSES, dp: began }],
+  seconds: 10 * step,
+  steps: [[step, 0]]
+})
 
 test('the loaders of a group get the plan, and nothing else of the prompt changes', () => {
   assert.deepEqual(loadersOf(PROMPT, [LOADER], 1), ['1'])
@@ -28,14 +35,14 @@ test('the loaders of a group get the plan, and nothing else of the prompt change
 
 test('compared are the plans predicted to be the fastest that fit, or auto, and one device', () => {
   const best = [
-    { plan: 'ulysses=2', values: { ulysses: 2 }, fits: true },
-    { plan: 'dp=2', values: { dp: 2 }, fits: false }
+    { values: ULYSSES, fits: true },
+    { values: { dp: 2, speeds: [] }, fits: false }
   ]
   const found = candidates({ predicted: { best } })
   assert.deepEqual(
     found.map(({ values, isAlone }) => [values, isAlone]),
     [
-      [{ ulysses: 2, mode: 'manual' }, false],
+      [{ ulysses: 2, speeds: '1, 0.5', mode: 'manual' }, false],
       [{ mode: 'manual' }, true]
     ]
   )
@@ -43,7 +50,12 @@ test('compared are the plans predicted to be the fastest that fit, or auto, and 
 })
 
 test('what the runs of a prompt took, and how many times as fast as one device', () => {
-  assert.deepEqual(taken([run(1, 2), run(2, 4)]), { isDone: true, plan: 'plan 1', seconds: 60, step: 3 })
+  assert.deepEqual(taken([run(1, 2), run(2, 4)]), {
+    isDone: true,
+    plans: [{ ...ULYSSES, dp: 1 }],
+    seconds: 60,
+    step: 3
+  })
   assert.equal(taken([]).isDone, false)
   assert.equal(taken([run(1, 2, 'failed')]).isDone, false)
   const rows = compared([
@@ -57,7 +69,7 @@ test('what the runs of a prompt took, and how many times as fast as one device',
   assert.equal(compared([rows[0], { ...rows[1], taken: null }])[0].times, null)
 })
 
-/** A comparison whose prompts end as given, in turn; each that succeeds leaves a run. */
+/** A comparison whose prompts end as given, in turn; each that succeeds leaves a run, and another prompt one before. */
 function comparing(ends) {
   const runs = [run(1, 5)]
   const queued = []
@@ -65,21 +77,29 @@ function comparing(ends) {
     async run({ output }) {
       queued.push(output)
       const end = ends.shift()
-      if (end === 'success') runs.unshift(run(runs.length + 1, 1))
-      return end
+      const from = 10 * queued.length
+      runs.unshift(run(from - 1, 7, 'running'))
+      if (end === 'success') runs.unshift(run(from + 0.5, 1))
+      return { end, from: 1000 * from, to: 1000 * (from + 1) }
     }
   }
+  const asked = []
   const host = {
     prompt: async () => ({ output: PROMPT, workflow: {} }),
-    answer: async () => ({ predicted: { best: [{ plan: 'dp=2', values: { dp: 2 }, fits: true }] } }),
+    answer: async (loader) => {
+      asked.push(loader)
+      return { predicted: { best: [{ values: { dp: 2, speeds: [] }, fits: true }] } }
+    },
     runs: async () => [...runs]
   }
-  return { comparison: new Comparison(queue, host, [LOADER], () => {}), queued }
+  return { comparison: new Comparison(queue, host, [LOADER], () => {}), queued, asked }
 }
 
 test('each plan is run once, one after the other; one that fails leaves the others', async () => {
-  const { comparison, queued } = comparing(['error', 'success'])
+  const { comparison, queued, asked } = comparing(['error', 'success'])
   await comparison.run(1, '')
+  assert.deepEqual(asked, ['1'])
+  assert.equal(comparison.rows[1].taken.seconds, 10, 'of its own prompt alone')
   assert.deepEqual(
     comparison.rows.map(({ state }) => state),
     ['failed', 'done']
@@ -88,14 +108,26 @@ test('each plan is run once, one after the other; one that fails leaves the othe
   assert.equal(comparison.isRunning, false)
 })
 
-test('one that is interrupted ends the comparison', async () => {
-  const { comparison, queued } = comparing(['interrupted', 'success'])
+for (const end of ['interrupted', 'gone']) {
+  test(`one that is ${end} ends the comparison`, async () => {
+    const { comparison, queued } = comparing([end, 'success'])
+    await comparison.run(1, '')
+    assert.deepEqual(
+      comparison.rows.map(({ state }) => state),
+      ['leftOut', 'leftOut']
+    )
+    assert.equal(queued.length, 1)
+  })
+}
+
+test('what is wrong with a prompt that is refused is said', async () => {
+  const { comparison } = comparing([])
+  const error = Object.assign(new Error('Prompt execution failed'), { response: {}, toString: () => 'no such file' })
+  comparison.queue.run = async () => {
+    throw error
+  }
   await comparison.run(1, '')
-  assert.deepEqual(
-    comparison.rows.map(({ state }) => state),
-    ['leftOut', 'leftOut']
-  )
-  assert.equal(queued.length, 1)
+  assert.equal(comparison.problem, 'no such file')
 })
 
 test('a workflow without a loader of the group says so', async () => {
@@ -113,33 +145,31 @@ function server(answers) {
   return api
 }
 
-test('a prompt is waited for until its end is told', async () => {
-  const api = server({ '/queue': () => ({ queue_running: [[0, 'p']], queue_pending: [] }) })
+const history = (...messages) => ({ p: { status: { messages } } })
+const at = (timestamp) => ({ timestamp, prompt_id: 'p' })
+
+test('a prompt is waited for until it has left the queue, and the history tells how it ended', async () => {
+  const queues = [
+    [[[0, 'p']], []],
+    [[], [[0, 'p']]],
+    [[], []]
+  ]
+  const api = server({
+    '/queue': () => {
+      const [queue_running, queue_pending] = queues.shift()
+      return { queue_running, queue_pending }
+    },
+    '/history/p': () => history(['execution_start', at(5)], ['execution_cached', at(6)], ['execution_error', at(9)])
+  })
   const end = new Queue(api).run({})
-  await new Promise(setImmediate)
-  api.tell('execution_success', { prompt_id: 'another' })
-  api.tell('execution_error', { prompt_id: 'p' })
-  assert.equal(await end, 'error')
+  for (const event of ['status', 'reconnected']) {
+    await new Promise(setImmediate)
+    api.tell(event, {})
+  }
+  assert.deepEqual(await end, { end: 'error', from: 5, to: 9 })
 })
 
-test('one that is taken from the queue is not waited for; of one that ended unheard the history tells', async () => {
-  const queues = [[[0, 'p']], []]
-  const gone = {
-    '/queue': () => ({ queue_running: [], queue_pending: queues.shift() }),
-    '/history/p': () => ({})
-  }
-  const api = server(gone)
-  const end = new Queue(api).run({})
-  await new Promise(setImmediate)
-  api.tell('status', {})
-  assert.equal(await end, 'gone')
-  const messages = [
-    ['execution_start', {}],
-    ['execution_success', {}]
-  ]
-  const ended = {
-    '/queue': () => ({ queue_running: [], queue_pending: [] }),
-    '/history/p': () => ({ p: { status: { messages } } })
-  }
-  assert.equal(await new Queue(server(ended)).run({}), 'success')
+test('one that is taken from the queue is not waited for', async () => {
+  const gone = { '/queue': () => ({ queue_running: [], queue_pending: [] }), '/history/p': () => ({}) }
+  assert.equal((await new Queue(server(gone)).run({})).end, 'gone')
 })

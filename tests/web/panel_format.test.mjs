@@ -9,6 +9,7 @@ import {
   dateAndClock,
   fileName,
   percent,
+  plansWords,
   planWords,
   roughSeconds,
   seconds,
@@ -112,6 +113,10 @@ test('a plan in words, as its Python class says it', () => {
   assert.equal(planWords({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
   const patches = 'pipefusion=2 × panel.planPatches 2 1 × panel.planAttention flash'
   assert.equal(planWords({ ...one, pipefusion: 2, attention: 'flash' }, t), patches)
+  const weights = 'ring=2 × panel.planWeightsOf host 3 × panel.planCompiled.auto'
+  assert.equal(planWords({ ...one, ring: 2, weights: 'host', weight_blocks: 3, compile: 'auto' }, t), weights)
+  assert.equal(plansWords([{ ...one, cfg: 2 }, one], t), 'cfg=2, panel.planOneRank')
+  assert.equal(plansWords([], t), 'auto')
   assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
   assert.equal(planWords({ ...one, ulysses: 2, exchange: 'hidden' }, t), 'ulysses=2 × panel.planExchange hidden')
   assert.equal(planWords({ ...one, ulysses: 2, exchange: 'heads' }, t), 'ulysses=2')

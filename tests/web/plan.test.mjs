@@ -125,6 +125,72 @@ test('what is sampled is known where its latent is made by a node from nothing, 
   assert.equal(picture(latent(video), ['width', 0, 'latent', 'samples', 'LATENT']), null)
 })
 
+/** Nodes in a subgraph that is seen as these hosts, each {inputs, outputs, widgets}, of the names that link in and out. */
+function within(nodes, links, hosts) {
+  const made = graphOf(nodes, links)
+  const [{ graph }] = Object.values(made)
+  const outside = { getNodeById: () => null, subgraphs: new Map([['sub', graph]]) }
+  outside.nodes = hosts.map(({ widgets = {}, inputs = [] }) => ({
+    graph: outside,
+    subgraph: graph,
+    mode: 0,
+    inputs: inputs.map((name) => ({ name, link: null })),
+    outputs: [],
+    getWidgetFromSlot: ({ name }) => (name in widgets ? { value: widgets[name] } : undefined)
+  }))
+  Object.assign(graph, { rootGraph: outside, nodes: Object.values(made) })
+  const { getLink } = graph
+  graph.getLink = (id) => {
+    const { origin_id: from } = getLink(id)
+    return { ...getLink(id), ...(from === 'in' ? { originIsIoNode: true, origin_slot: links[id][1] } : {}) }
+  }
+  return made
+}
+
+test('what the node of a subgraph is given counts, and nothing where there are several such nodes', () => {
+  const nodes = { plan: PLAN, loader: LOADER, sampler: sampler(3) }
+  const links = [
+    ['plan', 0, 'loader', 'plan'],
+    ['loader', 0, 'sampler', 'model'],
+    ['in', 0, 'sampler', 'cfg'],
+    ['in', 1, 'loader', 'model_name']
+  ]
+  const host = (cfg) => ({ inputs: ['guidance', 'file'], widgets: { guidance: cfg, file: 'wan' } })
+  const ask = (...hosts) => questionOf(within(nodes, links, hosts).plan).question.loaders
+  const [{ model_name, samplers }] = ask(host(1.5))
+  assert.deepEqual([model_name, samplers[0].cfg], ['wan', 1.5])
+  assert.deepEqual(ask(host(1.5), host(2)), [])
+  const alone = [['in', 0, 'loader', 'plan']]
+  const lone = (count) => within({ loader: LOADER }, alone, Array(count).fill({ inputs: ['plan'] })).loader
+  assert.ok(questionWithoutPlan(lone(1)).question, 'an input that nothing is linked to')
+  assert.equal(questionWithoutPlan(lone(2)).question, null, 'it may be another each time')
+})
+
+test('a plan finds loaders inside of subgraphs, and a loader samplers outside of its own', () => {
+  const inner = graphOf({ loader: LOADER }, [])
+  const outer = graphOf({ plan: PLAN, sub: { type: 'sub' }, sampler: sampler(4) }, [
+    ['plan', 0, 'sub', 'plan'],
+    ['sub', 0, 'sampler', 'model']
+  ])
+  const { graph: root } = outer.plan
+  const { graph } = inner.loader
+  Object.assign(root, { nodes: Object.values(outer), subgraphs: new Map([['sub', graph]]), rootGraph: root })
+  Object.assign(outer.sub, { subgraph: graph, outputs: [{ type: 'MODEL', links: [1] }] })
+  Object.assign(graph, { rootGraph: root, nodes: [inner.loader], inputs: [{ linkIds: ['in'] }] })
+  const both = { in: { target_id: 'loader' }, out: { targetIsIoNode: true, target_slot: 0 } }
+  graph.getLink = (id) => both[id]
+  inner.loader.outputs[0].links = ['out']
+  const { getLink } = root
+  root.getLink = (id) => ({ ...getLink(id), target_slot: 0 })
+  const { loaders } = questionOf(outer.plan).question
+  assert.deepEqual(
+    loaders.map(({ model_name, samplers }) => [model_name, samplers[0]?.cfg]),
+    [['flux', 4]]
+  )
+  outer.sub.mode = 2
+  assert.deepEqual(questionOf(outer.plan).question.loaders, [], 'it is muted')
+})
+
 test('a linked degree is read off a primitive, and named as open behind a node that computes', () => {
   const links = [['number', 0, 'plan', 'cfg']]
   const primitive = { type: 'PrimitiveInt', widgets: { value: 4 }, outputs: ['INT'] }
@@ -345,7 +411,10 @@ test('an answer to an older question is dropped, and after a failure the questio
 
 test('the best plans are told with their seconds and bytes, and what they follow from', () => {
   const GIB = 1 << 30
-  const row = (plan, seconds, fits = true) => ({ plan, seconds, bytes: 12 * GIB, fits, has_run: false })
+  const row = (plan, seconds, fits = true) => {
+    const [axis, degree] = plan.split('=')
+    return { plan, values: { [axis]: Number(degree) }, seconds, bytes: 12 * GIB, fits, has_run: false }
+  }
   const best = [row('dp=2', 1.25), row('ulysses=2', 1.5), row('ring=2', 2, false)]
   const one_device = { ...row('one rank', 2.25), has_run: true }
   const told = (plan, more) =>

@@ -20,7 +20,7 @@ from demo.host import ComfyHost
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
-from tests.support.host.graphs import Job, latents, status
+from tests.support.host.graphs import Job, latents, ranks, status
 from tests.support.ranks.pool import RankPool
 from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.errors import RequestRefused, WorkerGroupError
@@ -285,7 +285,7 @@ def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: Co
     latents(host, Job("tiny-dit", plan={"ulysses": 2}, scheduler="Euler").prompt())
     assert status(host)["last_run"]["operation"] == "sample"
     code, text = get(host, "trace")
-    assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {0, 1}
+    assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {*range(len(ranks(host)))}
     code, text = get(host, "logs?rank=1&lines=5000")
     assert code == 200 and "rank 1 INFO loaded" in text
     assert len(get(host, "logs?rank=1&lines=1")[1].splitlines()) == 1

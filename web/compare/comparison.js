@@ -5,7 +5,7 @@ import { candidates, compared, loadersOf, taken, under } from './prompts.js'
 export class Comparison {
   /**
    * queue: see queue.js. host: what to ask of the page and its server: `prompt()`, the open workflow as a prompt;
-   * `answer(group)`, what POST /paralleldit/plan says of its loader; `runs(group)`, those that it has kept. types: of
+   * `answer(loader)`, what POST /paralleldit/plan says of one by its id there; `runs(group)`, those that it has kept. types: of
    * loaders. onChange: called when something of `rows`, `isRunning` or `problem` has changed.
    */
   constructor(queue, host, types, onChange) {
@@ -13,7 +13,7 @@ export class Comparison {
     this.host = host
     this.types = types
     this.onChange = onChange
-    this.rows = [] // each {plan, isAlone, state: waiting, running, done, failed or leftOut, taken, times}
+    this.rows = [] // each {plans, isAlone, state: waiting, running, done, failed or leftOut, taken, times}
     this.isRunning = false
     this.problem = ''
   }
@@ -26,7 +26,7 @@ export class Comparison {
       const { output, workflow } = await this.host.prompt()
       const loaders = loadersOf(output, this.types, group)
       if (!loaders.length) throw new Error(noLoader)
-      const plans = candidates(await this.host.answer(group))
+      const plans = candidates(await this.host.answer(loaders[0]))
       this.become({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', taken: null, times: null })) })
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' })
@@ -34,7 +34,7 @@ export class Comparison {
         if (!['success', 'error'].includes(end)) break
       }
     } catch (error) {
-      this.become({ problem: error.message })
+      this.become({ problem: error.response ? String(error) : error.message }) // of a refused prompt, its errors
     } finally {
       const rows = this.rows.map((row) =>
         ['waiting', 'running'].includes(row.state) ? { ...row, state: 'leftOut' } : row
@@ -45,10 +45,10 @@ export class Comparison {
 
   /** One prompt, to its end, which it returns. */
   async runOne(group, at, prompt) {
-    const last = Math.max(0, ...(await this.host.runs(group)).map(({ id }) => id))
-    const end = await this.queue.run(prompt)
-    const found = taken((await this.host.runs(group)).filter(({ id }) => id > last))
-    const state = end === 'success' && found.isDone ? 'done' : end === 'interrupted' ? 'leftOut' : 'failed'
+    const { end, from, to } = await this.queue.run(prompt)
+    const runs = await this.host.runs(group)
+    const found = taken(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to))
+    const state = end === 'success' && found.isDone ? 'done' : ['success', 'error'].includes(end) ? 'failed' : 'leftOut'
     this.change(at, { state, taken: found })
     return end
   }

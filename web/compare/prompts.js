@@ -17,9 +17,10 @@ export const loadersOf = (prompt, types, group) =>
  */
 export function candidates(answer) {
   const best = (answer?.predicted?.best ?? []).filter(({ fits }) => fits)
-  const found = best.map(({ plan, values }) => ({ plan, values: { ...values, mode: 'manual' }, isAlone: false }))
-  const auto = { plan: 'auto', values: { mode: 'auto' }, isAlone: false }
-  return [...(found.length ? found : [auto]), { plan: '', values: { mode: 'manual' }, isAlone: true }]
+  const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' })
+  const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }))
+  const auto = { plans: [], values: { mode: 'auto' }, isAlone: false }
+  return [...(found.length ? found : [auto]), { plans: [{}], values: { mode: 'manual' }, isAlone: true }]
 }
 
 /**
@@ -38,7 +39,7 @@ export function taken(runs) {
   const steps = runs.flatMap((run) => run.steps.map(([length]) => length))
   const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0)
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done')
-  return { isDone, plan: runs[0]?.plan ?? '', seconds, step: steps.length ? median(steps) : null }
+  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? median(steps) : null }
 }
 
 /** The rows with how many times as fast as one device each was; `times` is null where either is not known. */

@@ -1,6 +1,8 @@
 // Queues prompts and waits for their ends, also of one that somebody has taken from the queue.
 
+const START = 'execution_start'
 const ENDS = { execution_success: 'success', execution_error: 'error', execution_interrupted: 'interrupted' }
+const WAKING = ['status', 'reconnected'] // the server tells how long its queue is whenever that changes
 
 export class Queue {
   /** api: the editor's. */
@@ -8,32 +10,22 @@ export class Queue {
     this.api = api
   }
 
-  /** How a prompt ended: success, error, interrupted, or gone. Raises for one that is refused. */
+  /** How a prompt ended, see `endOf`. Raises for one that is refused. */
   async run(prompt) {
-    const ends = new Map()
     let told = () => {}
-    const listeners = Object.entries(ENDS).map(([event, end]) => [
-      event,
-      ({ detail }) => {
-        ends.set(detail.prompt_id, end)
-        told()
-      }
-    ])
-    listeners.push(['status', () => told()], ['reconnected', () => told()])
-    for (const [event, listener] of listeners) this.api.addEventListener(event, listener)
+    const wake = () => told()
+    for (const event of WAKING) this.api.addEventListener(event, wake)
     try {
       const { prompt_id: id } = await this.api.queuePrompt(0, prompt)
       for (;;) {
         const next = new Promise((resolve) => {
           told = resolve
         })
-        const isQueued = ends.has(id) || (await this.isQueued(id))
-        if (ends.has(id)) return ends.get(id)
-        if (!isQueued) return (await this.endOf(id)) ?? 'gone'
+        if (!(await this.isQueued(id))) return await this.endOf(id)
         await next
       }
     } finally {
-      for (const [event, listener] of listeners) this.api.removeEventListener(event, listener)
+      for (const event of WAKING) this.api.removeEventListener(event, wake)
     }
   }
 
@@ -43,10 +35,15 @@ export class Queue {
     return [...running, ...pending].some(([, each]) => each === id)
   }
 
-  /** By the history, of one whose end was told of while nobody was connected. */
+  /**
+   * By the history. end: success, error, interrupted, or gone for one that did not run. from, to: when it did, in
+   * milliseconds since the epoch.
+   */
   async endOf(id) {
     const { [id]: entry } = await (await this.api.fetchApi(`/history/${id}`)).json()
-    const kinds = entry?.status?.messages?.map(([kind]) => ENDS[kind]).filter(Boolean) ?? []
-    return kinds.at(-1)
+    const messages = entry?.status?.messages ?? []
+    const at = (names) => messages.findLast(([name]) => names.includes(name)) ?? []
+    const [name, last] = at(Object.keys(ENDS))
+    return { end: ENDS[name] ?? 'gone', from: at([START])[1]?.timestamp ?? 0, to: last?.timestamp ?? 0 }
   }
 }

@@ -2,7 +2,7 @@
 
 import { element } from '../elements.js'
 import { attribute, shown, text } from '../panel/dom.js'
-import { seconds, times } from '../panel/format.js'
+import { plansWords, seconds, times } from '../panel/format.js'
 import { LOADERS } from '../plan/graph.js'
 import { t } from '../text.js'
 import { Comparison } from './comparison.js'
@@ -52,8 +52,8 @@ export class ComparisonView {
   }
 }
 
-function line({ plan, isAlone, state, taken, times: factor }) {
-  const name = isAlone ? t('panel.compare.alone') : taken?.plan || plan
+function line({ plans, isAlone, state, taken, times: factor }) {
+  const name = isAlone ? t('panel.compare.alone') : plansWords(taken?.plans ?? plans, t)
   const cells = [
     state === 'done' ? seconds(taken.seconds) : t(`panel.compare.state.${state}`),
     state === 'done' && taken.step !== null ? seconds(taken.step) : '',

@@ -96,16 +96,23 @@ const inProportion = (speeds) => speeds.map((speed) => Number((speed / Math.max(
 export const ranksOfPlan = (plan) =>
   Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1)
 
-/** A plan in the words of its Python class. t: the texts, by path and values. */
+/** A plan's values in the words of its Python class. t: the texts, by path and values. */
 export function planWords(plan, t) {
   const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1)
   const parts = axes.map((axis) => `${axis}=${plan[axis]}`)
   const patches = plan.patches || plan.pipefusion || 1
   if (patches > 1) parts.push(t('panel.planPatches', { patches, steps: plan.sync_steps }))
   if (plan.attention && plan.attention !== 'auto') parts.push(t('panel.planAttention', { name: plan.attention }))
-  if (plan.compile && plan.compile !== 'off') parts.push(t('panel.planCompiled'))
+  if (plan.weights && plan.weights !== 'auto') {
+    const key = plan.weight_blocks ? 'panel.planWeightsOf' : 'panel.planWeights'
+    parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }))
+  }
+  if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`))
   if (plan.exchange && plan.exchange !== 'heads') parts.push(t('panel.planExchange', { name: plan.exchange }))
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }))
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: inProportion(plan.speeds) }))
   return parts.join(' × ') || t('panel.planOneRank')
 }
+
+/** The plans that a run had, one after the other; "auto" before one is chosen. */
+export const plansWords = (plans, t) => plans.map((plan) => planWords(plan, t)).join(', ') || 'auto'

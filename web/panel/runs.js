@@ -3,7 +3,18 @@
 import { element } from '../elements.js'
 import { language, t } from '../text.js'
 import { attribute, Children, fold, shown, text } from './dom.js'
-import { bytes, clock, dateAndClock, fileName, percent, seconds, summary, times, timesOfOne } from './format.js'
+import {
+  bytes,
+  clock,
+  dateAndClock,
+  fileName,
+  percent,
+  plansWords,
+  seconds,
+  summary,
+  times,
+  timesOfOne
+} from './format.js'
 import { stateOf } from './state.js'
 import { Timeline } from './timeline.js'
 
@@ -72,7 +83,7 @@ class RunRow {
     text(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
     const time = clock(began, language())
-    text(this.about, [t(`panel.operation.${run.operation}`), run.plan, time].join(' · '))
+    text(this.about, [t(`panel.operation.${run.operation}`), plansWords(run.plans, t), time].join(' · '))
     attribute(this.about, 'title', aboutNode(run, began))
     this.count(run, summary(run.steps))
   }

@@ -1,23 +1,15 @@
 // What a node says of its plan: a widget with the server's answer about it. Nothing of it is saved or queued.
 
-import { api } from '../../../scripts/api.js'
 import { app } from '../../../scripts/app.js'
 import { element } from '../elements.js'
 import { loaded } from '../text.js'
 import { asker } from './ask.js'
+import { canAnswer, request } from './server.js'
 import { GAP, Height, setHidden } from './size.js'
 import { draw, drawSilence } from './view.js'
 
 const PAUSE_MS = 150
 const MARGIN = 10
-const NO_ROUTE = 404
-
-let hasRoute = true
-
-/** The server may be another one, that knows the question. */
-export function askAgain() {
-  hasRoute = true
-}
 
 /**
  * Gives a node the widget; returns what has it ask, and the node's height. questionOf: the node to its question, null for
@@ -44,7 +36,7 @@ export function explain(node, questionOf, brief = false) {
 
   const ask = asker({
     pause: PAUSE_MS,
-    read: () => (node.graph && hasRoute ? JSON.stringify(questionOf(node)) : null),
+    read: () => (node.graph && canAnswer() ? JSON.stringify(questionOf(node)) : null),
     send: async (text) => {
       const { question, open } = JSON.parse(text)
       await loaded
@@ -86,18 +78,6 @@ export function explain(node, questionOf, brief = false) {
     saved.size[1] = height.saved
   }
   return { ask, height }
-}
-
-/** The server's answer. Raises Error with what there is to say of it. */
-async function request(question) {
-  const response = await api.fetchApi('/paralleldit/plan', {
-    method: 'POST',
-    headers: { 'Content-Type': 'application/json' },
-    body: JSON.stringify(question)
-  })
-  if (response.ok) return response.json()
-  hasRoute = response.status !== NO_ROUTE
-  throw new Error(hasRoute ? await response.text() : `HTTP ${NO_ROUTE}`)
 }
 
 /** Marks the widgets of these names, and no others: on the canvas by their outline, as DOM by their row. */

@@ -1,11 +1,12 @@
 // Pure: what the graph around a plan or a loader says of it, as the question that POST /paralleldit/plan takes.
 
+import { originOf, reached } from './links.js'
+
 export const PLAN = 'ParallelDiT_Plan'
 export const LOADER = 'ParallelDiT_LoadDiffusionModel'
 export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
 export const LOADERS = [LOADER, CHECKPOINT]
 const PLAN_INPUT = 'plan' // of each loader
-const MUTED = 2
 const BYPASSED = 4
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
 const LATENT = 'LATENT'
@@ -26,8 +27,8 @@ export const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders
 
 /** The same of a loader that has no plan, as `questionOf` has it; no question of one that has, or does not run. */
 export function questionWithoutPlan(loader) {
-  const plan = loader.inputs?.find(({ name }) => name === PLAN_INPUT)
-  return { question: plan?.link == null && !loader.mode ? questionOfLoader(loader) : null, open: [] }
+  const plan = originOf(loader, PLAN_INPUT)
+  return { question: plan?.node || plan?.isOpen || loader.mode ? null : questionOfLoader(loader), open: [] }
 }
 
 /** What a question says of a node, if that is a loader of a known model. */
@@ -59,7 +60,7 @@ function samplersOf(node, seen, cfg) {
  * The sizes of what a node samples, of the node that its latent is made by from nothing; null where that is not known.
  */
 function pictureOf(sampler) {
-  const origin = originOf(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)
+  const origin = originOf(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)?.node
   if (!origin || origin.mode === BYPASSED || origin.inputs?.some(({ type }) => type === LATENT)) return null
   const { values } = widgetValues(origin)
   const sizes = SIZES.filter((name) => values[name] !== undefined)
@@ -68,32 +69,20 @@ function pictureOf(sampler) {
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
 
-/** The nodes behind a node's outputs of these types, those not in `seen`; reroutes and bypassed nodes hand through. */
-function* reached(node, types, seen) {
-  for (const output of node.outputs ?? []) {
-    if (node.type !== 'Reroute' && !types.includes(output.type)) continue
-    for (const id of output.links ?? []) {
-      const target = node.graph.getNodeById(node.graph.getLink(id)?.target_id)
-      if (!target || seen.has(target.id) || target.mode === MUTED) continue
-      seen.add(target.id)
-      if (target.type === 'Reroute') yield* reached(target, types, seen)
-      else if (target.mode === BYPASSED) yield* reached(target, [output.type], seen)
-      else yield target
-    }
-  }
-}
-
 /** Whether auto chooses a plan node's values but its mode; not where another node computes the mode. */
 export const isAuto = (plan) => widgetValues(plan).values.mode === 'auto'
 
-/** A node's values by widget. A linked one has its node's own `value`, as primitives do; if it has none, it is open. */
+/**
+ * A node's values by widget. A linked one has its node's own `value`, as primitives do, or what the subgraph's node is
+ * given; if there is none, it is open.
+ */
 function widgetValues(node) {
   const values = {}
   const open = []
   for (const widget of node.widgets ?? []) {
     if (widget.serialize === false) continue
     const origin = originOf(node, widget.name)
-    const value = origin ? widgetValue(origin, 'value') : widget.value
+    const value = !origin ? widget.value : origin.node ? widgetValue(origin.node, 'value') : origin.value
     if (value === undefined) open.push(widget.name)
     else values[widget.name] = value
   }
@@ -105,12 +94,4 @@ const ofType = (type, value) => (typeof value === type ? value : null)
 
 function widgetValue(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
-}
-
-/** The node that is linked to an input, behind reroutes; null if none is. */
-function originOf(node, name) {
-  const input = node.inputs?.find((slot) => slot.name === name)
-  const link = input?.link == null ? null : node.graph?.getLink(input.link)
-  const origin = link ? node.graph.getNodeById(link.origin_id) : null
-  return origin?.type === 'Reroute' ? originOf(origin, origin.inputs[0].name) : origin
 }

@@ -1,14 +1,14 @@
 // Pure: from the server's answer about a plan to what steps are predicted to take, in words.
 
-import { bytes, seconds } from '../panel/format.js'
+import { bytes, planWords, seconds } from '../panel/format.js'
 
 const EVEN = 0.005 // a factor that is nearer to 1 is told as none
 
 /** A title, and a line for each of the best plans and for the one at hand, if it is none of them; null for nothing. */
 export function predictedWords({ predicted }, say) {
   if (!predicted) return null
-  const line = ({ plan, seconds: length, bytes: size, fits }) => {
-    const numbers = { plan, seconds: seconds(length), bytes: bytes(size) }
+  const line = ({ values, seconds: length, bytes: size, fits }) => {
+    const numbers = { plan: planWords(values, say), seconds: seconds(length), bytes: bytes(size) }
     return say(fits ? 'plan.predicted' : 'plan.predicted_too_large', numbers)
   }
   const chosen = predicted.best.findIndex(({ plan }) => plan === predicted.plan?.plan)

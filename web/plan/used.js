@@ -8,12 +8,12 @@ const seldom = new WeakSet() // widgets that are advanced
 /** Hides what the node does not use, and shows the rest. A linked value stays: its link has to end somewhere. */
 export function showUsed(node) {
   const auto = isAuto(node)
-  const isUnused = (widget) => (auto ? !isLinked(widget) : isFolded(node, widget))
   const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null)
+  const isUnused = (widget) => (auto ? !isLinked(widget) : isFolded(node, widget))
   const others = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false)
+  for (const widget of others) keepSeldom(widget, auto && !isLinked(widget))
   for (const hidden of [true, false]) {
     const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden)
-    for (const widget of turned) keepSeldom(widget, hidden && auto)
     if (turned.length) setHidden(node, turned, hidden)
   }
 }

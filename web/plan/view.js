@@ -23,10 +23,12 @@ const MAX_PATCHES_DRAWN = 16
  * a run can tell. brief: whether it is of a loader without a plan, which has little room.
  */
 export function draw(target, answer, open, brief) {
+  const isOpen = target.querySelector('details')?.open
   if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
   else if (!answer) target.replaceChildren()
   else if (answer.error) target.replaceChildren(errorBox(inBrief(answer.error)))
   else target.replaceChildren(...(brief ? loader(answer) : plan(answer)))
+  if (isOpen) target.querySelector('details')?.setAttribute('open', '')
 }
 
 /** Says, without alarm, that there is no answer. */

@@ -99,7 +99,7 @@ class WorkerGroup:
         self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "", name: str = ""
     ) -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already. Of
-        more that run, the others are left idle.
+        more that run, the others are left idle; ranks that have ComfyUI with other arguments give way.
 
         source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note, name: what
         there is to say of the plan, and what the person knows the model by, for the status. Raises RequestRefused,
@@ -110,8 +110,9 @@ class WorkerGroup:
                 raise WorkerGroupError(
                     "The worker group ended between two steps. It was stopped.", "Queue the prompt again."
                 )
-            self.supervisor.ensure(ranks, check)
+            self.supervisor.ensure(ranks, check, source=source)
             known = self._known
+            known.note_import(source)
             known.note, known.name = note, name
             self.changed.set()
             if known.model == (source, plan):
@@ -237,6 +238,7 @@ class WorkerGroup:
         with self.turn(check):
             session = self.session
             self.supervisor.ensure(session.ranks if session else ranks, check)
+            self._known.note_import(source)
             header = VAE.header(direction=direction, vae=source)
             results = self._request(header, given, check)
             if LACKING in results:

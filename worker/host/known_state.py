@@ -15,7 +15,7 @@ class KnownState:
 
     model: its source and plan, as JSON objects; None also while it is in doubt. additions: the key of those to its
     weights; None for none, empty while it is not known. note: what there is to say of the plan, for the status.
-    name: of the model, as the person chose it, likewise.
+    name: of the model, as the person chose it, likewise. arguments: ComfyUI's, which a rank imports once; None before.
     """
 
     model: tuple[Header, Mapping[str, int]] | None = None
@@ -23,3 +23,13 @@ class KnownState:
     conditions: SentConditions = field(default_factory=SentConditions)
     note: str = ""
     name: str = ""
+    arguments: list[str] | None = None
+
+    def note_import(self, source: Header) -> None:
+        """Of what is loaded by ComfyUI's code."""
+        if self.arguments is None:
+            self.arguments = source.get("arguments")
+
+    def imports_otherwise(self, source: Header) -> bool:
+        """Whether the ranks have ComfyUI with other arguments than this source is to be loaded with."""
+        return None not in (self.arguments, own := source.get("arguments")) and self.arguments != own

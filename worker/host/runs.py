@@ -9,19 +9,29 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..wire.operations import SAMPLE
+from ..wire.protocol import Header
 
 KEPT = 10  # runs
 STEPS = 500  # of a run, the last ones
 LEARNT = 8  # likewise, the first of a plan, by which predictions are corrected
+UNKNOWN = "auto"  # in words, a plan that auto has not chosen yet
+
+
+class RunPlan(NamedTuple):
+    """A plan in words, and as a JSON object."""
+
+    words: str
+    values: Header
 
 
 @dataclass
 class Run:
-    """One sampling, of one node. model: as the person chose it; model_class: what computes it. total: how many steps it
-    will have, where that is known; at: how many are done. seconds: of the whole, once it has ended.
+    """One sampling, of one node. model: as the person chose it; model_class: what computes it. plans: that it had, one
+    after the other; none before auto has chosen. total: how many steps it will have, where that is known; at: how many
+    are done. seconds: of the whole, once it has ended.
 
     steps: seconds of each that the ranks made, and how many of them went into communication; a sampler may have several
     in a step of its own. made: how many there were. residuals: bytes of ControlNets that went to the ranks with a step,
@@ -34,7 +44,7 @@ class Run:
     id: int
     node: str | None
     model: str
-    plan: str
+    plans: list[RunPlan]
     model_class: str = ""
     operation: str = SAMPLE.name
     total: int | None = None
@@ -54,6 +64,8 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         told = {name: value for name, value in vars(self).items() if name != "of_plan"}
+        plans = list(self.plans)
+        told |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
         return {**told, "steps": [list(step) for step in self.steps.copy()]}
 
 
@@ -71,9 +83,11 @@ class Runs:
         return next((run for run in list(self.kept) if run.state == "running"), None)
 
     @contextlib.contextmanager
-    def run(self, node: str | None, model: str, plan: str, model_class: str = "") -> Iterator[None]:
-        """While entered, steps are those of one run. node: the id of ComfyUI's node that samples."""
-        run, began = Run(next(self.ids), node, model, plan, model_class), time.monotonic()
+    def run(self, node: str | None, model: str, plan: RunPlan | None, model_class: str = "") -> Iterator[None]:
+        """While entered, steps are those of one run. node: the id of ComfyUI's node that samples. plan: None for one
+        that is not known yet, see `planned`."""
+        plans = [plan] if plan else []
+        run, began = Run(next(self.ids), node, model, plans, model_class), time.monotonic()
         self.kept.appendleft(run)
         self.changed.set()
         try:
@@ -101,11 +115,11 @@ class Runs:
         run = self.current
         return run is not None and run.is_ended
 
-    def planned(self, plan: str) -> None:
-        """Notes the plan of the run that goes on, if one does, where it is not known when it begins."""
+    def planned(self, plan: RunPlan) -> None:
+        """Notes the plan that the run that goes on, if one does, has from now on."""
         run = self.current
         if run:
-            run.plan = plan
+            run.plans.append(plan)
             self.changed.set()
 
     @property

@@ -45,16 +45,17 @@ class Session:
     """The processes of a group, its two channels, and what its ranks hold."""
 
     def __init__(
-        self, ranks: int, device: str, settings: Settings, folder: Path, check: Check, expected: Header | None = None
+        self, ranks: int, device: str, settings: Settings, folder: Path, check: Check, source: Header | None = None
     ) -> None:
         """Starts the processes, and returns when rank 0 has connected. Raises WorkerGroupError, and what `check` does.
 
-        folder: for the logs. expected: the source of the model that will be asked for first.
+        folder: for the logs. source: of the model that will be asked for first.
         """
         self.ranks = ranks
         self.settings = settings
         self.pace = Pace()
         self.known = KnownState()
+        self.known.note_import(source or {})
         self.operation: str | None = None
         self.last_id = 0
         self.given_up = False  # the last request, whose answer is still to come
@@ -67,7 +68,7 @@ class Session:
             endpoint = Endpoint()
             try:
                 here = rank_environment(device, ranks_a_machine(ranks, settings), folder, settings)
-                ahead = {EXPECTED: json.dumps(expected) if expected else ""}
+                ahead = {EXPECTED: json.dumps(source) if source else ""}
                 environment = {**os.environ, **endpoint.environment(), **here, **ahead}
                 self.process = WorkerProcess(torchrun_command(ranks, folder, settings), environment, folder)
                 self._await_ranks(endpoint, check)
@@ -205,7 +206,7 @@ class Session:
         """Notes what a reply means for what the ranks hold."""
         self.operation = None
         if reply.get("kind") in (FAILED, MEMORY):
-            self.known = KnownState()
+            self.known = KnownState(arguments=self.known.arguments)
         elif "error" in reply:
             self.known.conditions = SentConditions()  # which believes that the ranks have taken them
 

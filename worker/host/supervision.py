@@ -80,11 +80,12 @@ class Supervisor:
             if has_come:
                 self.lock.release()
 
-    def ensure(self, ranks: int, check: Check, exactly: bool = False, expected: Header | None = None) -> None:
+    def ensure(self, ranks: int, check: Check, exactly: bool = False, source: Header | None = None) -> None:
         """Within a turn, has a session of that many ranks run, after a pause if the last one died.
 
         exactly: no more either, of which a plan leaves those idle that it does not need; on several machines so in any
-        case, as each has its share of a plan. expected: the source of the model that will be asked for first.
+        case, as each has its share of a plan. source: of the model that will be asked for; ranks that have ComfyUI with
+        other arguments than it takes give way to others.
         Raises WorkerGroupError, and RequestRefused for ranks that the machines can't share.
         """
         try:
@@ -99,9 +100,10 @@ class Supervisor:
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # a death of what was given up is recorded below
                 session.settle(check)
+        is_other = bool(session and source and session.known.imports_otherwise(source))
         if session and session.is_over:
             self._record_death(session)
-        elif session and (session.ranks != ranks if exactly else session.ranks < ranks):
+        elif session and (is_other or (session.ranks != ranks if exactly else session.ranks < ranks)):
             self.session = None
             session.close()
         if self.session:
@@ -114,9 +116,9 @@ class Supervisor:
                 f"{left:.0f} s. The last time: "
             )
             raise WorkerGroupError(last.cause, "Mend the cause, and restart the group or ComfyUI.", last.details)
-        self._start(ranks, check, expected)
+        self._start(ranks, check, source)
 
-    def start_ahead(self, ranks: int, wanted: Callable[[], bool], expected: Header | None = None) -> None:
+    def start_ahead(self, ranks: int, wanted: Callable[[], bool], source: Header | None = None) -> None:
         """Has a session of that many ranks start in a thread of its own, while who will need it does something else.
 
         wanted: whether it is to, asked once its turn has come. Where it fails, who waits for the turn meanwhile is
@@ -134,7 +136,7 @@ class Supervisor:
                     if not wanted():
                         return
                     try:
-                        self.ensure(ranks, check, expected=expected)
+                        self.ensure(ranks, check, source=source)
                     except WorkerGroupError as error:
                         self.failed_ahead = time.monotonic(), error.explanation
                         raise
@@ -157,6 +159,7 @@ class Supervisor:
         try:
             if self.stops != stops:
                 raise WorkerGroupError("The worker group was stopped while it started.")
+            self.failed_ahead = None  # who asks for it by hand has it tried again
             if not self.is_running:
                 self.ensure(self.ranks or ranks, check)
         finally:
@@ -235,7 +238,7 @@ class Supervisor:
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 
-    def _start(self, ranks: int, check: Check, expected: Header | None) -> None:
+    def _start(self, ranks: int, check: Check, source: Header | None) -> None:
         stops = self.stops
 
         def check_both() -> None:
@@ -254,7 +257,7 @@ class Supervisor:
                 self._enter("starting")
             logging.info("[ParallelDiT] starting %d worker ranks on %s", ranks, self.device)
             self.ranks = ranks
-            session = Session(ranks, self.device, self.settings, self.folder, check_both, expected)
+            session = Session(ranks, self.device, self.settings, self.folder, check_both, source)
         except WorkerGroupError as error:
             if self.stops == stops:
                 self.last_death = error.explanation

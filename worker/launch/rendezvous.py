@@ -17,7 +17,7 @@ from ..errors import Explained, Explanation
 from .peer import HELLO_SECONDS, Message, PeerConnection, PeerLost
 from .torchrun import Machines
 
-VERSION = 2
+VERSION = 3
 JOIN_SECONDS = 60
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from parallel_backend.device import CPU
+from parallel_backend.groups.mesh import new_group
 
 from ..errors import Explanation
 from ..wire.protocol import FAILED, MEMORY, Header
@@ -63,8 +65,7 @@ class Control:
     def plan(self, ranks: int) -> None:
         """Notes how many ranks the plan has that is loaded from here on. All ranks of the group call it together."""
         if ranks not in self.groups:
-            group: Any = dist.new_group(list(range(ranks)), backend="gloo", timeout=FOREVER)
-            self.groups[ranks] = group
+            self.groups[ranks] = new_group(torch.device(CPU), list(range(ranks)), FOREVER)
         self.of_plan = ranks
 
 

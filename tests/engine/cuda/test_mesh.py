@@ -85,6 +85,16 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def test_gloos_groups_split_nothing_of_nccls(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rank outside of one would have NCCL do, and wait for its members."""
+    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", lambda _: pytest.fail("the default group is split"))
+    bound = dist.group.WORLD.bound_device_id = torch.device("cuda", 0)
+    mesh.new_group(CPU, [0])
+    assert dist.group.WORLD.bound_device_id == bound
+    with pytest.raises(pytest.fail.Exception, match="is split"):
+        mesh.new_group(torch.device("cuda", 0), [0])
+
+
 @pytest.mark.parametrize(
     ("is_completed", "words"),
     [(lambda: False, "nothing came within"), (lambda: (_ for _ in ()).throw(RuntimeError("unhandled")), "unhandled")],

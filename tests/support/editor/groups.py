@@ -12,7 +12,7 @@ from demo.host import ComfyHost
 
 PACK = "paralleldit_told"  # the folder of the node pack that sends events
 PACK_SOURCE = (Path(__file__).parent / "told.py").read_text(encoding="utf-8")
-NUMBER = 2  # of the group, which no other test has
+NUMBER = 6  # of the group, which no other test has
 EVENT = "paralleldit.group"
 GIB = 1 << 30
 CARD = {"name": "NVIDIA GeForce RTX 4090", "bytes": int(23.6 * GIB)}
@@ -64,6 +64,7 @@ def run(number: int, made: int = STEPS, **changes: Any) -> dict[str, Any]:
         "model": "flux1-dev-fp8.safetensors",
         "model_class": "Flux",
         "plan": "ulysses=2",
+        "plans": [{"ulysses": 2}],
         "operation": "call",
         "total": STEPS,
         "at": made,

@@ -1,7 +1,7 @@
 """`COMFYUI_PATH=... python -m tests.support.editor.pictures [NAME...]`:
-makes the templates' and the README's pictures anew.
+makes the templates' pictures anew, and those of docs/editor.md.
 
-The README's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
+The page's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
 is a screenshot of the workflow's graph in the real editor, cropped to the nodes but for its notes, and reduced. The
 demo model's workflows are run first and show what they drew; another has tiny files by the names of its models.
 Templates that are made of ComfyUI's have their pictures from there (`tests.support.templates.make`).
@@ -28,8 +28,8 @@ from tests.support.templates.examples import TABLE
 from tests.support.templates.notes import EN, ZH
 
 RUN = ("demo", "pipefusion")
-# The README's pictures: of which screenshot, and which part of it (left, top, right, bottom).
-README_PICTURES = {
+# The page's pictures: of which screenshot, and which part of it (left, top, right, bottom).
+PAGE_PICTURES = {
     "panel": ("panel-dark", (0, 0, 1600, 900)),
     "plan": ("plan-invalid-canvas", (190, 240, 1040, 640)),
     "error": ("error-killed-rank", (0, 0, 1600, 900)),
@@ -88,15 +88,15 @@ def reduced(image: Image.Image) -> Image.Image:
 
 def main(*names: str) -> None:
     comfyui = Path(os.environ["COMFYUI_PATH"])
-    names = names or (*README_PICTURES, *(name for name, example in TABLE.items() if not example.base))
-    for name in [name for name in names if name in README_PICTURES]:
-        screenshot, part = README_PICTURES[name]
+    names = names or (*PAGE_PICTURES, *(name for name, example in TABLE.items() if not example.base))
+    for name in [name for name in names if name in PAGE_PICTURES]:
+        screenshot, part = PAGE_PICTURES[name]
         image = reduced(Image.open(SCREENSHOTS / f"{screenshot}.png").convert("RGB").crop(part))
         image.save(REPOSITORY / "web" / "docs" / f"{name}.jpg", quality=QUALITY, optimize=True)
-    if all(name in README_PICTURES for name in names):
+    if all(name in PAGE_PICTURES for name in names):
         return
     with host_with_names(comfyui) as host, open_browser() as browser:
-        for name in [name for name in names if name not in README_PICTURES]:
+        for name in [name for name in names if name not in PAGE_PICTURES]:
             with open_editor(browser, host) as editor:
                 photograph(editor, name).save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
                 print(f"{name}.jpg: {(FOLDER / f'{name}.jpg').stat().st_size // 1024} KB", *editor.problems, sep="\n")

@@ -1,6 +1,6 @@
 """What is in example_workflows/, read from `examples.json`: the templates, their files, and what their notes say.
 
-Sizes of files are as published, on the pages from which they are downloaded.
+Sizes of files are what is known of the pages from which they are downloaded; no file was, to check them.
 """
 
 from __future__ import annotations

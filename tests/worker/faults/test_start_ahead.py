@@ -16,6 +16,7 @@ from tests.support.cases.families import FAMILIES
 from tests.support.group.direct_group import go_on, wait_until
 from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
+from worker.host.runs import RunPlan
 from worker.settings import Settings
 
 PLAN = ParallelPlan(ulysses=2).to_json()
@@ -77,11 +78,9 @@ def test_ranks_that_start_are_stopped_and_who_waits_for_them_is_told(group: Work
     group.load(source, PLAN, 2, go_on)
 
 
-@pytest.mark.parametrize(
-    "wait", [pytest.param(True, id="waited for"), pytest.param(False, id="met later", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", ["waited for", pytest.param("met later", marks=pytest.mark.slow), "started by hand"])
 def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_comes_later(
-    source: dict, own_ranks: None, tmp_path: Path, wait: bool
+    source: dict, own_ranks: None, tmp_path: Path, how: str
 ) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nsleep 2\nexit 7\n")
@@ -90,7 +89,7 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_c
     began = time.monotonic()
     group.start_ahead(2, source)
     assert wait_until(lambda: starts(group), SECONDS)
-    if wait:
+    if how == "waited for":
         with pytest.raises(WorkerGroupError, match="did not start"):
             group.load(source, PLAN, 2, go_on)
         assert (tmp_path / "logs").is_dir() and time.monotonic() - began < SECONDS
@@ -99,7 +98,10 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_c
         assert wait_until(lambda: group.status()["state"] == "failed", SECONDS)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     try:
-        group.load(source, PLAN, 2, go_on)
+        if how == "started by hand":
+            group.start(2, go_on)
+        else:
+            group.load(source, PLAN, 2, go_on)
         assert group.status()["state"] == "ready"
     finally:
         group.stop()
@@ -108,7 +110,7 @@ def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_c
 def test_a_sampling_that_goes_on_is_not_disturbed(group: WorkerGroup, source: dict) -> None:
     group.load(source, ParallelPlan().to_json(), 1, go_on)
     pids = group.status()["pids"]
-    with group.runs.run("5", "a model", "one rank"):
+    with group.runs.run("5", "a model", RunPlan("one rank", {})):
         group.start_ahead(2, source)
         assert wait_until(lambda: not ahead(), SECONDS)
         assert group.status()["pids"] == pids

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from parallel_backend.device import CPU
+from parallel_backend.groups.mesh import new_group
 from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 
 from ...wire.protocol import ConnectionClosed, encode, receive_frame
@@ -29,8 +30,7 @@ class FrameRelay:
     """
 
     def __init__(self) -> None:
-        group: Any = dist.new_group(backend="gloo", timeout=FOREVER)  # an `int`, as torch has it, is a non-member's
-        self.group: dist.ProcessGroup = group
+        self.group = new_group(torch.device(CPU), timeout=FOREVER)
         self.slots = self._share_memory()
         self.count = 0
 
