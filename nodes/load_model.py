@@ -111,14 +111,13 @@ def folder_model(
     if family is None:
         raise Refused(f"{description.model_class} runs in scripts only (docs/scripts.md); the editor has none yet.")
     plan, remarks = resolve_plan(plan, description.config, spec)
-    note = in_words(remarks)
     model = family.build(description)
     torch_dtype = folder_dtype(model_name, dtype, description, model)
     dtype = next(name for name, value in DTYPES.items() if value == torch_dtype)
     source = description.source(dtype)
     logging.info("[ParallelDiT] %s (%s, %s): %s", model_name, description.model_class, dtype, plan)
-    if note:
-        logging.warning("[ParallelDiT] %s", note)
+    if remarks:
+        logging.warning("[ParallelDiT] %s", in_words(remarks))
     handover = Handover(
         conditions=functools.partial(family.conditions, model),
         geometry=spec.geometry(source.config),
@@ -129,7 +128,7 @@ def folder_model(
     names = host_names(description)
     workers = worker_group(group)
     prepare(workers, plan.world_size, source.to_json(), source.files)
-    dit = RemoteDiT(workers, source, plan, handover, torch_dtype, schedule, names, note, model_name)
+    dit = RemoteDiT(workers, source, plan, handover, torch_dtype, schedule, names, remarks, model_name)
     return remote_model(model, dit)
 
 
@@ -143,13 +142,12 @@ def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group
     else:
         resolved = resolve_host_plan(plan, file.module)
         logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, resolved.plan)
-    note = in_words(resolved.note)
-    if note:
-        logging.warning("[ParallelDiT] %s", note)
+    if resolved.note:
+        logging.warning("[ParallelDiT] %s", in_words(resolved.note))
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare(workers, plan.world_size, source.to_json(), source.files)
-    remote = RemoteModule(workers, source, plan, file.module, file.sizes, costs, note, auto, model_name)
+    remote = RemoteModule(workers, source, plan, file.module, file.sizes, costs, resolved.note, auto, model_name)
     return remote_patcher(file.model, remote)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..parallel_backend.axes import BATCH_AXES
 from ..parallel_backend.costs.auto import Work
@@ -62,6 +62,11 @@ def seconds(count: float) -> str:
 def in_words(remarks: Iterable[Remark]) -> str:
     """The sentences as one text."""
     return " ".join(each.text for each in remarks)
+
+
+def remarks_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
+    """The sentences for a page, which has them in its own language."""
+    return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
 
 
 def why_auto(

@@ -16,6 +16,7 @@ from ...parallel_backend.weights.sizes import sizes_of_source
 from ...worker.comfyui.patched_options import SCHEDULE
 from ...worker.host.client import WorkerGroup
 from ..errors import Refused
+from ..plan_words import Remark
 from .host_names import HostNames
 from .lora import additions
 from .remote_weights import Patches, RemoteWeights, check_interrupt
@@ -52,7 +53,7 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         dtype: torch.dtype,
         schedule: Schedule,
         names: HostNames,
-        note: str = "",
+        note: tuple[Remark, ...] = (),
         name: str = "",
     ) -> None:
         """dtype: what ComfyUI casts the latents to. names: of the weights, by which nodes ask for changes of them.

@@ -89,7 +89,7 @@ class RemoteModule(RemoteWeights):
         module: torch.nn.Module,
         sizes: WeightSizes,
         costs: ModelCosts,
-        note: str = "",
+        note: tuple[Remark, ...] = (),
         auto: PlanOfRun[tuple[Remark, ...]] | None = None,
         name: str = "",
     ) -> None:
@@ -237,8 +237,8 @@ class RemoteModule(RemoteWeights):
         if self.auto is None or not self.auto.follow(work):
             return
         self.plan = self.auto.plan
-        self.note = in_words(self.auto.why)
-        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, self.note)
+        self.note = tuple(self.auto.why)
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, in_words(self.note))
         self.group.runs.planned(run_plan(self.plan))
 
     def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -20,6 +20,7 @@ from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
+from ..plan_words import Remark, remarks_json
 from ..workers.room import expected_weights, room_for_weights, working_on_a_rank
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
@@ -62,7 +63,7 @@ class RemoteWeights:
         source: Header,
         plan: ParallelPlan,
         sizes: WeightSizes,
-        note: str = "",
+        note: tuple[Remark, ...] = (),
         name: str = "",
     ) -> None:
         self.group = group
@@ -95,7 +96,7 @@ class RemoteWeights:
     def load(self) -> None:
         """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
         plan = self.plan.to_json(), self.plan.world_size
-        self.group.load(self.source, *plan, check_interrupt, note=self.note, name=self.name)
+        self.group.load(self.source, *plan, check_interrupt, remarks_json(self.note), self.name)
         self.adapt(*self.patched)
 
     def sample(

@@ -41,7 +41,7 @@ from ..parallel_plan import (
     resolve_host_plan,
     resolve_plan,
 )
-from ..plan_words import Remark, remark, why_auto
+from ..plan_words import Remark, remark, remarks_json, why_auto
 from ..workers.group import device_count, device_type
 from ..workers.room import cards_of
 from .memory import Foresight, ModelMemory
@@ -227,10 +227,6 @@ def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
         "head_share": part.head_share,
         "weight_share": part.weight_share,
     }
-
-
-def remarks_json(remarks: list[Remark] | tuple[Remark, ...]) -> list[dict[str, Any]]:
-    return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
 
 
 def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:

@@ -52,7 +52,7 @@ class Case(NamedTuple):
     def question(self) -> list[Any]:
         values = {"mode": "manual", **self.plan} if self.plan else {"mode": "auto"}
         sampler = {"type": self.sampler, "cfg": self.cfg, "picture": self.picture}
-        loader = {"model_name": self.model, "dtype": "auto", "group": 1, "samplers": [sampler]}
+        loader = {"model_name": self.model, "dtype": "default", "group": 1, "samplers": [sampler]}
         return [self.cards, self.told, {"values": values, "loaders": [loader]}]
 
 
@@ -252,7 +252,7 @@ def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     """Of GPUs, that are none here: the answer, and the group's status, are given to the page."""
     page, weights = editor.page, {"kind": "shared", "blocks": 17, "of": 57, "kept": 19 * GIB, "whole": 22 * GIB}
     weights |= {"fetched": 3 * GIB, "seconds": 0.27, "link": 12e9, "is_measured": False}
-    stopped = {"state": "stopped", "deaths": 0, "last_death": None, "note": ""}
+    stopped = {"state": "stopped", "deaths": 0, "last_death": None, "remarks": []}
     known = {**stopped, "state": "ready", "device": "cuda", "pids": [11, 12], "model": "Flux", "weights": weights}
     # Of a number that no real group has, of which the host tells by events, too.
     groups = [{"group": number, "status": each, "runs": []} for number, each in ((1, stopped), (8, known))]

@@ -1,6 +1,7 @@
 // One worker group: its state and why, the buttons, the job that runs, and the parts below them.
 
 import { element } from '../elements.js'
+import { remarkWords } from '../plan/mesh.js'
 import { t } from '../text.js'
 import { attribute, fold, shown, text, uniqueId } from './dom.js'
 import { fileName, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.js'
@@ -92,7 +93,7 @@ class StateView {
 
   update(group, { device, devices }) {
     const state = stateOf(group)
-    const { note, deaths, last_death: death, pids } = group.status
+    const { remarks, deaths, last_death: death, pids } = group.status
     attribute(this.element, 'data-state', state)
     attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
     text(this.word, state === 'cancelling' ? cancelledWords(group) : t(`panel.state.${state}`))
@@ -102,7 +103,8 @@ class StateView {
     const hint = t(isNew ? 'panel.newcomer' : `panel.hint.${state}`)
     text(this.hint, hint.startsWith('panel.') ? '' : hint)
     shown(this.hint, this.hint.textContent)
-    text(this.note, note ?? '')
+    const note = (remarks ?? []).map((remark) => remarkWords(remark, t)).join(' ')
+    text(this.note, note)
     shown(this.note, note)
     text(this.deaths, deathWords(deaths))
     text(this.death, death ?? '')

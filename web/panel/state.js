@@ -7,7 +7,7 @@ export const RUNS = 10 // kept of a group, as the server keeps them
 export const SILENT_SECONDS = 3 // without a sign of life, of which a rank gives four a second
 
 const ALIVE = ['starting', 'ready', 'busy', 'cancelling', 'parked', 'restarting']
-const STOPPED = { state: 'stopped', deaths: 0, last_death: null, note: '' }
+const STOPPED = { state: 'stopped', deaths: 0, last_death: null, remarks: [] }
 
 /** What a page knows before anything has answered. */
 export const empty = () => ({ loaded: false, problem: '', connected: true, device: '', devices: 0, groups: [] })

@@ -83,7 +83,7 @@ class WorkerGroup:
         return self.supervisor.ranks
 
     @property
-    def loaded(self) -> tuple[Header, Mapping[str, int]] | None:
+    def loaded(self) -> tuple[Header, Header] | None:
         """Source and plan of the model that the ranks hold; parked counts."""
         return self._known.model
 
@@ -96,13 +96,13 @@ class WorkerGroup:
         return self.supervisor.turn(check)
 
     def load(
-        self, source: Header, plan: Mapping[str, int], ranks: int, check: Check, note: str = "", name: str = ""
+        self, source: Header, plan: Header, ranks: int, check: Check, remarks: Sequence[Header] = (), name: str = ""
     ) -> None:
         """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already. Of
         more that run, the others are left idle; ranks that have ComfyUI with other arguments give way.
 
-        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. note, name: what
-        there is to say of the plan, and what the person knows the model by, for the status. Raises RequestRefused,
+        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. remarks,
+        name: sentences about the plan, and what the person knows the model by, for the status. Raises RequestRefused,
         WorkerGroupError.
         """
         with self.turn(check):
@@ -113,7 +113,7 @@ class WorkerGroup:
             self.supervisor.ensure(ranks, check, source=source)
             known = self._known
             known.note_import(source)
-            known.note, known.name = note, name
+            known.remarks, known.name = remarks, name
             self.changed.set()
             if known.model == (source, plan):
                 return
@@ -340,7 +340,7 @@ class WorkerGroup:
     def _revive(self, known: KnownState, check: Check) -> None:
         """Loads the model again that the ranks held when they died; its additions come with the next request."""
         if known.model:
-            self.load(*known.model, self.ranks, check, known.note, known.name)
+            self.load(*known.model, self.ranks, check, known.remarks, known.name)
 
     def _park(self, unload: bool) -> bool:
         """Within a turn. Raises RequestRefused, WorkerGroupError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..wire.protocol import Header
@@ -14,14 +14,14 @@ class KnownState:
     """What the ranks hold; at first, and after a lack of memory, that is nothing.
 
     model: its source and plan, as JSON objects; None also while it is in doubt. additions: the key of those to its
-    weights; None for none, empty while it is not known. note: what there is to say of the plan, for the status.
+    weights; None for none, empty while it is not known. remarks: sentences about the plan, for the status.
     name: of the model, as the person chose it, likewise. arguments: ComfyUI's, which a rank imports once; None before.
     """
 
-    model: tuple[Header, Mapping[str, int]] | None = None
+    model: tuple[Header, Header] | None = None
     additions: str | None = None
     conditions: SentConditions = field(default_factory=SentConditions)
-    note: str = ""
+    remarks: Sequence[Header] = ()
     name: str = ""
     arguments: list[str] | None = None
 

@@ -195,9 +195,11 @@ class Supervisor:
         last_death = str(self.last_death) if self.last_death else None
         own: dict[str, Any] = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
         session = self.session
-        own |= {"note": "", "name": "", "given_up": False}
+        own |= {"note": "", "remarks": [], "name": "", "given_up": False}
         if session:
-            own |= {"note": session.known.note, "name": session.known.name, "given_up": session.given_up}
+            remarks, name = session.known.remarks, session.known.name
+            words = " ".join(each["text"] for each in remarks)
+            own |= {"note": words, "remarks": [*remarks], "name": name, "given_up": session.given_up}
         if (began := self.began) is not None:
             own["starting"] = time.monotonic() - began
         if session is None:

@@ -37,7 +37,7 @@ def status(ranks: int, **changes: Any) -> dict[str, Any]:
         "state": "ready",
         "deaths": 0,
         "last_death": None,
-        "note": "",
+        "remarks": [],
         "name": "flux1-dev-fp8.safetensors",
         "given_up": False,
         "operation": None,
