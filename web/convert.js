@@ -6,6 +6,7 @@ import { isStock, KINDS, parallelFor, stockFor, valuesOf } from './convert/loade
 import { convert } from './convert/workflow.js'
 import { LOADERS } from './plan/graph.js'
 import { graphsOf } from './plan/links.js'
+import { leastSize } from './plan/size.js'
 import { loaded, t } from './text.js'
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel'
@@ -104,5 +105,5 @@ async function change(chosen) {
 
 function smallest(node, graphId) {
   const graph = graphsOf(app.rootGraph).find(({ id }) => id === graphId)
-  return graph.getNodeById(node.id).computeSize()
+  return leastSize(graph.getNodeById(node.id))
 }

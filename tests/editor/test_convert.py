@@ -24,6 +24,18 @@ QUICK = (
     *("image_flux2_text_to_image_9b",),
 )
 SERIALIZED = "() => JSON.parse(JSON.stringify(window.app.rootGraph.serialize()))"
+# The same, once some frames have left it as it is: what is drawn as a web page tells its height late.
+SETTLED = """async () => {
+    const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 50)))
+    let [now, still] = ['', 0]
+    while (still < 3) {
+        await frame()
+        const next = JSON.stringify(window.app.rootGraph.serialize())
+        still = next === now ? still + 1 : 0
+        now = next
+    }
+    return JSON.parse(now)
+}"""
 EXECUTE = "(id) => window.app.extensionManager.command.execute(id)"
 UNDO_STEPS = "() => window.app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 # Of the loaders of diffusion models in all graphs: what stays, and what a link leads to.
@@ -63,9 +75,9 @@ def round_trip(editor: Editor, workflow: dict[str, Any]) -> tuple[Any, Any, Any]
     """
     page, states = editor.page, []
     editor.open(workflow)
-    editor.open(page.evaluate(SERIALIZED))
+    editor.open(page.evaluate(SETTLED))
     for command in (PARALLEL, STOCK, None):
-        states.append((page.evaluate(SERIALIZED), page.evaluate(LOADED, [*LOADERS, UNET, CHECKPOINT])))
+        states.append((page.evaluate(SETTLED), page.evaluate(LOADED, [*LOADERS, UNET, CHECKPOINT])))
         if command:
             page.evaluate(EXECUTE, command)
     return tuple(states)

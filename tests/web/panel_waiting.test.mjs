@@ -40,6 +40,14 @@ test('a node says what its workers do, and what that took once the first step is
   ])
 })
 
+test('what was waited for is told, too, of a run that is over with the next event', () => {
+  const over = (status, state) => ({ status, runs: [{ ...run(3), state }] })
+  const started = [0, group({ state: 'starting', starting: 11 })]
+  const texts = follow(started, [1, over({ state: 'ready' }, 'done')], [2, over({ state: 'ready' }, 'done')])
+  assert.deepEqual(texts.slice(1), ['started 11.0 s', ''])
+  assert.equal(follow(started, [1, over({ state: 'starting', starting: 12 }, 'cancelled')])[1], '')
+})
+
 test('nothing is said of workers that are there, nor where no node waits', () => {
   assert.deepEqual(follow([0, group({ operation: 'forward' }, 1)], [1, group({ operation: 'forward' }, 2)]), ['', ''])
   const idle = { status: { state: 'starting', starting: 5 }, runs: [{ ...run(), state: 'done' }] }

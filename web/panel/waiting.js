@@ -11,13 +11,20 @@ const readOf = ({ memory = [] }) => {
   return told.length ? Math.min(...told) : null
 }
 
+/** The run that goes on, or one that was waited for and over before any event told of its first step. */
+function runOf(before, group) {
+  const [last] = group.runs
+  const isOver = before.text && last?.node === before.node && group.status.starting === undefined
+  return runningOf(group) ?? (isOver ? last : null)
+}
+
 /**
  * After an event of a group: the node that samples, and its text, empty where there is nothing to say. `starting` and
  * `loading` are the seconds that were seen of each. before: what this gave for the event before. now: in seconds.
  */
 export function waiting(before, group, now, t) {
   const { status } = group
-  const run = runningOf(group)
+  const run = runOf(before, group)
   if (!run?.node) return nothing()
   const { node } = run
   const old = before.node === node ? before : { ...nothing(), node }
@@ -31,7 +38,7 @@ export function waiting(before, group, now, t) {
     const text = share === null ? t('waiting.loading') : t('waiting.reading', { share })
     return { ...old, since, loading: now - since, text }
   }
-  if (!run.made) return old
+  if (!run.made && run.state === 'running') return old
   const done = [
     old.starting && t('waiting.started', { seconds: seconds(old.starting) }),
     old.loading && t('waiting.read', { seconds: seconds(old.loading) })

@@ -3,6 +3,14 @@
 
 export const GAP = 4 // that LiteGraph leaves below each widget
 
+const heights = new WeakMap() // by node
+
+/** The size below which the editor has no node of this kind, as it saves it: without content that comes and goes. */
+export function leastSize(node) {
+  const [width, height] = node.computeSize()
+  return [width, heights.get(node)?.ofWidgets ?? height]
+}
+
 /**
  * A node's height: what its widgets need, and beside that the more of what its content needs and what a person has given
  * it. The content is not saved, so that an answer of the server is no step to undo.
@@ -13,6 +21,7 @@ export class Height {
     this.node = node
     this.content = content
     this.given = 0
+    heights.set(node, this)
   }
 
   get ofWidgets() {

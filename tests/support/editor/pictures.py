@@ -31,7 +31,7 @@ RUN = ("demo", "pipefusion")
 # The page's pictures: of which screenshot, and which part of it (left, top, right, bottom).
 PAGE_PICTURES = {
     "panel": ("panel-dark", (0, 0, 1600, 900)),
-    "plan": ("plan-invalid-canvas", (190, 240, 1040, 640)),
+    "plan": ("plan-invalid-canvas", (190, 190, 1040, 590)),
     "error": ("error-killed-rank", (0, 0, 1600, 900)),
 }
 WIDTH = 1200
