@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.support.host.graphs import Job, latents, ranks, relative_error
+from tests.support.host.graphs import Job, latents, ranks, relative_error, status
 from tests.support.host.shape_checker import judge
 from tests.support.tiers import slow_but
 
@@ -81,6 +81,7 @@ def test_every_plan_gives_the_latents_of_one_rank(
 ) -> None:
     assert name in set(on_one_rank), "demo/shapes-dit is missing; demo/train.py makes it"
     result = latents(host, JOBS[name].under(PLANS[plan]).prompt())
+    assert PLANS[plan].items() <= status(host)["plan"].items()
     assert len(ranks(host)) >= PLANS[plan]["cfg"] * PLANS[plan]["ulysses"], "a smaller plan runs on part of a group"
     assert relative_error(result, on_one_rank[name]) <= TOLERANCE
 
