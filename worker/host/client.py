@@ -355,7 +355,7 @@ class WorkerGroup:
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
-        session.known = KnownState()
+        session.known = session.known.emptied()
         self._request(UNLOAD.header(), {}, lambda: None)
         return True
 

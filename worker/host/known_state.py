@@ -25,6 +25,10 @@ class KnownState:
     name: str = ""
     arguments: list[str] | None = None
 
+    def emptied(self) -> KnownState:
+        """Of ranks that hold nothing any more; what they have imported stays."""
+        return KnownState(arguments=self.arguments)
+
     def note_import(self, source: Header) -> None:
         """Of what is loaded by ComfyUI's code."""
         if self.arguments is None:

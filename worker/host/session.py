@@ -206,7 +206,7 @@ class Session:
         """Notes what a reply means for what the ranks hold."""
         self.operation = None
         if reply.get("kind") in (FAILED, MEMORY):
-            self.known = KnownState(arguments=self.known.arguments)
+            self.known = self.known.emptied()
         elif "error" in reply:
             self.known.conditions = SentConditions()  # which believes that the ranks have taken them
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.cases.files.original_layouts import Weights
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, refused
-from tests.support.host.graphs import Job, latents, refusal, relative_error
+from tests.support.host.graphs import Job, latents, ranks, refusal, relative_error
 
 TOLERANCE = 1e-5
 TEXT = {"positive": "text.safetensors", "negative": "other-text.safetensors"}
@@ -89,3 +89,15 @@ def test_a_refused_file_leaves_the_ranks_in_place(host: ComfyHost, models: Path)
     save(refused("Ovis"), models / "models" / "diffusion_models" / "Ovis.safetensors")
     message = refusal(host, Job("Ovis.safetensors", **TEXT).prompt(), Job("tiny-dit"))
     assert "ComfyUI takes Ovis.safetensors for its Flux, and the weights do not fit it: size mismatch" in message
+
+
+def test_one_rank_gives_the_stock_bits_after_ranks_that_attend_otherwise_were_emptied(
+    host: ComfyHost, models: Path, stock: Callable
+) -> None:
+    """Free memory takes the model off the ranks, which keep the ComfyUI that they have imported with its arguments."""
+    name, kind = "flux-dev", "original"
+    latents(host, job(name, kind, models, plan={"ulysses": 2}).prompt())
+    pids = ranks(host)
+    host.free()
+    assert ranks(host) == pids
+    assert torch.equal(latents(host, job(name, kind, models, plan={"cfg": 1}).prompt()), stock(name, kind))
