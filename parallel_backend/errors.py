@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-DETAILS = "Details:"  # `web/errors/message.js` has it, too
+DETAILS = "Details:"  # `web/errors/message.mjs` has it, too
 # In the texts of errors for which torch and safetensors have no class of their own.
 NO_MEMORY = (
     "can't allocate memory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import urllib.parse
@@ -23,6 +24,8 @@ from tests.support.host.graphs import Graph, Job, worker_processes
 from tests.support.host.node_defs import own_nodes
 
 VAE = "beginning.safetensors"
+SCRIPT = "paralleldit.js"
+STYLE = re.compile(r"new URL\('\./([\w/]+\.css)'")
 CLONE = "ComfyUI+ParallelDiT~main"  # odd; but with a space in it, ComfyUI serves no pack's web files (aiohttp 3.14)
 BARE_PYTHON = '''"""Python finds no package of HIDDEN, and the modules of the pack get nothing of torch.distributed."""
 
@@ -65,11 +68,12 @@ def test_a_plain_clone_with_only_comfyuis_requirements_loads_and_says_what_to_in
 
 def test_a_plain_clone_serves_its_web_files_help_and_words(bare: ComfyHost) -> None:
     folder = f"/extensions/{urllib.parse.quote(CLONE)}"
-    scripts = {path.relative_to(REPOSITORY / "web").as_posix() for path in (REPOSITORY / "web").rglob("*.js")}
     served = {url for url in json.loads(get(bare, "/extensions")) if url.startswith(f"{folder}/")}
-    assert {url.removeprefix(f"{folder}/") for url in served} == scripts
+    assert served == {f"{folder}/{SCRIPT}"}
     pages = [path.relative_to(REPOSITORY / "web").as_posix() for path in (REPOSITORY / "web" / "docs").rglob("*.md")]
-    for path in (*scripts, *pages):
+    styles = STYLE.findall((REPOSITORY / "web" / SCRIPT).read_text())
+    assert styles
+    for path in (SCRIPT, *styles, *pages):
         assert get(bare, f"{folder}/{path}") == (REPOSITORY / "web" / path).read_bytes()
     texts = json.loads(get(bare, "/i18n"))
     for language in ("en", "zh"):

@@ -87,7 +87,7 @@ def test_the_text_of_an_error_is_in_the_order_of_importance_and_the_same_in_the_
 
 
 def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
-    assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.js").read_text()
+    assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.mjs").read_text()
 
 
 def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(

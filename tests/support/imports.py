@@ -44,9 +44,7 @@ class Import:
 def read_tree(root: Path) -> dict[str, str]:
     """The Python and JavaScript of the repository."""
     paths = [root / name for name in FILES]
-    paths += [
-        path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in (".py", ".js", ".mjs")
-    ]
+    paths += [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.suffix in (".py", ".mjs")]
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 

@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { Comparison } from '../../web/compare/comparison.js'
-import { candidates, compared, loadersOf, taken, under } from '../../web/compare/prompts.js'
-import { Queue } from '../../web/compare/queue.js'
+import { Comparison } from '../../web/compare/comparison.mjs'
+import { candidates, compared, loadersOf, taken, under } from '../../web/compare/prompts.mjs'
+import { Queue } from '../../web/compare/queue.mjs'
 
 const LOADER = 'ParallelDiT_LoadDiffusionModel'
 const PROMPT = {

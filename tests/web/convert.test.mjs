@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.js'
-import { convert } from '../../web/convert/workflow.js'
-import { CHECKPOINT, LOADER } from '../../web/plan/graph.js'
+import { isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.mjs'
+import { convert } from '../../web/convert/workflow.mjs'
+import { CHECKPOINT, LOADER } from '../../web/plan/graph.mjs'
 
 const widget = (name, link = null) => ({ name, localized_name: name, type: 'COMBO', widget: { name }, link })
 const output = (name, links = []) => ({ name, localized_name: name, type: name, links })

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
 
-import { explain, fieldsOf, KINDS, kindOf, report } from '../../web/errors/message.js'
-import { nodeIn, place, rectangle } from '../../web/errors/place.js'
+import { explain, fieldsOf, KINDS, kindOf, report } from '../../web/errors/message.mjs'
+import { nodeIn, place, rectangle } from '../../web/errors/place.mjs'
 
 const PACK = 'ComfyUI-ParallelDiT'
 const OURS = `/srv/ComfyUI/custom_nodes/${PACK}`

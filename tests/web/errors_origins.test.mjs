@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { Origins } from '../../web/errors/origins.js'
+import { Origins } from '../../web/errors/origins.mjs'
 
 const first = { path: 'workflows/first.json' }
 const second = { path: 'workflows/second.json' }

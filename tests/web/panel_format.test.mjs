@@ -17,8 +17,8 @@ import {
   summary,
   times,
   timesOfOne
-} from '../../web/panel/format.js'
-import { bars, outlines } from '../../web/panel/timeline.js'
+} from '../../web/panel/format.mjs'
+import { bars, outlines } from '../../web/panel/timeline.mjs'
 
 const t = (path, values = {}) => [path, ...Object.values(values)].join(' ')
 const near = (actual, wanted) => assert.ok(Math.abs(actual - wanted) < 1e-9, `${actual} is not ${wanted}`)

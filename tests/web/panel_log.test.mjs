@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { joined, LINES, opened, read, told } from '../../web/panel/log.js'
+import { joined, LINES, opened, read, told } from '../../web/panel/log.mjs'
 
 test('lines that come while the log is read are neither lost nor there twice', () => {
   const log = told(read(told(opened(), 'c\nd'), 'a\nb\nc\n'), 'd\ne')

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { paced } from '../../web/panel/pace.js'
+import { paced } from '../../web/panel/pace.mjs'
 
 function watched() {
   const later = []

@@ -15,7 +15,7 @@ import {
   stateOf,
   stepOf,
   told
-} from '../../web/panel/state.js'
+} from '../../web/panel/state.mjs'
 
 const READY = {
   state: 'ready',

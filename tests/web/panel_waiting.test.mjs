@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { nothing, waiting } from '../../web/panel/waiting.js'
+import { nothing, waiting } from '../../web/panel/waiting.mjs'
 
 const t = (path, values = {}) => [path.replace('waiting.', ''), ...Object.values(values)].join(' ')
 const run = (made = 0) => ({ id: 1, state: 'running', node: '3', made })

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import test from 'node:test'
 
-import { weightsWords } from '../../web/panel/weights.js'
-import { words } from '../../web/words.js'
+import { weightsWords } from '../../web/panel/weights.mjs'
+import { words } from '../../web/words.mjs'
 
 const GIB = 2 ** 30
 const en = JSON.parse(readFileSync(new URL('../../locales/en/main.json', import.meta.url))).paralleldit

@@ -1,12 +1,12 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
-import { asker } from '../../web/plan/ask.js'
-import { questionOf, questionWithoutPlan } from '../../web/plan/graph.js'
-import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.js'
-import { cellWords, columnsOf, meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.js'
-import { predictedWords } from '../../web/plan/predicted.js'
-import { words } from '../../web/words.js'
+import { asker } from '../../web/plan/ask.mjs'
+import { questionOf, questionWithoutPlan } from '../../web/plan/graph.mjs'
+import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.mjs'
+import { cellWords, columnsOf, meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.mjs'
+import { predictedWords } from '../../web/plan/predicted.mjs'
+import { words } from '../../web/words.mjs'
 
 const texts = (language) =>
   JSON.parse(readFileSync(new URL(`../../locales/${language}/main.json`, import.meta.url))).paralleldit

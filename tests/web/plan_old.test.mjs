@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { LOADER } from '../../web/plan/graph.js'
-import { renewWorkflow } from '../../web/plan/old.js'
+import { LOADER } from '../../web/plan/graph.mjs'
+import { renewWorkflow } from '../../web/plan/old.mjs'
 
 const inputs = () => ['model_name', 'dtype', 'loop_mode', 'plan', 'group'].map((name) => ({ name, link: null }))
 const loader = (id) => ({ id, type: LOADER, inputs: inputs(), widgets_values: ['a.safetensors', 'auto', true, 3] })

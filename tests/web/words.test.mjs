@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { retold, words } from '../../web/words.js'
+import { retold, words } from '../../web/words.mjs'
 
 const zh = { panel: { stop: '停止' } }
 const en = { panel: { stop: 'Stop', step: 'Step {step} of {total}' } }

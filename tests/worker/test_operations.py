@@ -155,7 +155,7 @@ def test_no_rank_starts_with_a_handler_of_no_operation(monkeypatch: pytest.Monke
 
 def named_in_the_panel() -> list[str]:
     """The operations for which the panel asks the locales; any other is shown by its name."""
-    sources = [path.read_text() for path in (REPOSITORY / "web" / "panel").glob("*.js")]
+    sources = [path.read_text() for path in (REPOSITORY / "web" / "panel").glob("*.mjs")]
     (listed,) = re.findall(r"KNOWN_OPERATIONS = \[(.*?)\]", "\n".join(sources), re.DOTALL)
     return re.findall(r"'(\w+)'", listed)
 

@@ -1,0 +1,65 @@
+// What the buttons do: a request to the server, after a question where a job runs; a refusal becomes a toast.
+
+import { element } from '../elements.mjs'
+import { brief, t } from '../text.mjs'
+
+const TRACE_FILE = 'paralleldit-trace.json'
+const ENDS_A_JOB = ['stop', 'restart', 'park']
+
+export class Actions {
+  /** app, api: the editor's. onChange: called when a request begins or ends. */
+  constructor(app, api, onChange) {
+    this.app = app
+    this.api = api
+    this.onChange = onChange
+    this.pending = new Set()
+    this.stops = 0
+  }
+
+  /** Whether the server has yet to answer this action of this group. */
+  isPending(action, number) {
+    return this.pending.has(`${action} ${number}`)
+  }
+
+  /** isBusy: whether a job runs that this would end or wait for. */
+  async run(action, number, isBusy) {
+    if (isBusy && ENDS_A_JOB.includes(action) && !(await this.confirmed(action))) return
+    if (this.isPending(action, number)) return
+    if (action === 'stop') this.stops++
+    const stops = this.stops
+    this.pending.add(`${action} ${number}`)
+    this.onChange()
+    try {
+      const response = await this.api.fetchApi(`/paralleldit/${action}?group=${number}`, { method: 'POST' })
+      const wasStopped = action !== 'stop' && stops !== this.stops // so it says nothing that is not known
+      if (!response.ok && !wasStopped) this.tell(action, brief(await response.text()))
+    } catch (error) {
+      this.tell(action, error.message)
+    } finally {
+      this.pending.delete(`${action} ${number}`)
+      this.onChange()
+    }
+  }
+
+  /** Saves the ranks' timeline as a file, for Perfetto. */
+  async trace(number) {
+    try {
+      const response = await this.api.fetchApi(`/paralleldit/trace?group=${number}`)
+      if (!response.ok) return this.tell('trace', brief(await response.text()))
+      const url = URL.createObjectURL(await response.blob())
+      element('a', { href: url, download: TRACE_FILE }).click()
+      URL.revokeObjectURL(url)
+    } catch (error) {
+      this.tell('trace', error.message)
+    }
+  }
+
+  confirmed(action) {
+    const words = { title: t(`panel.confirm.${action}.title`), message: t(`panel.confirm.${action}.message`) }
+    return this.app.extensionManager.dialog.confirm({ ...words, type: 'default' })
+  }
+
+  tell(action, detail) {
+    this.app.extensionManager.toast.add({ severity: 'error', summary: t(`panel.refused.${action}`), detail })
+  }
+}

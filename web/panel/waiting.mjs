@@ -1,0 +1,47 @@
+// Pure: what a node that waits for its workers says meanwhile, and once they have come.
+
+import { roughSeconds, seconds } from './format.mjs'
+import { runningOf } from './state.mjs'
+
+export const nothing = () => ({ node: null, text: '', starting: 0, loading: 0, since: null })
+
+/** How far the slowest rank is with its weights, in percent; null where none tells. */
+const readOf = ({ memory = [] }) => {
+  const told = memory.map(({ read }) => read).filter((read) => read !== undefined)
+  return told.length ? Math.min(...told) : null
+}
+
+/** The run that goes on, or one that was waited for and over before any event told of its first step. */
+function runOf(before, group) {
+  const [last] = group.runs
+  const isOver = before.text && last?.node === before.node && group.status.starting === undefined
+  return runningOf(group) ?? (isOver ? last : null)
+}
+
+/**
+ * After an event of a group: the node that samples, and its text, empty where there is nothing to say. `starting` and
+ * `loading` are the seconds that were seen of each. before: what this gave for the event before. now: in seconds.
+ */
+export function waiting(before, group, now, t) {
+  const { status } = group
+  const run = runOf(before, group)
+  if (!run?.node) return nothing()
+  const { node } = run
+  const old = before.node === node ? before : { ...nothing(), node }
+  if (status.starting !== undefined) {
+    const starting = status.starting
+    return { ...old, starting, text: t('waiting.starting', { seconds: roughSeconds(starting) }) }
+  }
+  if (status.operation === 'load') {
+    const since = old.since ?? now
+    const share = readOf(status)
+    const text = share === null ? t('waiting.loading') : t('waiting.reading', { share })
+    return { ...old, since, loading: now - since, text }
+  }
+  if (!run.made && run.state === 'running') return old
+  const done = [
+    old.starting && t('waiting.started', { seconds: seconds(old.starting) }),
+    old.loading && t('waiting.read', { seconds: seconds(old.loading) })
+  ]
+  return { ...nothing(), node, text: done.filter(Boolean).join(' · ') }
+}
