@@ -9,6 +9,7 @@ import { Actions } from './panel/actions.mjs'
 import { paced } from './panel/pace.mjs'
 import { answered, badgeOf, empty, opened, read, told } from './panel/state.mjs'
 import { PanelView } from './panel/view.mjs'
+import { follow, nextRuns } from './plan/answers.mjs'
 import { loaded, t } from './text.mjs'
 
 const ID = 'paralleldit'
@@ -40,6 +41,8 @@ class Panel {
     })
     api.addEventListener('reconnecting', () => this.become({ ...this.model, connected: false }))
     api.addEventListener('reconnected', () => this.ask())
+    follow(() => this.drawSoon())
+    api.addEventListener('graphChanged', () => this.drawSoon()) // a loader may be gone
     document.addEventListener('visibilitychange', () => this.drawSoon())
   }
 
@@ -97,7 +100,8 @@ class Panel {
       this.actions,
       (number, rank) => this.openLog(number, rank),
       () => this.ask(),
-      () => comparisonView(app, api)
+      () => comparisonView(app, api),
+      () => nextRuns(app.rootGraph)
     )
     if (this.view.element.parentNode !== parent) parent.append(this.view.element)
     this.isShown = true

@@ -82,6 +82,7 @@ const CHECKPOINT = 'ParallelDiT_LoadCheckpoint';
 const LOADERS = [LOADER, CHECKPOINT];
 const PLAN_INPUT = 'plan'; // of each loader
 const BYPASSED = 4;
+const FIRST_GROUP = 1;
 const CARRIES_MODEL = ['MODEL', 'GUIDER'];
 const LATENT = 'LATENT';
 const SAMPLED = [LATENT, 'IMAGE'];
@@ -103,6 +104,16 @@ const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders: loade
 function questionWithoutPlan(loader) {
   const plan = originOf(loader, PLAN_INPUT);
   return { question: plan?.node || plan?.isOpen || loader.mode ? null : questionOfLoader(loader), open: [] }
+}
+
+/**
+ * What a loader runs: the chosen model, in which worker group, and the node that asks about its plan; null where nothing
+ * does, or only a run can tell.
+ */
+function runOf$1(loader) {
+  const plan = originOf(loader, PLAN_INPUT);
+  const [found] = loader.mode || plan?.isOpen ? [] : loadersAt(loader);
+  return found ? { asks: plan?.node ?? loader, group: found.group ?? FIRST_GROUP, model: found.model_name } : null
 }
 
 /** What a question says of a node, if that is a loader of a known model. */
@@ -577,7 +588,7 @@ const advised = (advice) =>
     .join('\n');
 
 /** What an error's text says before its details, in a line. */
-function brief(text) {
+function brief$1(text) {
   const { cause, advice } = fieldsOf(text);
   return [cause, advised(advice)].filter(Boolean).join(' ')
 }
@@ -1578,7 +1589,7 @@ class Actions {
     try {
       const response = await this.api.fetchApi(`/paralleldit/${action}?group=${number}`, { method: 'POST' });
       const wasStopped = action !== 'stop' && stops !== this.stops; // so it says nothing that is not known
-      if (!response.ok && !wasStopped) this.tell(action, brief(await response.text()));
+      if (!response.ok && !wasStopped) this.tell(action, brief$1(await response.text()));
     } catch (error) {
       this.tell(action, error.message);
     } finally {
@@ -1591,7 +1602,7 @@ class Actions {
   async trace(number) {
     try {
       const response = await this.api.fetchApi(`/paralleldit/trace?group=${number}`);
-      if (!response.ok) return this.tell('trace', brief(await response.text()))
+      if (!response.ok) return this.tell('trace', brief$1(await response.text()))
       const url = URL.createObjectURL(await response.blob());
       element('a', { href: url, download: TRACE_FILE }).click();
       URL.revokeObjectURL(url);
@@ -1751,6 +1762,12 @@ function stepOf(group) {
   if (group.status.step) return { at: group.status.step[0], of: group.status.step[1] }
   if (run?.total) return { at: run.at, of: run.total }
   return run?.made ? { at: run.made, of: null } : null
+}
+
+/** How far the slowest rank is with its weights, in percent; null where none tells. */
+function readOf({ memory = [] }) {
+  const told = memory.map(({ read }) => read).filter((read) => read !== undefined);
+  return told.length ? Math.min(...told) : null
 }
 
 /**
@@ -1972,6 +1989,325 @@ function button(testId, words) {
   return element('button', { type: 'button', class: 'paralleldit-small', 'data-testid': testId }, words)
 }
 
+// Pure: from the server's answer about a plan to what its ranks keep and need, and what their cards have, in words.
+
+
+/** A line for all ranks, or one for each stage where they differ. groups: as `meshGroups` has them. say: `t`. */
+function memoryWords({ memory, device }, groups, say) {
+  if (!memory || !groups.length) return []
+  const { kept, working } = memory;
+  const line = (who, rest) => {
+    if (working !== null) return say('plan.with_forward', { who, kept: bytes(rest), peak: bytes(rest + working) })
+    return say(device === 'cpu' ? 'plan.at_rest' : 'plan.forward_unknown', { who, kept: bytes(rest) })
+  };
+  if (kept.every((rest) => bytes(rest) === bytes(kept[0]))) return [line(say('plan.each_rank'), kept[0])]
+  return groups[0].stages.map((stage, place) => line(stageCaption(stage, say), kept[place]))
+}
+
+/** What each kind of card has, and whether that is enough: a line for each, and `lacks` where it is not. */
+function cardWords({ memory, ranks }, say) {
+  const kinds = new Map();
+  for (const [place, fits] of (memory?.fits ?? []).entries()) {
+    const card = ranks[place]?.card;
+    if (!card) continue
+    const kind = JSON.stringify([card.name, bytes(card.total), fits]);
+    kinds.set(kind, [...(kinds.get(kind) ?? []), card.index]);
+  }
+  return [...kinds].map(([kind, indices]) => {
+    const [name, total, fits] = JSON.parse(kind);
+    const cards = say('plan.gpus_named', { indices: rangesOf(indices), name });
+    const verdict = fits === null ? 'card' : fits ? 'card_fits' : 'card_lacks';
+    return { text: say(`plan.${verdict}`, { cards, total, reserve: bytes(memory.reserve) }), lacks: fits === false }
+  })
+}
+
+/** What would fit in place of what does not; null where nothing is amiss. either: words to "a, b or c". */
+function remedyWords({ memory }, either, say) {
+  const remedies = memory?.remedies;
+  if (!remedies) return null
+  return say(`plan.${remedies.words}`, { remedies: either(remedies.found.map((each) => remarkWords(each, say))) })
+}
+
+/** "0–3, 6" */
+function rangesOf(numbers) {
+  const runs = [];
+  for (const number of [...numbers].sort((one, other) => one - other)) {
+    const last = runs.at(-1);
+    if (last && number === last[1] + 1) last[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(', ')
+}
+
+// Pure: from the server's answer about a plan to what steps are predicted to take, in words.
+
+
+const EVEN = 0.005; // a factor that is nearer to 1 is told as none
+
+/** A title, and a line for each of the best plans and for the one at hand, if it is none of them; null for nothing. */
+function predictedWords({ predicted }, say) {
+  if (!predicted) return null
+  const line = ({ values, seconds: length, bytes: size, fits }) => {
+    const numbers = { plan: planWords(values, say), seconds: seconds(length), bytes: bytes(size) };
+    return say(fits ? 'plan.predicted' : 'plan.predicted_too_large', numbers)
+  };
+  const chosen = predicted.best.findIndex(({ plan }) => plan === predicted.plan?.plan);
+  return {
+    step: stepWords$1(predicted, say),
+    title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
+    best: predicted.best.map(line),
+    chosen,
+    own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null,
+    alone: predicted.alone ? say('plan.alone') : null
+  }
+}
+
+/** How long a step of the plan takes, beside one device, and how each is known. */
+function stepWords$1({ plan, one_device, is_measured }, say) {
+  if (!plan) return say('plan.step_unknown')
+  const how = ({ has_run }) => say(has_run ? 'plan.has_run' : is_measured ? 'plan.is_predicted' : 'plan.is_assumed');
+  const own = { seconds: seconds(plan.seconds), how: how(plan) };
+  if (plan.plan === one_device.plan) return say('plan.step', own)
+  if (!one_device.fits) return say('plan.step_alone_lacks', own)
+  const factor = one_device.seconds / plan.seconds;
+  const rounded = Math.abs(factor - 1) < EVEN ? '1' : factor.toFixed(factor < 10 ? 2 : 1);
+  const words = own.how === how(one_device) ? 'plan.step_factor_alike' : 'plan.step_factor';
+  return say(words, { ...own, factor: rounded, one: seconds(one_device.seconds), one_how: how(one_device) })
+}
+
+// Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
+
+
+const MAX_PATCHES_DRAWN = 16;
+
+/**
+ * Replaces what the element shows. answer: the server's, or null where nothing was asked. open: names of values that only
+ * a run can tell. parts: `whole`, or one of those for little room.
+ */
+function draw(target, answer, open, parts) {
+  const isOpen = target.querySelector('details')?.open;
+  if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
+  else if (!answer) target.replaceChildren();
+  else if (answer.error) target.replaceChildren(errorBox(brief$1(answer.error)));
+  else target.replaceChildren(...parts(answer));
+  if (isOpen) target.querySelector('details')?.setAttribute('open', '');
+}
+
+/** Says, without alarm, that there is no answer. */
+function drawSilence(target, reason) {
+  target.replaceChildren(line('paralleldit-plan-remark', t('plan.unanswered', { reason })));
+}
+
+/** Of a plan node: how its plan falls on the ranks, too. */
+function* whole(answer) {
+  const predicted = predictedWords(answer, t);
+  if (answer.plan) yield line('paralleldit-plan-title', titleOf(answer));
+  if (answer.ranks.length) yield* mesh(answer);
+  yield* figures(answer, predicted);
+  yield* best(predicted);
+  yield* notes(answer);
+  yield* remarks(answer);
+  yield* unknown(answer);
+}
+
+/** Of a loader that has no plan: what auto does with it. */
+const brief = (answer) =>
+  folded(answer, answer.plan ? t('plan.auto', { plan: titleOf(answer) }) : t('plan.auto_open'));
+
+/** Of a loader that has one. */
+const planned = (answer) => folded(answer, answer.plan ? titleOf(answer) : '');
+
+/** The figures, and folded why they are so. */
+function* folded(answer, title) {
+  const predicted = predictedWords(answer, t);
+  if (title) yield line('paralleldit-plan-title', title);
+  yield* figures(answer, predicted);
+  yield* notes(answer);
+  const reasons = [...best(predicted), ...remarks(answer)];
+  if (!answer.plan) yield* reasons;
+  else if (reasons.length) {
+    yield element('details', { class: 'paralleldit-plan-why' }, element('summary', {}, t('plan.why')), ...reasons);
+  }
+  yield* unknown(answer);
+}
+
+function titleOf(answer) {
+  const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world });
+  return answer.world === 1 ? count : `${count} · ${answer.plan}`
+}
+
+/** What the ranks need and have, what would fit where they lack, and how long a step takes. */
+function* figures(answer, predicted) {
+  for (const words of memoryWords(answer, meshGroups(answer), t)) yield line('paralleldit-plan-memory', words);
+  for (const { text, lacks } of cardWords(answer, t)) {
+    yield line(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
+  }
+  const remedies = remedyWords(answer, either, t);
+  if (remedies) yield line('paralleldit-plan-note', remedies);
+  if (predicted) yield line('paralleldit-plan-step', predicted.step);
+  if (predicted?.alone) yield line('paralleldit-plan-note', predicted.alone);
+}
+
+function* notes(answer) {
+  for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t));
+}
+
+function* remarks(answer) {
+  for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t));
+}
+
+function* unknown(answer) {
+  for (const words of answer.unknown) yield line('paralleldit-plan-remark', brief$1(words));
+}
+
+function* best(words) {
+  if (!words) return
+  if (words.own) yield line('paralleldit-plan-memory', words.own);
+  yield line('paralleldit-plan-memory', words.title);
+  const rows = words.best.map((each, place) => {
+    const row = element('li', {}, each);
+    if (place === words.chosen) row.setAttribute('aria-current', 'true');
+    return row
+  });
+  const list = element('ol', { class: 'paralleldit-plan-predicted' }, ...rows);
+  list.dataset.testid = 'paralleldit-plan-predicted';
+  yield list;
+}
+
+/** A list of ranks, which say what they hold; of more than anyone reads, a picture. */
+function* mesh(answer) {
+  const groups = meshGroups(answer);
+  const isCompact = answer.ranks.length > COMPACT_ABOVE;
+  const [first] = groups[0].stages;
+  const each = first.cells.length;
+  const parts = groups.map((group) => {
+    const stages = group.stages.map((part) => stage(part, group, answer.device, isCompact));
+    return box$1(
+      'paralleldit-plan-group',
+      captionOf(group, t),
+      stages,
+      isCompact ? 2 : sideBySide(stages.length, each, 2)
+    )
+  });
+  const columns = isCompact ? 2 : sideBySide(groups.length, groups[0].stages.length * each);
+  const drawn = grid(`paralleldit-plan-mesh${isCompact ? ' paralleldit-plan-compact' : ''}`, parts, columns);
+  drawn.setAttribute('role', isCompact ? 'img' : 'list');
+  drawn.setAttribute('aria-label', meshWords(groups, answer.world, t));
+  yield drawn;
+  const [cell] = first.cells;
+  const kinds = ['tokens', cell.heads && 'heads', cell.weights && 'weights'].filter(Boolean);
+  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield legend(kinds);
+}
+
+/** In how many columns to draw so many boxes of so many ranks. */
+function sideBySide(boxes, ranks, most) {
+  if (ranks > 2) return 1
+  return columnsOf(boxes, ranks > 1 ? 2 : most)
+}
+
+function stage(part, group, device, isCompact) {
+  const cells = part.cells.map((cell) => {
+    const words = cellWords(cell, group, part, device, t);
+    const tile = element('div', { class: 'paralleldit-plan-cell', title: words });
+    tile.append(
+      isCompact ? element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank)) : label(cell, device)
+    );
+    tile.append(bar('tokens', cell.tokens));
+    if (cell.heads) tile.append(bar('heads', [cell.heads]));
+    if (cell.weights) tile.append(bar('weights', [cell.weights]));
+    if (!isCompact) {
+      tile.setAttribute('role', 'listitem');
+      tile.setAttribute('aria-label', words);
+    }
+    return tile
+  });
+  return box$1('paralleldit-plan-stage', stageCaption(part, t), cells, isCompact ? 0 : columnsOf(cells.length))
+}
+
+/** "rank 0 · GPU 0", on two lines where the tile is narrow. */
+function label(cell, device) {
+  const made = element('div', { class: 'paralleldit-plan-rank', 'aria-hidden': 'true' });
+  made.append(element('span', {}, t('plan.rank_label', { rank: cell.rank })));
+  const where = deviceLabel(cell, device, t);
+  if (where) made.append(element('i', {}, ' · '), element('span', {}, where));
+  return made
+}
+
+/** A bar of a whole, of which these [start, stop] are filled; with several, the whole falls into so many patches. */
+function bar(kind, spans) {
+  const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN);
+  const pieces = patches.map(([start, stop], patch) => {
+    const fill = element('i', { class: 'paralleldit-plan-fill' });
+    fill.style.marginInlineStart = `${(start * spans.length - patch) * 100}%`;
+    fill.style.inlineSize = `${(stop - start) * spans.length * 100}%`;
+    return element('span', { class: 'paralleldit-plan-piece' }, fill)
+  });
+  return element('div', { class: `paralleldit-plan-bar paralleldit-plan-${kind}` }, ...pieces)
+}
+
+function legend(kinds) {
+  const keys = kinds.map((kind) => {
+    const fill = element('i', { class: 'paralleldit-plan-fill' });
+    return element('span', { class: `paralleldit-plan-key paralleldit-plan-${kind}` }, fill, t(`plan.${kind}`))
+  });
+  const list = element('div', { class: 'paralleldit-plan-legend' }, ...keys);
+  list.setAttribute('aria-hidden', 'true');
+  return list
+}
+
+function box$1(className, caption, children, columns) {
+  const frame = element('div', { class: caption ? `${className} paralleldit-plan-boxed` : className });
+  if (caption) frame.append(element('div', { class: 'paralleldit-plan-caption' }, caption));
+  frame.append(grid('paralleldit-plan-row', children, columns));
+  return frame
+}
+
+/** Children in equal columns; 0: as many as there is room for. */
+function grid(className, children, columns) {
+  const made = element('div', { class: className }, ...children);
+  if (columns) made.style.gridTemplateColumns = `repeat(${Math.min(columns, children.length)}, minmax(0, 1fr))`;
+  return made
+}
+
+function errorBox(words) {
+  const alert = line('paralleldit-plan-error', words);
+  alert.setAttribute('role', 'alert');
+  return alert
+}
+
+function line(className, words) {
+  return element('div', { class: className }, words)
+}
+
+// What the next run will need and take, as the plan of the open workflow's loader says it, too.
+
+
+class NextView {
+  constructor() {
+    this.runs = element('div', { class: 'paralleldit-next' });
+    this.element = fold(t('panel.next'), true, this.runs).element;
+    this.element.dataset.testid = 'paralleldit-next';
+    this.drawn = [];
+  }
+
+  update(_group, { runs }) {
+    shown(this.element, runs.length);
+    const isDrawn = ({ answer, models }, place) =>
+      answer === this.drawn[place]?.answer && `${models}` === `${this.drawn[place].models}`;
+    if (runs.length === this.drawn.length && runs.every(isDrawn)) return
+    this.drawn = runs;
+    this.runs.replaceChildren(...runs.map(about));
+  }
+}
+
+function about({ answer, models, isPlanned }) {
+  const names = [...new Set(models)].map(fileName).join(', ');
+  const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
+  const content = element('div', { class: 'paralleldit-plan-content' });
+  draw(content, answer, [], isPlanned ? planned : brief);
+  return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
+}
+
 // A row for each rank: its device, memory, and whether it is silent.
 
 
@@ -2082,14 +2418,14 @@ function outlines({ slots, bars: drawn }) {
   const found = { compute: '', communication: '', cut: '' };
   for (const [at, { height, below, cut }] of drawn.entries()) {
     const x = at * SLOT + gap / 2;
-    found.compute += box$1(x, HEIGHT * (1 - height), SLOT - gap, HEIGHT * (height - below));
-    found.communication += box$1(x, HEIGHT * (1 - below), SLOT - gap, HEIGHT * below);
-    if (cut) found.cut += box$1(at * SLOT, CUT.y, SLOT, CUT.height);
+    found.compute += box(x, HEIGHT * (1 - height), SLOT - gap, HEIGHT * (height - below));
+    found.communication += box(x, HEIGHT * (1 - below), SLOT - gap, HEIGHT * below);
+    if (cut) found.cut += box(at * SLOT, CUT.y, SLOT, CUT.height);
   }
   return found
 }
 
-const box$1 = (x, y, width, height) =>
+const box = (x, y, width, height) =>
   height > 0 ? `M${x} ${y.toFixed(2)}h${width}v${height.toFixed(2)}h-${width}z` : '';
 
 /** The drawing of one run. t: the texts; format: how seconds and shares are shown. */
@@ -2201,7 +2537,7 @@ class RunRow {
 
   /** known: the summary of the run's steps, null if there are none. */
   count(run, known) {
-    const numbers = [stepWords$1(run)];
+    const numbers = [stepWords(run)];
     if (known) numbers.push(t('panel.pace', { seconds: seconds(known.median) }));
     const told = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed';
     if (run.predicted) numbers.push(t(told, { seconds: seconds(run.predicted) }));
@@ -2228,7 +2564,7 @@ function aboutNode(run, began) {
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
-function stepWords$1({ at, made, total }) {
+function stepWords({ at, made, total }) {
   const done = total ? at : made;
   if (done === 1 && (total ?? 1) === 1) return t('panel.oneStep')
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
@@ -2316,6 +2652,7 @@ class GroupView {
     const press = (action) => this.press(action);
     this.parts = [new StateView(press), new ButtonRow(press), new JobView()];
     this.folds = [
+      new NextView(),
       new ModelView(),
       new RankList(),
       new LogView(openLog),
@@ -2326,11 +2663,11 @@ class GroupView {
     this.element.append(...[...this.parts, ...this.folds].map((part) => part.element));
   }
 
-  update({ group, many, device, devices }) {
+  update({ group, many, device, devices, runs }) {
     this.group = group;
     attribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen');
     const pending = (action) => this.actions.isPending(action, this.number);
-    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending });
+    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending, runs });
   }
 
   press(action) {
@@ -2363,7 +2700,7 @@ class StateView {
     const { remarks, deaths, last_death: death, pids } = group.status;
     attribute(this.element, 'data-state', state);
     attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped);
-    text(this.word, state === 'cancelling' ? cancelledWords(group) : t(`panel.state.${state}`));
+    text(this.word, stateWords(group, state));
     const count = pids?.length ?? devices;
     text(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '');
     const isNew = state === 'stopped' && !group.runs.length && !death;
@@ -2426,18 +2763,19 @@ class JobView {
     shown(this.element, stateOf(group) === 'busy');
     if (this.element.hidden) return
     text(this.operation, operationWords(operation));
-    const step = stepOf(group);
-    const words = step ? t(step.of ? 'panel.step' : 'panel.stepOpen', step) : '';
+    const isLoading = current === 'load';
+    const done = isLoading ? weightsDone(group.status) : stepOf(group);
+    const words = done ? doneWords(done, isLoading) : '';
     text(this.count, words);
-    shown(this.bar, step?.of);
-    if (step?.of) {
+    shown(this.bar, done?.of);
+    if (done?.of) {
       attribute(this.bar, 'aria-label', operationWords(operation));
-      attribute(this.bar, 'aria-valuemax', step.of);
-      attribute(this.bar, 'aria-valuenow', step.at);
+      attribute(this.bar, 'aria-valuemax', done.of);
+      attribute(this.bar, 'aria-valuenow', done.at);
       attribute(this.bar, 'aria-valuetext', words);
-      attribute(this.fill, 'style', `width: ${((100 * step.at) / step.of).toFixed(1)}%`);
+      attribute(this.fill, 'style', `width: ${((100 * done.at) / done.of).toFixed(1)}%`);
     }
-    text(this.pace, step ? paceWords(runningOf(group)) : '');
+    text(this.pace, done && !isLoading ? paceWords(runningOf(group)) : '');
     shown(this.pace, this.pace.textContent);
   }
 }
@@ -2479,8 +2817,22 @@ class ModelView {
   }
 }
 
-const cancelledWords = ({ status }) =>
-  t(OF_STEPS.includes(status.operation) ? 'panel.state.cancelling' : 'panel.state.cancellingOther');
+function stateWords({ status: { operation, starting } }, state) {
+  if (state === 'cancelling' && !OF_STEPS.includes(operation)) return t('panel.state.cancellingOther')
+  if (state === 'starting' && starting) return t('waiting.starting', { seconds: roughSeconds(starting) })
+  return t(`panel.state.${state}`)
+}
+
+/** Like `stepOf`, in hundredths of the weights. */
+function weightsDone(status) {
+  const at = readOf(status);
+  return at === null ? null : { at, of: 100 }
+}
+
+function doneWords({ at, of }, isLoading) {
+  if (isLoading) return percent$1(at / of)
+  return t(of ? 'panel.step' : 'panel.stepOpen', { at, of })
+}
 
 const operationWords = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'));
@@ -2510,9 +2862,10 @@ function paceWords(run) {
 class PanelView {
   /**
    * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again. compare:
-   * makes a ComparisonView.
+   * makes a ComparisonView. nextRuns: what is known of each group's next run, by its number.
    */
-  constructor(actions, openLog, retry, compare) {
+  constructor(actions, openLog, retry, compare, nextRuns) {
+    this.nextRuns = nextRuns;
     this.problem = element('p');
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'));
     this.retry.addEventListener('click', retry);
@@ -2538,8 +2891,46 @@ class PanelView {
     shown(this.waiting, !model.loaded && !model.problem);
     const many = model.groups.length > 1;
     const { device, devices } = model;
-    this.views.update(model.groups.map((group) => ({ group, many, device, devices })));
+    const next = this.nextRuns();
+    this.views.update(
+      model.groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] }))
+    );
   }
+}
+
+// What the server has said of the plans of the open workflow, for those who show it beside the node that asked.
+
+
+const answers = new WeakMap(); // by plan node, or loader without one
+const listeners = [];
+
+/** Notes a node's last answer, null for none. */
+function note(node, answer) {
+  answers.set(node, answer);
+  for (const heard of listeners) heard();
+}
+
+/** Has `heard` called after each answer. */
+const follow$1 = (heard) => listeners.push(heard);
+
+/**
+ * By worker group, what is known of its next run in the workflow with this graph: for each answer the `models` that it is
+ * about, as they were chosen, and whether a plan is connected.
+ */
+function nextRuns(root) {
+  const groups = new Map();
+  const loaders = graphsOf(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)));
+  for (const loader of loaders) {
+    const { asks, group, model } = runOf$1(loader) ?? {};
+    const answer = asks && answers.get(asks);
+    if (!answer) continue
+    const runs = groups.get(group) ?? [];
+    groups.set(group, runs);
+    const known = runs.find((run) => run.answer === answer);
+    if (known) known.models.push(model);
+    else runs.push({ answer, models: [model], isPlanned: asks !== loader });
+  }
+  return groups
 }
 
 // The sidebar panel of the worker groups. What it shows comes by events, from the moment that the server is asked: once
@@ -2575,6 +2966,8 @@ class Panel {
     });
     api.addEventListener('reconnecting', () => this.become({ ...this.model, connected: false }));
     api.addEventListener('reconnected', () => this.ask());
+    follow$1(() => this.drawSoon());
+    api.addEventListener('graphChanged', () => this.drawSoon()); // a loader may be gone
     document.addEventListener('visibilitychange', () => this.drawSoon());
   }
 
@@ -2632,7 +3025,8 @@ class Panel {
       this.actions,
       (number, rank) => this.openLog(number, rank),
       () => this.ask(),
-      () => comparisonView(app, api)
+      () => comparisonView(app, api),
+      () => nextRuns(app.rootGraph)
     );
     if (this.view.element.parentNode !== parent) parent.append(this.view.element);
     this.isShown = true;
@@ -2702,288 +3096,6 @@ function asker({ pause, read, send, show, fail }) {
   }
 }
 
-// Pure: from the server's answer about a plan to what its ranks keep and need, and what their cards have, in words.
-
-
-/** A line for all ranks, or one for each stage where they differ. groups: as `meshGroups` has them. say: `t`. */
-function memoryWords({ memory, device }, groups, say) {
-  if (!memory || !groups.length) return []
-  const { kept, working } = memory;
-  const line = (who, rest) => {
-    if (working !== null) return say('plan.with_forward', { who, kept: bytes(rest), peak: bytes(rest + working) })
-    return say(device === 'cpu' ? 'plan.at_rest' : 'plan.forward_unknown', { who, kept: bytes(rest) })
-  };
-  if (kept.every((rest) => bytes(rest) === bytes(kept[0]))) return [line(say('plan.each_rank'), kept[0])]
-  return groups[0].stages.map((stage, place) => line(stageCaption(stage, say), kept[place]))
-}
-
-/** What each kind of card has, and whether that is enough: a line for each, and `lacks` where it is not. */
-function cardWords({ memory, ranks }, say) {
-  const kinds = new Map();
-  for (const [place, fits] of (memory?.fits ?? []).entries()) {
-    const card = ranks[place]?.card;
-    if (!card) continue
-    const kind = JSON.stringify([card.name, bytes(card.total), fits]);
-    kinds.set(kind, [...(kinds.get(kind) ?? []), card.index]);
-  }
-  return [...kinds].map(([kind, indices]) => {
-    const [name, total, fits] = JSON.parse(kind);
-    const cards = say('plan.gpus_named', { indices: rangesOf(indices), name });
-    const verdict = fits === null ? 'card' : fits ? 'card_fits' : 'card_lacks';
-    return { text: say(`plan.${verdict}`, { cards, total, reserve: bytes(memory.reserve) }), lacks: fits === false }
-  })
-}
-
-/** What would fit in place of what does not; null where nothing is amiss. either: words to "a, b or c". */
-function remedyWords({ memory }, either, say) {
-  const remedies = memory?.remedies;
-  if (!remedies) return null
-  return say(`plan.${remedies.words}`, { remedies: either(remedies.found.map((each) => remarkWords(each, say))) })
-}
-
-/** "0–3, 6" */
-function rangesOf(numbers) {
-  const runs = [];
-  for (const number of [...numbers].sort((one, other) => one - other)) {
-    const last = runs.at(-1);
-    if (last && number === last[1] + 1) last[1] = number;
-    else runs.push([number, number]);
-  }
-  return runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(', ')
-}
-
-// Pure: from the server's answer about a plan to what steps are predicted to take, in words.
-
-
-const EVEN = 0.005; // a factor that is nearer to 1 is told as none
-
-/** A title, and a line for each of the best plans and for the one at hand, if it is none of them; null for nothing. */
-function predictedWords({ predicted }, say) {
-  if (!predicted) return null
-  const line = ({ values, seconds: length, bytes: size, fits }) => {
-    const numbers = { plan: planWords(values, say), seconds: seconds(length), bytes: bytes(size) };
-    return say(fits ? 'plan.predicted' : 'plan.predicted_too_large', numbers)
-  };
-  const chosen = predicted.best.findIndex(({ plan }) => plan === predicted.plan?.plan);
-  return {
-    step: stepWords(predicted, say),
-    title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
-    best: predicted.best.map(line),
-    chosen,
-    own: chosen < 0 && predicted.plan ? say('plan.this_plan', { words: line(predicted.plan) }) : null,
-    alone: predicted.alone ? say('plan.alone') : null
-  }
-}
-
-/** How long a step of the plan takes, beside one device, and how each is known. */
-function stepWords({ plan, one_device, is_measured }, say) {
-  if (!plan) return say('plan.step_unknown')
-  const how = ({ has_run }) => say(has_run ? 'plan.has_run' : is_measured ? 'plan.is_predicted' : 'plan.is_assumed');
-  const own = { seconds: seconds(plan.seconds), how: how(plan) };
-  if (plan.plan === one_device.plan) return say('plan.step', own)
-  if (!one_device.fits) return say('plan.step_alone_lacks', own)
-  const factor = one_device.seconds / plan.seconds;
-  const rounded = Math.abs(factor - 1) < EVEN ? '1' : factor.toFixed(factor < 10 ? 2 : 1);
-  const words = own.how === how(one_device) ? 'plan.step_factor_alike' : 'plan.step_factor';
-  return say(words, { ...own, factor: rounded, one: seconds(one_device.seconds), one_how: how(one_device) })
-}
-
-// Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
-
-
-const MAX_PATCHES_DRAWN = 16;
-
-/**
- * Replaces what the element shows. answer: the server's, or null where nothing was asked. open: names of values that only
- * a run can tell. brief: whether it is of a loader without a plan, which has little room.
- */
-function draw(target, answer, open, brief$1) {
-  const isOpen = target.querySelector('details')?.open;
-  if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
-  else if (!answer) target.replaceChildren();
-  else if (answer.error) target.replaceChildren(errorBox(brief(answer.error)));
-  else target.replaceChildren(...(brief$1 ? loader(answer) : plan(answer)));
-  if (isOpen) target.querySelector('details')?.setAttribute('open', '');
-}
-
-/** Says, without alarm, that there is no answer. */
-function drawSilence(target, reason) {
-  target.replaceChildren(line('paralleldit-plan-remark', t('plan.unanswered', { reason })));
-}
-
-function* plan(answer) {
-  const predicted = predictedWords(answer, t);
-  if (answer.plan) yield line('paralleldit-plan-title', titleOf(answer));
-  if (answer.ranks.length) yield* mesh(answer);
-  yield* figures(answer, predicted);
-  yield* best(predicted);
-  yield* notes(answer);
-  yield* remarks(answer);
-  yield* unknown(answer);
-}
-
-/** Of a loader that has no plan: what auto does with it, and folded why. */
-function* loader(answer) {
-  const predicted = predictedWords(answer, t);
-  yield line('paralleldit-plan-title', answer.plan ? t('plan.auto', { plan: titleOf(answer) }) : t('plan.auto_open'));
-  yield* figures(answer, predicted);
-  yield* notes(answer);
-  const reasons = [...best(predicted), ...remarks(answer)];
-  if (!answer.plan) yield* reasons;
-  else if (reasons.length) {
-    yield element('details', { class: 'paralleldit-plan-why' }, element('summary', {}, t('plan.why')), ...reasons);
-  }
-  yield* unknown(answer);
-}
-
-function titleOf(answer) {
-  const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world });
-  return answer.world === 1 ? count : `${count} · ${answer.plan}`
-}
-
-/** What the ranks need and have, what would fit where they lack, and how long a step takes. */
-function* figures(answer, predicted) {
-  for (const words of memoryWords(answer, meshGroups(answer), t)) yield line('paralleldit-plan-memory', words);
-  for (const { text, lacks } of cardWords(answer, t)) {
-    yield line(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
-  }
-  const remedies = remedyWords(answer, either, t);
-  if (remedies) yield line('paralleldit-plan-note', remedies);
-  if (predicted) yield line('paralleldit-plan-step', predicted.step);
-  if (predicted?.alone) yield line('paralleldit-plan-note', predicted.alone);
-}
-
-function* notes(answer) {
-  for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t));
-}
-
-function* remarks(answer) {
-  for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t));
-}
-
-function* unknown(answer) {
-  for (const words of answer.unknown) yield line('paralleldit-plan-remark', brief(words));
-}
-
-function* best(words) {
-  if (!words) return
-  if (words.own) yield line('paralleldit-plan-memory', words.own);
-  yield line('paralleldit-plan-memory', words.title);
-  const rows = words.best.map((each, place) => {
-    const row = element('li', {}, each);
-    if (place === words.chosen) row.setAttribute('aria-current', 'true');
-    return row
-  });
-  const list = element('ol', { class: 'paralleldit-plan-predicted' }, ...rows);
-  list.dataset.testid = 'paralleldit-plan-predicted';
-  yield list;
-}
-
-/** A list of ranks, which say what they hold; of more than anyone reads, a picture. */
-function* mesh(answer) {
-  const groups = meshGroups(answer);
-  const isCompact = answer.ranks.length > COMPACT_ABOVE;
-  const [first] = groups[0].stages;
-  const each = first.cells.length;
-  const parts = groups.map((group) => {
-    const stages = group.stages.map((part) => stage(part, group, answer.device, isCompact));
-    return box(
-      'paralleldit-plan-group',
-      captionOf(group, t),
-      stages,
-      isCompact ? 2 : sideBySide(stages.length, each, 2)
-    )
-  });
-  const columns = isCompact ? 2 : sideBySide(groups.length, groups[0].stages.length * each);
-  const drawn = grid(`paralleldit-plan-mesh${isCompact ? ' paralleldit-plan-compact' : ''}`, parts, columns);
-  drawn.setAttribute('role', isCompact ? 'img' : 'list');
-  drawn.setAttribute('aria-label', meshWords(groups, answer.world, t));
-  yield drawn;
-  const [cell] = first.cells;
-  const kinds = ['tokens', cell.heads && 'heads', cell.weights && 'weights'].filter(Boolean);
-  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield legend(kinds);
-}
-
-/** In how many columns to draw so many boxes of so many ranks. */
-function sideBySide(boxes, ranks, most) {
-  if (ranks > 2) return 1
-  return columnsOf(boxes, ranks > 1 ? 2 : most)
-}
-
-function stage(part, group, device, isCompact) {
-  const cells = part.cells.map((cell) => {
-    const words = cellWords(cell, group, part, device, t);
-    const tile = element('div', { class: 'paralleldit-plan-cell', title: words });
-    tile.append(
-      isCompact ? element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank)) : label(cell, device)
-    );
-    tile.append(bar('tokens', cell.tokens));
-    if (cell.heads) tile.append(bar('heads', [cell.heads]));
-    if (cell.weights) tile.append(bar('weights', [cell.weights]));
-    if (!isCompact) {
-      tile.setAttribute('role', 'listitem');
-      tile.setAttribute('aria-label', words);
-    }
-    return tile
-  });
-  return box('paralleldit-plan-stage', stageCaption(part, t), cells, isCompact ? 0 : columnsOf(cells.length))
-}
-
-/** "rank 0 · GPU 0", on two lines where the tile is narrow. */
-function label(cell, device) {
-  const made = element('div', { class: 'paralleldit-plan-rank', 'aria-hidden': 'true' });
-  made.append(element('span', {}, t('plan.rank_label', { rank: cell.rank })));
-  const where = deviceLabel(cell, device, t);
-  if (where) made.append(element('i', {}, ' · '), element('span', {}, where));
-  return made
-}
-
-/** A bar of a whole, of which these [start, stop] are filled; with several, the whole falls into so many patches. */
-function bar(kind, spans) {
-  const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN);
-  const pieces = patches.map(([start, stop], patch) => {
-    const fill = element('i', { class: 'paralleldit-plan-fill' });
-    fill.style.marginInlineStart = `${(start * spans.length - patch) * 100}%`;
-    fill.style.inlineSize = `${(stop - start) * spans.length * 100}%`;
-    return element('span', { class: 'paralleldit-plan-piece' }, fill)
-  });
-  return element('div', { class: `paralleldit-plan-bar paralleldit-plan-${kind}` }, ...pieces)
-}
-
-function legend(kinds) {
-  const keys = kinds.map((kind) => {
-    const fill = element('i', { class: 'paralleldit-plan-fill' });
-    return element('span', { class: `paralleldit-plan-key paralleldit-plan-${kind}` }, fill, t(`plan.${kind}`))
-  });
-  const list = element('div', { class: 'paralleldit-plan-legend' }, ...keys);
-  list.setAttribute('aria-hidden', 'true');
-  return list
-}
-
-function box(className, caption, children, columns) {
-  const frame = element('div', { class: caption ? `${className} paralleldit-plan-boxed` : className });
-  if (caption) frame.append(element('div', { class: 'paralleldit-plan-caption' }, caption));
-  frame.append(grid('paralleldit-plan-row', children, columns));
-  return frame
-}
-
-/** Children in equal columns; 0: as many as there is room for. */
-function grid(className, children, columns) {
-  const made = element('div', { class: className }, ...children);
-  if (columns) made.style.gridTemplateColumns = `repeat(${Math.min(columns, children.length)}, minmax(0, 1fr))`;
-  return made
-}
-
-function errorBox(words) {
-  const alert = line('paralleldit-plan-error', words);
-  alert.setAttribute('role', 'alert');
-  return alert
-}
-
-function line(className, words) {
-  return element('div', { class: className }, words)
-}
-
 // What a node says of its plan: a widget with the server's answer about it. Nothing of it is saved or queued.
 
 
@@ -2992,14 +3104,15 @@ const MARGIN = 10;
 
 /**
  * Gives a node the widget; returns what has it ask, and the node's height. questionOf: the node to its question, null for
- * none, and the values that only a run can tell. brief: whether reasons are folded, and nothing is drawn.
+ * none, and the values that only a run can tell. parts: what of the answer it shows, see `draw`.
  */
-function explain(node, questionOf, brief = false) {
+function explain(node, questionOf, parts) {
   const content = element('div', { class: 'paralleldit-plan-content' });
   const frame = element('div', { class: 'paralleldit-plan' }, content);
   let lines = 0; // pixels
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
+    hideInPanel: true, // of a node's properties, where it would be a row without a value
     margin: MARGIN,
     getMinHeight: () => lines + 2 * MARGIN,
     getMaxHeight: () => lines + 2 * MARGIN
@@ -3022,11 +3135,13 @@ function explain(node, questionOf, brief = false) {
       return { answer: open.length || !question ? null : await request(question), open }
     },
     show: ({ answer, open }) => {
-      draw(content, answer, open, brief);
+      draw(content, answer, open, parts);
+      note(node, answer);
       settle(answer?.widgets ?? []);
     },
     fail: (error) => {
       drawSilence(content, error.message);
+      note(node, null);
       settle([]);
     }
   });
@@ -3176,7 +3291,7 @@ function askAll(force) {
 }
 
 function explainPlan(node) {
-  const { ask, height } = explain(node, questionOf);
+  const { ask, height } = explain(node, questionOf, whole);
   asks.set(node, ask);
   const show = () => showUsed(node);
   const changed = () => {
@@ -3197,7 +3312,7 @@ function explainPlan(node) {
 
 /** What it loads concerns the plans, too. */
 function explainLoader(node) {
-  const { ask, height } = explain(node, questionWithoutPlan, true);
+  const { ask, height } = explain(node, questionWithoutPlan, brief);
   asks.set(node, ask);
   follow(node, () => askAll());
   chain(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}));
@@ -3223,12 +3338,6 @@ function chain(object, name, after) {
 
 
 const nothing = () => ({ node: null, text: '', starting: 0, loading: 0, since: null });
-
-/** How far the slowest rank is with its weights, in percent; null where none tells. */
-const readOf = ({ memory = [] }) => {
-  const told = memory.map(({ read }) => read).filter((read) => read !== undefined);
-  return told.length ? Math.min(...told) : null
-};
 
 /** The run that goes on, or one that was waited for and over before any event told of its first step. */
 function runOf(before, group) {

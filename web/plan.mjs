@@ -9,6 +9,7 @@ import { graphsOf } from './plan/links.mjs'
 import { renewWorkflow } from './plan/old.mjs'
 import { askAgain } from './plan/server.mjs'
 import { showUsed } from './plan/used.mjs'
+import { brief, whole } from './plan/view.mjs'
 
 const asks = new WeakMap() // by node, what asks for it
 
@@ -50,7 +51,7 @@ function askAll(force) {
 }
 
 function explainPlan(node) {
-  const { ask, height } = explain(node, questionOf)
+  const { ask, height } = explain(node, questionOf, whole)
   asks.set(node, ask)
   const show = () => showUsed(node)
   const changed = () => {
@@ -71,7 +72,7 @@ function explainPlan(node) {
 
 /** What it loads concerns the plans, too. */
 function explainLoader(node) {
-  const { ask, height } = explain(node, questionWithoutPlan, true)
+  const { ask, height } = explain(node, questionWithoutPlan, brief)
   asks.set(node, ask)
   follow(node, () => askAll())
   chain(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Locator, Route, expect
+from playwright.sync_api import Browser, Locator, Route, expect
 
 from demo.host import ComfyHost
 from tests.support.editor.cost import cost
-from tests.support.editor.editor import PATIENCE_MS, Editor
+from tests.support.editor.editor import PATIENCE_MS, VIEWPORT, Editor, open_editor, use_setting
 from tests.support.editor.examples import open_demo
 from tests.support.editor.groups import EVENTS_A_SECOND, NUMBER, event, run, sampling, tell
 
 WIDTHS = (250, 312, 500)  # pixels: of a small window, ComfyUI's least, and a broad one
 LEAST = 312
 WORLDS = (1, 2, 8, 16)
+SHOW_ALONE = """(panel, number) => {
+    for (const group of panel.querySelectorAll('[data-group]')) {
+        group.style.display = number && group.dataset.group !== `${number}` ? 'none' : ''
+    }
+}"""
+IS_IN_WINDOW = """(row) => {
+    const { top, bottom, left, right } = row.getBoundingClientRect()
+    return top >= 0 && left >= 0 && bottom <= innerHeight && right <= innerWidth
+}"""
 SET_WIDTH = "(panel, width) => { panel.style.width = `${width}px` }"
 # Of each rank's row: whether name and memory are side by side in it, and the name is whole.
 ROWS = """(group) => [...group.querySelectorAll('[data-testid^=paralleldit-rank-]')].map((row) => {
@@ -43,12 +53,21 @@ WINDOW, ROUNDS, TRIES = 1.5, 3, 4  # seconds, in turn, and how often where the m
 SHARE = 0.9  # of the closed panel's frames
 
 
+@contextlib.contextmanager
+def opened(editor: Editor, host: ComfyHost) -> Iterator[Locator]:
+    """The panel, of the group that is not there: other tests' groups above it are out of the way."""
+    tell(host, event())
+    panel, whole = editor.open_panel(NUMBER), editor.page.get_by_test_id("paralleldit-panel")
+    whole.evaluate(SHOW_ALONE, NUMBER)
+    yield panel
+    whole.evaluate(SHOW_ALONE, None)
+    tell(host, event([], 0, state="stopped", model=None))
+
+
 @pytest.fixture
 def panel(shared_editor: Editor, host: ComfyHost) -> Iterator[Locator]:
-    """Of the group that is not there."""
-    tell(host, event())
-    yield shared_editor.open_panel(NUMBER)
-    tell(host, event([], 0, state="stopped", model=None))
+    with opened(shared_editor, host) as found:
+        yield found
 
 
 def share_of_frames(editor: Editor) -> float:
@@ -68,6 +87,7 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
         expect(panel.get_by_test_id("paralleldit-run")).to_have_count(10)
         expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Running")
         assert panel.evaluate(MOVING) == []
+        assert panel.get_by_test_id("paralleldit-rank-1").evaluate(IS_IN_WINDOW), "what nobody sees costs nothing"
         shares = []
         while len(shares) < TRIES and max(shares, default=0) < SHARE:
             shares.append(share_of_frames(shared_editor))
@@ -82,16 +102,37 @@ def test_a_ranks_device_and_memory_are_on_one_line(
 ) -> None:
     page = shared_editor.page
     page.evaluate(SET_THEME, theme)
-    whole = page.get_by_test_id("paralleldit-panel")
     try:
-        for ranks in WORLDS:
-            tell(host, *sampling(ranks))
+        for ranks in holds_at_all_widths(shared_editor, panel, host, theme):
             row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
             expect(row).to_contain_text(f"GPU {ranks - 1} · RTX 4090")
             expect(row).to_have_attribute(
                 "title", f"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · process {4710 + ranks}"
             )
+        expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
+    finally:
+        page.evaluate(SET_THEME, "dark")
+
+
+def test_they_are_in_chinese_too(browser: Browser, host: ComfyHost) -> None:
+    with (
+        use_setting(host, "Comfy.Locale", "zh", "en"),
+        open_editor(browser, host) as editor,
+        opened(editor, host) as panel,
+    ):
+        for _ in holds_at_all_widths(editor, panel, host, "zh"):
+            expect(panel.get_by_test_id("paralleldit-state")).to_have_text("运行中")
+        assert editor.problems == []
+
+
+def holds_at_all_widths(editor: Editor, panel: Locator, host: ComfyHost, name: str) -> Iterator[int]:
+    """Gives each number of ranks once it is shown. A page high enough for all of them is seen on the screenshots."""
+    page, whole = editor.page, editor.page.get_by_test_id("paralleldit-panel")
+    try:
+        for ranks in WORLDS:
+            tell(host, *sampling(ranks))
             expect(panel.locator("[data-testid^=paralleldit-rank-]")).to_have_count(ranks)
+            page.set_viewport_size({"width": VIEWPORT["width"], "height": 900 + 60 * ranks})
             for width in WIDTHS:
                 whole.evaluate(SET_WIDTH, width)
                 found = panel.evaluate(ROWS)
@@ -99,10 +140,11 @@ def test_a_ranks_device_and_memory_are_on_one_line(
                 assert width < LEAST or all(is_whole for _, is_whole in found), (ranks, width)
                 assert whole.evaluate(SCROLLERS) == [] == whole.evaluate(TOO_BROAD), (ranks, width)
                 if ranks in (2, 16):
-                    shared_editor.screenshot(f"panel-{ranks}-ranks-{width}-{theme}", whole)
-        expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
+                    assert panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}").evaluate(IS_IN_WINDOW)
+                    editor.screenshot(f"panel-{ranks}-ranks-{width}-{name}")
+            yield ranks
     finally:
-        page.evaluate(SET_THEME, "dark")
+        page.set_viewport_size(VIEWPORT)
         whole.evaluate("(panel) => { panel.style.width = '' }")
 
 
@@ -131,6 +173,19 @@ def test_a_cancelled_job_is_none_that_a_restart_would_end(
         assert len(asked) == 1
     finally:
         page.unroute("**/paralleldit/restart*")
+
+
+def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_come(
+    panel: Locator, host: ComfyHost
+) -> None:
+    tell(host, event([], 0, state="starting", starting=12.0))
+    expect(panel.get_by_test_id("paralleldit-state")).to_have_text("Starting the workers, 12 s")
+    reading = event(state="busy", operation="load")
+    for memory, read in zip(reading["status"]["memory"], (70, 40), strict=True):
+        memory["read"] = read
+    tell(host, reading)
+    expect(panel.get_by_test_id("paralleldit-step")).to_have_text("Loading the model40%")
+    expect(panel.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "40")
 
 
 def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_known(

@@ -4,11 +4,12 @@ import { element } from '../elements.mjs'
 import { remarkWords } from '../plan/mesh.mjs'
 import { t } from '../text.mjs'
 import { attribute, fold, shown, text, uniqueId } from './dom.mjs'
-import { fileName, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.mjs'
+import { fileName, percent, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.mjs'
 import { LogView } from './logs.mjs'
+import { NextView } from './next.mjs'
 import { RankList } from './ranks.mjs'
 import { RunList } from './runs.mjs'
-import { actionsOf, isDismissible, runningOf, stateOf, stepOf } from './state.mjs'
+import { actionsOf, isDismissible, readOf, runningOf, stateOf, stepOf } from './state.mjs'
 import { weightsWords } from './weights.mjs'
 
 // None of them turns: an endless animation has the browser draw the page anew sixty times a second.
@@ -49,6 +50,7 @@ export class GroupView {
     const press = (action) => this.press(action)
     this.parts = [new StateView(press), new ButtonRow(press), new JobView()]
     this.folds = [
+      new NextView(),
       new ModelView(),
       new RankList(),
       new LogView(openLog),
@@ -59,11 +61,11 @@ export class GroupView {
     this.element.append(...[...this.parts, ...this.folds].map((part) => part.element))
   }
 
-  update({ group, many, device, devices }) {
+  update({ group, many, device, devices, runs }) {
     this.group = group
     attribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen')
     const pending = (action) => this.actions.isPending(action, this.number)
-    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending })
+    for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending, runs })
   }
 
   press(action) {
@@ -96,7 +98,7 @@ class StateView {
     const { remarks, deaths, last_death: death, pids } = group.status
     attribute(this.element, 'data-state', state)
     attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
-    text(this.word, state === 'cancelling' ? cancelledWords(group) : t(`panel.state.${state}`))
+    text(this.word, stateWords(group, state))
     const count = pids?.length ?? devices
     text(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
     const isNew = state === 'stopped' && !group.runs.length && !death
@@ -159,18 +161,19 @@ class JobView {
     shown(this.element, stateOf(group) === 'busy')
     if (this.element.hidden) return
     text(this.operation, operationWords(operation))
-    const step = stepOf(group)
-    const words = step ? t(step.of ? 'panel.step' : 'panel.stepOpen', step) : ''
+    const isLoading = current === 'load'
+    const done = isLoading ? weightsDone(group.status) : stepOf(group)
+    const words = done ? doneWords(done, isLoading) : ''
     text(this.count, words)
-    shown(this.bar, step?.of)
-    if (step?.of) {
+    shown(this.bar, done?.of)
+    if (done?.of) {
       attribute(this.bar, 'aria-label', operationWords(operation))
-      attribute(this.bar, 'aria-valuemax', step.of)
-      attribute(this.bar, 'aria-valuenow', step.at)
+      attribute(this.bar, 'aria-valuemax', done.of)
+      attribute(this.bar, 'aria-valuenow', done.at)
       attribute(this.bar, 'aria-valuetext', words)
-      attribute(this.fill, 'style', `width: ${((100 * step.at) / step.of).toFixed(1)}%`)
+      attribute(this.fill, 'style', `width: ${((100 * done.at) / done.of).toFixed(1)}%`)
     }
-    text(this.pace, step ? paceWords(runningOf(group)) : '')
+    text(this.pace, done && !isLoading ? paceWords(runningOf(group)) : '')
     shown(this.pace, this.pace.textContent)
   }
 }
@@ -212,8 +215,22 @@ class ModelView {
   }
 }
 
-const cancelledWords = ({ status }) =>
-  t(OF_STEPS.includes(status.operation) ? 'panel.state.cancelling' : 'panel.state.cancellingOther')
+function stateWords({ status: { operation, starting } }, state) {
+  if (state === 'cancelling' && !OF_STEPS.includes(operation)) return t('panel.state.cancellingOther')
+  if (state === 'starting' && starting) return t('waiting.starting', { seconds: roughSeconds(starting) })
+  return t(`panel.state.${state}`)
+}
+
+/** Like `stepOf`, in hundredths of the weights. */
+function weightsDone(status) {
+  const at = readOf(status)
+  return at === null ? null : { at, of: 100 }
+}
+
+function doneWords({ at, of }, isLoading) {
+  if (isLoading) return percent(at / of)
+  return t(of ? 'panel.step' : 'panel.stepOpen', { at, of })
+}
 
 const operationWords = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))

@@ -86,6 +86,12 @@ export function stepOf(group) {
   return run?.made ? { at: run.made, of: null } : null
 }
 
+/** How far the slowest rank is with its weights, in percent; null where none tells. */
+export function readOf({ memory = [] }) {
+  const told = memory.map(({ read }) => read).filter((read) => read !== undefined)
+  return told.length ? Math.min(...told) : null
+}
+
 /**
  * The ranks that run: memory in bytes, `placed` that of the weights on the device; `silent` the seconds since a sign of
  * life where those are too many, else 0. index, name: of its device; `isSame` where another rank's has the same index,

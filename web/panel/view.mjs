@@ -8,9 +8,10 @@ import { GroupView } from './group.mjs'
 export class PanelView {
   /**
    * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again. compare:
-   * makes a ComparisonView.
+   * makes a ComparisonView. nextRuns: what is known of each group's next run, by its number.
    */
-  constructor(actions, openLog, retry, compare) {
+  constructor(actions, openLog, retry, compare, nextRuns) {
+    this.nextRuns = nextRuns
     this.problem = element('p')
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'))
     this.retry.addEventListener('click', retry)
@@ -36,6 +37,9 @@ export class PanelView {
     shown(this.waiting, !model.loaded && !model.problem)
     const many = model.groups.length > 1
     const { device, devices } = model
-    this.views.update(model.groups.map((group) => ({ group, many, device, devices })))
+    const next = this.nextRuns()
+    this.views.update(
+      model.groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] }))
+    )
   }
 }

@@ -1,15 +1,9 @@
 // Pure: what a node that waits for its workers says meanwhile, and once they have come.
 
 import { roughSeconds, seconds } from './format.mjs'
-import { runningOf } from './state.mjs'
+import { readOf, runningOf } from './state.mjs'
 
 export const nothing = () => ({ node: null, text: '', starting: 0, loading: 0, since: null })
-
-/** How far the slowest rank is with its weights, in percent; null where none tells. */
-const readOf = ({ memory = [] }) => {
-  const told = memory.map(({ read }) => read).filter((read) => read !== undefined)
-  return told.length ? Math.min(...told) : null
-}
 
 /** The run that goes on, or one that was waited for and over before any event told of its first step. */
 function runOf(before, group) {

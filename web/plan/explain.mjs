@@ -3,6 +3,7 @@
 import { app } from '../../../scripts/app.js'
 import { element } from '../elements.mjs'
 import { loaded } from '../text.mjs'
+import { note } from './answers.mjs'
 import { asker } from './ask.mjs'
 import { canAnswer, request } from './server.mjs'
 import { GAP, Height, setHidden } from './size.mjs'
@@ -13,14 +14,15 @@ const MARGIN = 10
 
 /**
  * Gives a node the widget; returns what has it ask, and the node's height. questionOf: the node to its question, null for
- * none, and the values that only a run can tell. brief: whether reasons are folded, and nothing is drawn.
+ * none, and the values that only a run can tell. parts: what of the answer it shows, see `draw`.
  */
-export function explain(node, questionOf, brief = false) {
+export function explain(node, questionOf, parts) {
   const content = element('div', { class: 'paralleldit-plan-content' })
   const frame = element('div', { class: 'paralleldit-plan' }, content)
   let lines = 0 // pixels
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
+    hideInPanel: true, // of a node's properties, where it would be a row without a value
     margin: MARGIN,
     getMinHeight: () => lines + 2 * MARGIN,
     getMaxHeight: () => lines + 2 * MARGIN
@@ -43,11 +45,13 @@ export function explain(node, questionOf, brief = false) {
       return { answer: open.length || !question ? null : await request(question), open }
     },
     show: ({ answer, open }) => {
-      draw(content, answer, open, brief)
+      draw(content, answer, open, parts)
+      note(node, answer)
       settle(answer?.widgets ?? [])
     },
     fail: (error) => {
       drawSilence(content, error.message)
+      note(node, null)
       settle([])
     }
   })

@@ -8,6 +8,7 @@ export const CHECKPOINT = 'ParallelDiT_LoadCheckpoint'
 export const LOADERS = [LOADER, CHECKPOINT]
 const PLAN_INPUT = 'plan' // of each loader
 const BYPASSED = 4
+const FIRST_GROUP = 1
 const CARRIES_MODEL = ['MODEL', 'GUIDER']
 const LATENT = 'LATENT'
 const SAMPLED = [LATENT, 'IMAGE']
@@ -29,6 +30,16 @@ export const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders
 export function questionWithoutPlan(loader) {
   const plan = originOf(loader, PLAN_INPUT)
   return { question: plan?.node || plan?.isOpen || loader.mode ? null : questionOfLoader(loader), open: [] }
+}
+
+/**
+ * What a loader runs: the chosen model, in which worker group, and the node that asks about its plan; null where nothing
+ * does, or only a run can tell.
+ */
+export function runOf(loader) {
+  const plan = originOf(loader, PLAN_INPUT)
+  const [found] = loader.mode || plan?.isOpen ? [] : loadersAt(loader)
+  return found ? { asks: plan?.node ?? loader, group: found.group ?? FIRST_GROUP, model: found.model_name } : null
 }
 
 /** What a question says of a node, if that is a loader of a known model. */

@@ -20,14 +20,14 @@ const MAX_PATCHES_DRAWN = 16
 
 /**
  * Replaces what the element shows. answer: the server's, or null where nothing was asked. open: names of values that only
- * a run can tell. brief: whether it is of a loader without a plan, which has little room.
+ * a run can tell. parts: `whole`, or one of those for little room.
  */
-export function draw(target, answer, open, brief) {
+export function draw(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open
   if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
   else if (!answer) target.replaceChildren()
   else if (answer.error) target.replaceChildren(errorBox(inBrief(answer.error)))
-  else target.replaceChildren(...(brief ? loader(answer) : plan(answer)))
+  else target.replaceChildren(...parts(answer))
   if (isOpen) target.querySelector('details')?.setAttribute('open', '')
 }
 
@@ -36,7 +36,8 @@ export function drawSilence(target, reason) {
   target.replaceChildren(line('paralleldit-plan-remark', t('plan.unanswered', { reason })))
 }
 
-function* plan(answer) {
+/** Of a plan node: how its plan falls on the ranks, too. */
+export function* whole(answer) {
   const predicted = predictedWords(answer, t)
   if (answer.plan) yield line('paralleldit-plan-title', titleOf(answer))
   if (answer.ranks.length) yield* mesh(answer)
@@ -47,10 +48,17 @@ function* plan(answer) {
   yield* unknown(answer)
 }
 
-/** Of a loader that has no plan: what auto does with it, and folded why. */
-function* loader(answer) {
+/** Of a loader that has no plan: what auto does with it. */
+export const brief = (answer) =>
+  folded(answer, answer.plan ? t('plan.auto', { plan: titleOf(answer) }) : t('plan.auto_open'))
+
+/** Of a loader that has one. */
+export const planned = (answer) => folded(answer, answer.plan ? titleOf(answer) : '')
+
+/** The figures, and folded why they are so. */
+function* folded(answer, title) {
   const predicted = predictedWords(answer, t)
-  yield line('paralleldit-plan-title', answer.plan ? t('plan.auto', { plan: titleOf(answer) }) : t('plan.auto_open'))
+  if (title) yield line('paralleldit-plan-title', title)
   yield* figures(answer, predicted)
   yield* notes(answer)
   const reasons = [...best(predicted), ...remarks(answer)]

@@ -146,7 +146,7 @@ class Editor:
         (part or self.page).screenshot(path=SCREENSHOTS / f"{name}.png")
 
     def _tab(self) -> Locator:
-        return self.page.get_by_role("button", name="Parallel workers")
+        return self.page.locator(".paralleldit-tab-button")
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not any(usual in message.text for usual in USUAL_ERRORS):
