@@ -269,7 +269,13 @@ def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     expect(row).to_contain_text("Shared weights: 17 of 57 blocks")
     expect(row).to_contain_text("3.0 GiB a forward, 0.27 s at 12.0 GB/s (assumed)")
     following = page.locator("[data-group='1']").get_by_test_id("paralleldit-next")
-    for said in ("demo: coloured shapes", "2 ranks · ulysses=2", "Each rank: 18.", "of one device", "(20 GB): 20.0 GiB"):
+    for said in (
+        "demo: coloured shapes",
+        "2 ranks · ulysses=2",
+        "Each rank: 18.",
+        "of one device",
+        "(20 GB): 20.0 GiB",
+    ):
         expect(following).to_contain_text(said)
     expect(page.locator("[data-group='8']").get_by_test_id("paralleldit-next")).to_be_hidden()
     editor.screenshot("weights")

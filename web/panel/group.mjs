@@ -2,11 +2,11 @@
 
 import { element } from '../elements.mjs'
 import { remarkWords } from '../plan/mesh.mjs'
+import { NextView } from '../plan/next.mjs'
 import { t } from '../text.mjs'
 import { attribute, fold, shown, text, uniqueId } from './dom.mjs'
 import { fileName, percent, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.mjs'
 import { LogView } from './logs.mjs'
-import { NextView } from './next.mjs'
 import { RankList } from './ranks.mjs'
 import { RunList } from './runs.mjs'
 import { actionsOf, isDismissible, readOf, runningOf, stateOf, stepOf } from './state.mjs'

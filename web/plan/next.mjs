@@ -1,10 +1,10 @@
-// What the next run will need and take, as the plan of the open workflow's loader says it, too.
+// In the panel: what the next run will need and take, as the plan of the open workflow's loader says it, too.
 
 import { element } from '../elements.mjs'
-import { brief, draw, planned } from '../plan/view.mjs'
+import { fold, shown } from '../panel/dom.mjs'
+import { fileName } from '../panel/format.mjs'
 import { t } from '../text.mjs'
-import { fold, shown } from './dom.mjs'
-import { fileName } from './format.mjs'
+import { brief, draw, planned } from './view.mjs'
 
 export class NextView {
   constructor() {
