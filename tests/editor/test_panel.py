@@ -48,6 +48,20 @@ MOVING = """(panel) => [...panel.querySelectorAll('*')].filter((each) => {
 TOO_BROAD = """(panel) => panel.scrollWidth <= panel.clientWidth ? [] : [...panel.querySelectorAll('*')]
     .filter((each) => each.getBoundingClientRect().right > panel.getBoundingClientRect().right)
     .map((each) => `${each.className}: ${each.textContent}`)"""
+# Changes of the panel, and how many steps the last run has made that the page was told of.
+COUNT_CHANGES = """(panel) => {
+    window.seen = 0
+    new MutationObserver((changes) => { window.seen += changes.length })
+        .observe(panel, { subtree: true, childList: true, characterData: true, attributes: true })
+    window.app.api.addEventListener('paralleldit.group', ({ detail }) => { window.heard = detail.runs[0]?.made })
+}"""
+CHANGES = "() => { const { seen } = window; window.seen = 0; return seen }"
+SET_HIDDEN = """(hidden) => {
+    if (hidden) Object.defineProperty(document, 'hidden', { value: true, configurable: true })
+    else delete document.hidden
+    document.dispatchEvent(new Event('visibilitychange'))
+}"""
+PAUSE_MS = 1000  # more than is between two drawings
 SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 WINDOW, ROUNDS, TRIES = 1.5, 3, 4  # seconds, in turn, and how often where the machine had other things to do
 SHARE = 0.9  # of the closed panel's frames
@@ -186,6 +200,32 @@ def test_it_says_how_long_ranks_have_been_starting_and_what_of_the_weights_has_c
     tell(host, reading)
     expect(panel.get_by_test_id("paralleldit-step")).to_have_text("Loading the model40%")
     expect(panel.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "40")
+
+
+@pytest.mark.parametrize(("kind", "number"), [("closed", 12), ("behind", 13)])
+def test_nothing_is_drawn_for_nobody(
+    kind: str, number: int, shared_editor: Editor, panel: Locator, host: ComfyHost
+) -> None:
+    """A closed panel, and one in a page behind another, are drawn once they are seen."""
+    page, steps = shared_editor.page, panel.get_by_test_id("paralleldit-step")
+    page.get_by_test_id("paralleldit-panel").evaluate(COUNT_CHANGES)
+    tell(host, event([run(number, 3)], state="busy", operation="call"))
+    expect(steps).to_contain_text("step 3 of 20")
+    if kind == "closed":
+        shared_editor.close_panel()
+    else:
+        page.evaluate(SET_HIDDEN, True)
+    page.evaluate(CHANGES)
+    tell(host, event([run(number, 4)], state="busy", operation="call"))
+    page.wait_for_function("window.heard === 4")
+    page.wait_for_timeout(PAUSE_MS)
+    assert page.evaluate(CHANGES) == 0
+    if kind == "closed":
+        shared_editor.open_panel(NUMBER)
+    else:
+        page.evaluate(SET_HIDDEN, False)
+    expect(steps).to_contain_text("step 4 of 20")
+    assert page.evaluate(CHANGES) > 0
 
 
 def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_known(

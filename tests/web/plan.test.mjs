@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
+import { follow, nextRuns, note } from '../../web/plan/answers.mjs'
 import { asker } from '../../web/plan/ask.mjs'
 import { questionOf, questionWithoutPlan } from '../../web/plan/graph.mjs'
 import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.mjs'
@@ -446,4 +447,34 @@ test('the best plans are told with their seconds and bytes, and what they follow
     /one device alone has not the memory/
   )
   assert.match(told(null, {}).step, /is not predicted for PipeFusion/)
+})
+
+test('what was answered about the plans of loaders is told by group, of those that run', () => {
+  const nodes = graphOf({ plan: PLAN, planned: LOADER, also: LOADER, lone: LOADER, muted: { ...LOADER, mode: 2 } }, [
+    ['plan', 0, 'planned', 'plan'],
+    ['plan', 0, 'also', 'plan']
+  ])
+  const [root, answers] = [nodes.plan.graph, [{ plan: 'cfg=2' }, { plan: 'ulysses=2' }]]
+  Object.assign(root, { nodes: Object.values(nodes), subgraphs: new Map() })
+  let heard = 0
+  follow(() => heard++)
+  assert.deepEqual([...nextRuns(root)], [], 'nothing was answered yet')
+  note(nodes.plan, answers[0])
+  note(nodes.lone, answers[1])
+  note(nodes.muted, answers[1])
+  assert.equal(heard, 3)
+  assert.deepEqual(
+    [...nextRuns(root)],
+    [
+      [
+        2,
+        [
+          { answer: answers[0], models: ['flux', 'flux'], isPlanned: true },
+          { answer: answers[1], models: ['flux'], isPlanned: false }
+        ]
+      ]
+    ]
+  )
+  note(nodes.plan, null)
+  assert.equal(nextRuns(root).get(2).length, 1)
 })
