@@ -185,4 +185,4 @@ class RemoteWeights:
 
 def run_plan(plan: ParallelPlan) -> RunPlan:
     """As runs are told of it."""
-    return RunPlan(str(plan), plan.to_json())
+    return RunPlan(str(plan), plan.to_json(), plan.world_size)

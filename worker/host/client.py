@@ -376,6 +376,8 @@ class WorkerGroup:
             raise WorkerGroupError("The worker group does not run.", "Queue a prompt to start it.")
         operation, known, done = OPERATIONS[header["op"]], session.known, False
         kind = (operation.name, self.loads, size) if size else None
+        if size:
+            self.runs.sized(operation.name, size)
         self.changed.set()
         try:
             reply, results = session.request(header, tensors, check, on_step, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import statistics
 import threading
 import time
 from collections import deque
@@ -21,10 +22,11 @@ UNKNOWN = "auto"  # in words, a plan that auto has not chosen yet
 
 
 class RunPlan(NamedTuple):
-    """A plan in words, and as a JSON object."""
+    """A plan in words, and as a JSON object; and of how many ranks it is."""
 
     words: str
     values: Header
+    ranks: int = 1
 
 
 @dataclass
@@ -37,7 +39,7 @@ class Run:
     in a step of its own. made: how many there were. residuals: bytes of ControlNets that went to the ranks with a step,
     the most of any. predicted: seconds of a step, as told before it; is_measured: by what was measured of this machine.
     of_plan: the steps since then. alone: seconds of such a step on one device, if the run is on several, as likewise
-    predicted; is_alone_run: or as they were when it ran so.
+    predicted; is_alone_run: or as they were when it ran so. size: what tells its first step from those of other sizes.
     state: running, done, cancelled or failed. began: seconds since the epoch.
     """
 
@@ -55,6 +57,7 @@ class Run:
     is_measured: bool = False
     alone: float | None = None
     is_alone_run: bool = False
+    size: Any = None
     of_plan: list[tuple[float, float]] = field(default_factory=list)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STEPS))
     state: str = "running"
@@ -63,7 +66,7 @@ class Run:
     is_ended: bool = False  # by who stopped the group, so that the run's next request starts it not again
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name, value in vars(self).items() if name != "of_plan"}
+        told = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size")}
         plans = list(self.plans)
         told |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
         return {**told, "steps": [list(step) for step in self.steps.copy()]}
@@ -141,6 +144,21 @@ class Runs:
         if run:
             run.alone, run.is_alone_run, run.is_measured = alone, is_alone_run, is_measured
             self.changed.set()
+
+    def sized(self, operation: str, size: Any) -> None:
+        """Notes of what size the first step is of the run that goes on, if one does. Of several ranks, of whose model
+        nothing is predicted, it is compared with the last such run on one."""
+        run = self.current
+        if run is None or run.size is not None:
+            return
+        run.operation, run.size = operation, size
+        if run.alone is None and run.plans and run.plans[-1].ranks > 1:
+            alike = (run.model, run.model_class, operation, size)
+            for other in list(self.kept):
+                is_alone = other.state == "done" and [plan.ranks for plan in other.plans] == [1]
+                if is_alone and other.steps and alike == (other.model, other.model_class, other.operation, other.size):
+                    self.compared(statistics.median(seconds for seconds, _ in other.steps), True, True)
+                    break
 
     def reached(self, at: int, total: int) -> None:
         """Notes how far the sampler of the run that goes on has come, if one does."""

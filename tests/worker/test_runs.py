@@ -1,0 +1,59 @@
+"""A run of several ranks, of whose model nothing is predicted, is compared with the last such run on one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from worker.host.runs import Run, RunPlan, Runs
+from worker.wire.operations import FORWARD, SAMPLE
+
+ALONE, TWO = RunPlan("one rank", {}), RunPlan("cfg=2", {"cfg": 2}, 2)
+SIZE = ((1, 4, 8, 8), 3)
+
+
+def run(runs: Runs, plan: RunPlan, seconds: tuple[float, ...] = (0.9,), **changes: Any) -> Run:
+    asked = {"model": "a model", "operation": SAMPLE.name, "size": SIZE, **changes}
+    with runs.run("3", asked["model"], plan, "a class"):
+        runs.sized(asked["operation"], asked["size"])
+        for step in seconds:
+            runs.step(asked["operation"], step, 0.0)
+    return runs.kept[0]
+
+
+def test_the_median_step_of_the_run_on_one_device_is_told() -> None:
+    runs = Runs(threading.Event())
+    run(runs, ALONE, (5.0, 0.8, 0.9))
+    found = run(runs, TWO).to_json()
+    assert (found["alone"], found["is_alone_run"], found["is_measured"]) == (0.9, True, True)
+    run(runs, ALONE, (0.7,))
+    assert run(runs, TWO).alone == 0.7, "the last one"
+    assert runs.kept[1].alone is None, "one device is not compared with itself"
+
+
+@pytest.mark.parametrize("changes", [{"model": "another"}, {"operation": FORWARD.name}, {"size": ((1, 4, 16, 16), 3)}])
+def test_a_run_of_something_else_is_none_to_compare_with(changes: dict) -> None:
+    runs = Runs(threading.Event())
+    run(runs, ALONE, **changes)
+    assert run(runs, TWO).alone is None
+
+
+def test_neither_is_one_that_failed_or_ran_on_several() -> None:
+    runs = Runs(threading.Event())
+    run(runs, TWO)
+    with pytest.raises(ValueError), runs.run("3", "a model", ALONE, "a class"):
+        runs.sized(SAMPLE.name, SIZE)
+        runs.step(SAMPLE.name, 0.9, 0.0)
+        raise ValueError
+    assert run(runs, TWO).alone is None
+
+
+def test_what_was_predicted_stays() -> None:
+    runs = Runs(threading.Event())
+    run(runs, ALONE)
+    with runs.run("3", "a model", TWO, "a class"):
+        runs.compared(0.5, False, True)
+        runs.sized(SAMPLE.name, SIZE)
+        assert (runs.kept[0].alone, runs.kept[0].is_alone_run) == (0.5, False)
