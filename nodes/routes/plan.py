@@ -236,7 +236,7 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
         listed = list_checkpoints() if checkpoint else list_models()
         try:
             if name not in listed:
-                raise RequestError(*why_not_listed(name))
+                raise RequestError(*why_not_listed(name, checkpoint))
             known.append(bounds_of(listed[name], stamp(listed[name]), dtype))
         except (RequestError, OSError) as error:
             unknown.append(str(error))

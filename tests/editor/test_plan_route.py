@@ -149,6 +149,9 @@ def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
 def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: ComfyHost) -> None:
     answer = ask(host, about({"cfg": 2}, model="no-such-model"))
     assert answer["error"] == "" and "'no-such-model'" in answer["unknown"][0]
+    question = about({"cfg": 2})
+    question["loaders"][0]["checkpoint"] = True
+    assert "Use Load Diffusion Model (Parallel) for it" in ask(host, question)["unknown"][0]
 
 
 def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Path) -> None:
