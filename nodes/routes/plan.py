@@ -98,8 +98,8 @@ def answer(question: Question) -> dict[str, Any]:
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
     memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. predicted: as
-    `predictions` has it. note: why it is not the plan that was asked for. unknown: why a loader's model is not known.
-    Raises SettingsError.
+    `predictions` has it. note: why it is not the plan that was asked for, or may be another in the run. unknown: why a
+    loader's model is not known. Raises SettingsError.
     """
     samplers = question.samplers
     models, unknown = find_models(question.loaders)

@@ -90,7 +90,8 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
     assert keys(answer) == ["auto_cpu", "no_branches", "ulysses", "images_first"]
     for samplers in [], [{**KSAMPLER, "cfg": None}], [KSAMPLER, {**KSAMPLER, "cfg": 1}]:
         answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
-        assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "by_call"])
+        assert (answer["plan"], answer["world"], keys(answer)) == ("cfg=2", 2, ["auto_cpu", "by_call"])
+        assert keys(answer, "note") == ["counted_guided"] and answer["memory"] is not None
         assert "cfg=2 with cond and uncond, ulysses=2 without" in answer["remarks"][1]["text"]
     refused = about({}, KSAMPLER)
     refused["loaders"][0]["dtype"] = "fp8_e5m2"
