@@ -225,7 +225,7 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert len(ranks(single_host)) == 1
     assert note in single_host.log.read_text()
     answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))
-    assert (answer["world"], keys(answer, "note")) == (1, ["few_cores", "same_image", "more_devices"])
+    assert (answer["world"], keys(answer, "note")) == (1, ["few_cores", "same_image", "use_auto"])
     assert keys(ask(single_host, about({}, KSAMPLER))) == ["auto_one"]
     with pytest.raises(PromptError, match="ulysses=5 is more than"):
         single_host.run(job.under({"ulysses": 5}).prompt())
