@@ -343,7 +343,7 @@ def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answ
         page.evaluate(LINK_PLAN, False)
         expect(content).to_contain_text("auto takes 2 ranks · ")
         expect(content).to_contain_text("of one device")
-        expect(content).to_contain_text("The weights would fit whole with fp8 weights.")
+        expect(content).to_contain_text("Would fit whole with: fp8 weights.")
         expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_hidden()
         content.get_by_text("Why, and other plans").click()
         expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_visible()
