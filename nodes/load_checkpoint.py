@@ -47,7 +47,7 @@ class LoadCheckpointParallel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model_name: str) -> bool | str:
-        return True if model_name in list_checkpoints() else str(why_not_listed(model_name))
+        return True if model_name in list_checkpoints() else str(why_not_listed(model_name, checkpoint=True))
 
     @classmethod
     async def execute(
@@ -57,7 +57,7 @@ class LoadCheckpointParallel(io.ComfyNode):
         check_installed()
         checkpoints = list_checkpoints()
         if model_name not in checkpoints:
-            raise Refused(*why_not_listed(model_name))
+            raise Refused(*why_not_listed(model_name, checkpoint=True))
         path = checkpoints[model_name]
         file = describe_host_file(path, WEIGHT_DTYPES[dtype])
         model = host_model(model_name, file, plan, group)

@@ -205,7 +205,7 @@ def compile_input() -> io.Input:
 
 
 class ResolvedPlan(NamedTuple):
-    """The plan that runs, and where it is not the one that was asked for, why."""
+    """The plan that runs, and where it is not the one that was asked for, or may not be, why."""
 
     plan: ParallelPlan
     note: tuple[Remark, ...] = ()

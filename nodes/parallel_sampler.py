@@ -73,7 +73,7 @@ class ParallelSampler(io.ComfyNode):
             description="Denoises a latent in the worker group with a diffusers scheduler, under any plan.",
             search_aliases=["ParallelDiT", "KSampler", "PipeFusion", "xdit"],
             inputs=[
-                io.Model.Input("model", tooltip="From Load Diffusion Model (Parallel)."),
+                io.Model.Input("model", tooltip="From Load Diffusion Model (Parallel) or Load Checkpoint (Parallel)."),
                 io.Int.Input(
                     "seed",
                     default=0,

@@ -157,4 +157,4 @@ def why_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, 
     if not on_gpus:
         machine = remark("few_cores", asked=asked, ranks=ranks, most=most)
     image = remark("exact_image" if plan.patch_count > 1 else "same_image")
-    return machine, image, remark("more_devices", ranks=ranks)
+    return machine, image, remark("use_auto")

@@ -236,7 +236,7 @@ class ParallelPlan:
             raise PlanError(
                 f"tp={self.tp} needs a model for which diffusers has a tensor-parallel plan, and it has none for this "
                 "one.",
-                f"Use tp=1, and ring={self.tp} or pipefusion={self.tp} in its place.",
+                f"Use tp=1 and ring={self.tp}; or, for the Parallel Sampler alone, tp=1 and pipefusion={self.tp}.",
                 "tp",
             )
         if heads % self.tp:

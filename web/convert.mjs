@@ -2,7 +2,7 @@
 // and by commands. The changed workflow is loaded as the editor loads a step that is undone, and is one step to undo.
 
 import { app } from '../../scripts/app.js'
-import { isStock, KINDS, parallelFor, stockFor, valuesOf } from './convert/loaders.mjs'
+import { isOld, isStock, KINDS, parallelFor, stockFor, valuesOf } from './convert/loaders.mjs'
 import { convert } from './convert/workflow.mjs'
 import { LOADERS } from './plan/graph.mjs'
 import { graphsOf } from './plan/links.mjs'
@@ -24,6 +24,7 @@ app.registerExtension({
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
   getNodeMenuItems(live) {
+    if (isOld(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS)) return []
     const node = live.serialize()
     const [type, key, why] = isStock(node)
@@ -66,10 +67,11 @@ async function makeWorkflowParallel() {
   const stock = allNodes().filter(isStock)
   const saved = stock.map((live) => live.serialize())
   const pickles = saved.filter((node) => !parallelFor(node)).map((node) => valuesOf(node).file)
-  const { count } = await change(parallelFor)
+  const { count, lost } = await change(parallelFor)
   if (count) say('success', 'convert.madeParallel', { count })
   else if (!pickles.length) say('info', 'convert.noneToMakeParallel')
   if (pickles.length) say('warn', 'convert.leftPickles', { files: pickles.join(', ') })
+  sayLost(lost)
 }
 
 async function makeWorkflowStock() {

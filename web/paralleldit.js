@@ -184,13 +184,19 @@ function widgetValue(node, name) {
 // Pure: stock's loaders of a diffusion model, and the parallel one that stands for each.
 
 
-const GGUF = 'UnetLoaderGGUF'; // of ComfyUI-GGUF
+const GGUF = 'UnetLoaderGGUF'; // of ComfyUI-GGUF, as is the next
+const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced';
+const GGUFS = [GGUF, GGUF_ADVANCED];
 const WHOLE = 'CheckpointLoaderSimple';
 
 /** By type, its widgets in their order, each by what it means, and its outputs in theirs. */
 const KINDS$1 = {
   UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
   [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
+  [GGUF_ADVANCED]: {
+    widgets: { file: 'unet_name', dequant: 'dequant_dtype', patch: 'patch_dtype', onDevice: 'patch_on_device' },
+    outputs: ['MODEL']
+  },
   [WHOLE]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
   unCLIPCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION'] },
   ImageOnlyCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP_VISION', 'VAE'] },
@@ -203,7 +209,7 @@ const KINDS$1 = {
 /** How a widget is called in the editor, where not by what it means. */
 const LABELS = { dtype: 'weight_dtype' };
 /** What a widget has that says nothing. */
-const USUAL = { dtype: 'default', group: 1 };
+const USUAL = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false };
 const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2'];
 /** The property in which a parallel loader keeps what the stock one was. */
 const ORIGIN = 'paralleldit_stock';
@@ -211,10 +217,13 @@ const ORIGIN = 'paralleldit_stock';
 const PARALLEL$1 = {
   UNETLoader: LOADER,
   [GGUF]: LOADER,
+  [GGUF_ADVANCED]: LOADER,
   [WHOLE]: CHECKPOINT,
   unCLIPCheckpointLoader: CHECKPOINT,
   ImageOnlyCheckpointLoader: CHECKPOINT
 };
+// Deprecated by ComfyUI, and for models that have a loader above.
+const OLD = ['CheckpointLoader', 'DiffusersLoader'];
 const PICKLE = /\.(ckpt|pt2?|bin|pth|pkl)$/i;
 const STOCK_FILE = /\.(safetensors|sft|ckpt|pt2?|bin|pth|pkl)$/i;
 
@@ -227,6 +236,9 @@ function valuesOf(node) {
 /** Whether a node, as it is saved, is a stock loader of a diffusion model. */
 const isStock = (node) => node.type in PARALLEL$1;
 
+/** Whether it is one that no parallel loader stands for, while another stock one would do. */
+const isOld = ({ type }) => OLD.includes(type);
+
 /** The parallel type for such a loader; null for another node, and for a pickle, which no parallel loader reads. */
 const parallelFor = (node) => (isStock(node) && !PICKLE.test(valuesOf(node).file) ? PARALLEL$1[node.type] : null);
 
@@ -238,11 +250,11 @@ const parallelFor = (node) => (isStock(node) && !PICKLE.test(valuesOf(node).file
 function stockFor(node, { exists, offers }) {
   if (!LOADERS.includes(node.type)) return null
   const { file } = valuesOf(node);
-  if (/\.gguf$/i.test(file ?? '')) return exists(GGUF) ? GGUF : null
-  if (!STOCK_FILE.test(file ?? '')) return null
   const was = node.properties?.[ORIGIN]?.type;
+  if (/\.gguf$/i.test(file ?? '')) return [was, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
+  if (!STOCK_FILE.test(file ?? '')) return null
   const usual = node.type === LOADER ? ['UNETLoader', WHOLE] : [WHOLE];
-  const types = was !== GGUF && PARALLEL$1[was] === node.type ? [was, ...usual] : usual;
+  const types = !GGUFS.includes(was) && PARALLEL$1[was] === node.type ? [was, ...usual] : usual;
   return types.find((type) => offers(type, file)) ?? types[0]
 }
 
@@ -271,9 +283,12 @@ function convert(workflow, chosen, smallest) {
       if (!type) continue
       const names = renamed(node.type, type);
       count += 1;
-      lost.push(...fitValues(node, type), ...fitInputs(graph, node, names), ...fitOutputs(graph, node, type));
+      const left = fitValues(node, type);
+      if (!LOADERS.includes(type))
+        lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`));
+      lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type));
       rename(workflow, graph, node.id, names);
-      describe(node, type, smallest(node, graph.id));
+      describe(node, type, smallest(node, graph.id), left);
     }
   }
   return { count, lost: [...new Set(lost)] }
@@ -285,16 +300,19 @@ function renamed(from, to) {
   return Object.fromEntries(shared.map(([meaning, name]) => [name, KINDS$1[to].widgets[meaning]]))
 }
 
+/** Returns what the type has no place for, by what it means. */
 function fitValues(node, type) {
   const given = valuesOf(node);
+  const origin = node.properties?.[ORIGIN];
+  const before = origin?.type === type ? origin.values : null;
   const { widgets } = KINDS$1[type];
   const hasDtype = LOADERS.includes(type) || STOCK_DTYPES.includes(given.dtype);
   const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype);
   const isSaid = (meaning) => given[meaning] != null && given[meaning] !== USUAL[meaning];
-  const lost = Object.keys(given).filter((meaning) => !isKept(meaning) && isSaid(meaning));
-  const kept = (meaning) => (isKept(meaning) ? given[meaning] : null) ?? USUAL[meaning] ?? null;
+  const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning));
+  const kept = (meaning) => (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? USUAL[meaning] ?? null;
   node.widgets_values = Object.keys(widgets).map(kept);
-  return lost.map((meaning) => `${LABELS[meaning] ?? meaning} ${given[meaning]}`)
+  return left
 }
 
 function fitInputs(graph, node, names) {
@@ -361,13 +379,14 @@ function rename(workflow, graph, id, names) {
   }
 }
 
-/** Has a node say what it is: a parallel one also what it was, so that it becomes the same again. */
-function describe(node, type, least) {
+/** Has a node say what it is: a parallel one also what it was and had, left included, so that it becomes the same again. */
+function describe(node, type, least, left) {
   const { [ORIGIN]: origin, ...properties } = node.properties ?? {};
   const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name));
   for (const [name] of saved) delete properties[name];
   if (LOADERS.includes(type)) {
     const was = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) };
+    if (left.length) was.values = Object.fromEntries(left);
     node.properties = { ...properties, [NAME]: type, [PACK$1]: OWN_PACK, [ORIGIN]: was };
   } else {
     const own = { [NAME]: type, [PACK$1]: PACKS[type] ?? STOCK_PACK };
@@ -612,6 +631,7 @@ app.registerExtension({
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
   getNodeMenuItems(live) {
+    if (isOld(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS$1)) return []
     const node = live.serialize();
     const [type, key, why] = isStock(node)
@@ -654,10 +674,11 @@ async function makeWorkflowParallel() {
   const stock = allNodes().filter(isStock);
   const saved = stock.map((live) => live.serialize());
   const pickles = saved.filter((node) => !parallelFor(node)).map((node) => valuesOf(node).file);
-  const { count } = await change(parallelFor);
+  const { count, lost } = await change(parallelFor);
   if (count) say('success', 'convert.madeParallel', { count });
   else if (!pickles.length) say('info', 'convert.noneToMakeParallel');
   if (pickles.length) say('warn', 'convert.leftPickles', { files: pickles.join(', ') });
+  sayLost(lost);
 }
 
 async function makeWorkflowStock() {

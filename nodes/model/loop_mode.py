@@ -132,7 +132,8 @@ def stand_in(model: BaseModel) -> Remote:
     found = module if isinstance(module, RemoteDiT) else remote_module(model)
     if found is None:
         raise Refused(
-            "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel), and this one runs in ComfyUI.",
+            "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel) or Load Checkpoint (Parallel), and "
+            "this one runs in ComfyUI.",
             "Use a stock KSampler for it.",
         )
     return found

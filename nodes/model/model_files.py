@@ -97,15 +97,18 @@ def gguf_files() -> dict[str, Path]:
     return found
 
 
-def why_not_listed(name: str) -> Explanation:
-    """What there is to say of a name that a loader does not offer."""
+def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
+    """What there is to say of a name that a loader does not offer. checkpoint: whether it is that of checkpoints."""
     if name.lower().endswith(PICKLE_SUFFIXES):
         return Explanation(
             f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused.",
             "Use the model's safetensors file, or convert it.",
         )
     kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
-    if kinds := [kind for kind in kinds if folder_paths.get_full_path(kind, name)]:
+    kinds = [kind for kind in kinds if folder_paths.get_full_path(kind, name)]
+    if checkpoint:
+        return why_no_checkpoint(name, kinds)
+    if kinds:
         return Explanation(
             f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here.",
             "Choose one of the list: safetensors and GGUF files in models/diffusion_models, safetensors files in "
@@ -115,6 +118,20 @@ def why_not_listed(name: str) -> Explanation:
         f"There is no model {name!r} in ComfyUI's diffusion_models, checkpoints or diffusers folders.",
         "Put it there, or press R to refresh and choose another.",
     )
+
+
+def why_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
+    """The same of a name that the loader of checkpoints does not offer. kinds: of ComfyUI's folders that have it."""
+    cause = f"There is no model {name!r} in ComfyUI's checkpoints folder."
+    if kinds:
+        cause = f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here."
+    if name in list_models():
+        return Explanation(
+            cause, "Use Load Diffusion Model (Parallel) for it, or choose a safetensors file of models/checkpoints."
+        )
+    if kinds:
+        return Explanation(cause, "Choose a safetensors file of models/checkpoints.")
+    return Explanation(cause, "Put it there, or press R to refresh and choose another.")
 
 
 def describe_folder(folder: Path) -> ModelDescription:

@@ -98,8 +98,8 @@ def answer(question: Question) -> dict[str, Any]:
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
     memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. predicted: as
-    `predictions` has it. note: why it is not the plan that was asked for. unknown: why a loader's model is not known.
-    Raises SettingsError.
+    `predictions` has it. note: why it is not the plan that was asked for, or may be another in the run. unknown: why a
+    loader's model is not known. Raises SettingsError.
     """
     samplers = question.samplers
     models, unknown = find_models(question.loaders)
@@ -236,7 +236,7 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
         listed = list_checkpoints() if checkpoint else list_models()
         try:
             if name not in listed:
-                raise RequestError(*why_not_listed(name))
+                raise RequestError(*why_not_listed(name, checkpoint))
             known.append(bounds_of(listed[name], stamp(listed[name]), dtype))
         except (RequestError, OSError) as error:
             unknown.append(str(error))

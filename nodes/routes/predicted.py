@@ -46,15 +46,18 @@ class Sampled(NamedTuple):
         return Work((1 + guided) * images, has_branches=guided, forward=forward)
 
 
-def expected(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan | None, list[Remark]]:
-    """The automatic plan that a sampling will bring, and why; None where it depends on what is not known. by_call: what
-    is asked to its plan."""
+def expected(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan, list[Remark]]:
+    """The automatic plan that a sampling will bring, and why; where nobody knows whether it has guidance, and that
+    decides, the one with cond and uncond, which is the larger work, with a note that says so. by_call: what is asked to
+    its plan."""
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
     found = {guided: by_call(work) for guided, work in works.items()}
-    if len({each.plan for each in found.values()}) > 1:
-        why = devices_of_auto(devices_of_machine())
-        return None, [*why, remark("by_call", guided=str(found[True].plan), alone=str(found[False].plan))]
     guided, (plan, why) = list(found.items())[-1]
+    if len({each.plan for each in found.values()}) > 1:
+        devices = devices_of_auto(devices_of_machine())
+        either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
+        said = [*devices, either, *chosen_for(sampled, works[guided])]
+        return ResolvedPlan(plan, (remark("counted_guided"),)), said
     if device_count() == 1:
         return ResolvedPlan(plan), [*why]
     if sampled.picture is None:

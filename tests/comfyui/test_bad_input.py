@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -110,6 +111,44 @@ def test_a_pickle_checkpoint(host: ComfyHost, models: Path, suffix: str) -> None
     offered = host.object_info()["ParallelDiT_LoadDiffusionModel"]["input"]["required"]["model_name"]
     assert path.name not in json.dumps(offered)
     assert_says(refusal(host, Job(path.name).prompt(), GOOD), path.name, "pickle", "refused", "safetensors")
+
+
+OTHER_LOADER = ("Use Load Diffusion Model (Parallel) for it", "a safetensors file of models/checkpoints")
+
+
+def test_a_file_of_another_kind_is_found_where_it_is(host: ComfyHost, models: Path) -> None:
+    path = models / "models" / "vae" / "only-a-vae.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    save_file({"weight": torch.ones(1)}, path)
+    there = "is in ComfyUI's vae folder, and no file that is offered here"
+    assert_says(refusal(host, Job(path.name).prompt(), GOOD), path.name, there, "Choose one of the list", "GGUF files")
+    message = refusal(host, checkpoint(path.name), GOOD)
+    assert_says(message, path.name, there, "Choose a safetensors file of models/checkpoints")
+    assert "Load Diffusion Model" not in message
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "bare.safetensors"])
+def test_a_diffusion_model_is_no_checkpoint_and_has_a_loader_of_its_own(
+    host: ComfyHost, models: Path, name: str
+) -> None:
+    path = models / "models" / "diffusion_models" / name
+    path.write_bytes(b"any")
+    there = "is in ComfyUI's diffusion_models folder, and no file that is offered here"
+    assert_says(refusal(host, checkpoint(name), GOOD), name, there, *OTHER_LOADER)
+
+
+def test_a_folder_is_no_checkpoint_and_what_is_nowhere_is_to_be_put_there(host: ComfyHost) -> None:
+    message = refusal(host, checkpoint("tiny-dit"), GOOD)
+    assert_says(message, "'tiny-dit' in ComfyUI's checkpoints folder", *OTHER_LOADER)
+    assert_says(refusal(host, checkpoint("none.safetensors"), GOOD), "in ComfyUI's checkpoints folder", "Put it there")
+
+
+def checkpoint(name: str) -> dict[str, Any]:
+    """A prompt that loads it by Load Checkpoint (Parallel)."""
+    prompt = Job(name).prompt()
+    (loader,) = [node for node in prompt.values() if node["class_type"] == "ParallelDiT_LoadDiffusionModel"]
+    loader["class_type"] = "ParallelDiT_LoadCheckpoint"
+    return prompt
 
 
 def test_a_diffusers_folder_of_pickled_weights(host: ComfyHost, broken: Path) -> None:

@@ -63,6 +63,15 @@ AT_NODE = """(id) => {
     return window.app.canvasPosToClientPos([node.pos[0] + 60, node.pos[1] - 15])
 }"""
 
+# What a new node of this type offers in its menu.
+NODE_MENU = """(type) => {
+    const node = window.LiteGraph.createNode(type)
+    window.app.graph.add(node)
+    const items = window.app.canvas.getNodeMenuOptions(node).filter(Boolean)
+    window.app.graph.remove(node)
+    return items.map(({ content = '', disabled = false }) => ({ content, disabled }))
+}"""
+
 
 def template(name: str) -> dict[str, Any]:
     return json.loads((FOLDER / f"{name}.json").read_text())
@@ -181,6 +190,13 @@ def test_pickles_are_left_and_told_of_by_the_commands_that_the_canvas_offers(sha
     kinds = types_of(page.evaluate(SERIALIZED))
     assert kinds.count("CheckpointLoaderSimple") == 1 and kinds.count(CHECKPOINT) == 1
     shared_editor.screenshot("convert-pickle")
+
+
+@pytest.mark.parametrize("kind", ["CheckpointLoader", "DiffusersLoader"])
+def test_a_deprecated_loader_says_what_to_use_in_its_place(kind: str, shared_editor: Editor) -> None:
+    offered = {each["content"]: each["disabled"] for each in shared_editor.page.evaluate(NODE_MENU, kind)}
+    assert offered.get("Make parallel: not for this deprecated loader, use Load Checkpoint") is True, offered
+    assert "Make parallel" not in offered
 
 
 def test_the_library_shows_the_nodes_together_and_searching_finds_them(shared_editor: Editor, host: ComfyHost) -> None:

@@ -45,7 +45,7 @@ class Case(NamedTuple):
     plan: dict[str, Any]
     model: str = "flux"
     picture: dict[str, int] | None = LATENT
-    cfg: float = 1.0
+    cfg: float | None = 1.0
     sampler: str = "KSampler"
     told: dict[str, Any] = {}
 
@@ -78,6 +78,8 @@ CASES = {
     "nothing would": Case((2, 2), {"ulysses": 2, "weights": "shared"}),
     "a smaller picture would": Case((20, 20), {"ulysses": 2, "weights": "host"}, picture={**LATENT, "batch_size": 64}),
     "auto of a batch": Case((80, 80), {}, picture={**LATENT, "batch_size": 4}, cfg=3.0),
+    "auto with guidance": Case((80, 80), {}, cfg=3.0),
+    "auto with guidance or not": Case((80, 80), {}, cfg=None),
     "no guidance": Case((80, 80), {"cfg": 2}),
     "no guidance, and no blocks": Case((80, 80), {"cfg": 2}, "sdxl"),
     "too few cards": Case((24, 24), {"ulysses": 25}),
@@ -144,6 +146,17 @@ def test_the_link_is_said_to_be_assumed_until_ranks_have_measured_it(answers: di
     }
     assert remarks(answers["auto"])["link_measured"] == {"rate": "20.0 GB/s", "seconds": f"{fetched / 20e9:.2f} s"}
     assert "link_assumed" in remarks(answers["some shared"]), "another link was measured"
+
+
+def test_where_nobody_knows_of_guidance_all_is_counted_with_cond_and_uncond(answers: dict) -> None:
+    """As it is where guidance is known; a forward of both takes more, and nothing is left untold."""
+    found, known = answers["auto with guidance or not"], answers["auto with guidance"]
+    assert (found["plan"], found["world"], len(found["ranks"])) == (known["plan"], 2, 2)
+    assert found["memory"] == known["memory"] and found["memory"]["working"] > 0
+    assert found["predicted"] == known["predicted"] and found["predicted"]["plan"]["seconds"] > 0
+    (note,) = found["note"]
+    assert known["note"] == [] and "counted with cond and uncond" in note["text"]
+    assert remarks(found)["by_call"]["guided"] == found["plan"] != remarks(found)["by_call"]["alone"]
 
 
 def test_a_link_that_takes_longer_than_computing_is_called_the_bottleneck(answers: dict) -> None:
@@ -340,7 +353,7 @@ def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answ
         page.evaluate(LINK_PLAN, False)
         expect(content).to_contain_text("auto takes 2 ranks · ")
         expect(content).to_contain_text("of one device")
-        expect(content).to_contain_text("The weights would fit whole with fp8 weights.")
+        expect(content).to_contain_text("Would fit whole with: fp8 weights.")
         expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_hidden()
         content.get_by_text("Why, and other plans").click()
         expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_visible()

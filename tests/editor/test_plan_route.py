@@ -90,7 +90,8 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
     assert keys(answer) == ["auto_cpu", "no_branches", "ulysses", "images_first"]
     for samplers in [], [{**KSAMPLER, "cfg": None}], [KSAMPLER, {**KSAMPLER, "cfg": 1}]:
         answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
-        assert (answer["plan"], answer["world"], keys(answer)) == ("", 2, ["auto_cpu", "by_call"])
+        assert (answer["plan"], answer["world"], keys(answer)) == ("cfg=2", 2, ["auto_cpu", "by_call"])
+        assert keys(answer, "note") == ["counted_guided"] and answer["memory"] is not None
         assert "cfg=2 with cond and uncond, ulysses=2 without" in answer["remarks"][1]["text"]
     refused = about({}, KSAMPLER)
     refused["loaders"][0]["dtype"] = "fp8_e5m2"
@@ -149,6 +150,9 @@ def test_without_a_loader_what_can_be_said_is_said(host: ComfyHost) -> None:
 def test_a_model_that_is_not_there_is_named_and_is_no_fault_of_the_plan(host: ComfyHost) -> None:
     answer = ask(host, about({"cfg": 2}, model="no-such-model"))
     assert answer["error"] == "" and "'no-such-model'" in answer["unknown"][0]
+    question = about({"cfg": 2})
+    question["loaders"][0]["checkpoint"] = True
+    assert "Use Load Diffusion Model (Parallel) for it" in ask(host, question)["unknown"][0]
 
 
 def test_a_model_that_has_changed_is_looked_at_again(host: ComfyHost, models: Path) -> None:
@@ -221,7 +225,7 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert len(ranks(single_host)) == 1
     assert note in single_host.log.read_text()
     answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))
-    assert (answer["world"], keys(answer, "note")) == (1, ["few_cores", "same_image", "more_devices"])
+    assert (answer["world"], keys(answer, "note")) == (1, ["few_cores", "same_image", "use_auto"])
     assert keys(ask(single_host, about({}, KSAMPLER))) == ["auto_one"]
     with pytest.raises(PromptError, match="ulysses=5 is more than"):
         single_host.run(job.under({"ulysses": 5}).prompt())

@@ -45,7 +45,7 @@ def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
 
 
 def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() -> None:
-    with pytest.raises(PlanError, match=r"tp=2 needs a model.*\n\nUse tp=1, and ring=2 or pipefusion=2"):
+    with pytest.raises(PlanError, match=r"tp=2 needs a model.*\n\nUse tp=1 and ring=2; .* tp=1 and pipefusion=2\."):
         ParallelPlan(tp=2).check_model(heads=8, tensor_parallel=bool(spec_for("SD3Transformer2DModel").tensor_parallel))
 
 

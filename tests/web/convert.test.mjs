@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.mjs'
+import { isOld, isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.mjs'
 import { convert } from '../../web/convert/workflow.mjs'
 import { CHECKPOINT, LOADER } from '../../web/plan/graph.mjs'
 
@@ -156,6 +156,64 @@ test('outputs that stand elsewhere keep their links', () => {
   assert.equal(workflow.nodes[0].type, 'ImageOnlyCheckpointLoader')
 })
 
+test("unCLIP's loader becomes parallel and the same again, with the links of its four outputs", () => {
+  const names = ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
+  const workflow = {
+    id: 'root',
+    nodes: [checkpoint(5, 'unCLIPCheckpointLoader', names, [1, 2, 3, 4])],
+    links: names.map((name, slot) => [slot + 1, 5, slot, 6, slot, name])
+  }
+  const links = copy(workflow.links)
+  const [node] = workflow.nodes
+  for (const [made, type] of [
+    [toParallel, CHECKPOINT],
+    [toStock, 'unCLIPCheckpointLoader']
+  ]) {
+    assert.deepEqual(made(workflow), { count: 1, lost: [] })
+    assert.equal(node.type, type)
+    assert.equal(node.widgets_values[0], 'b.safetensors')
+    assert.deepEqual(
+      node.outputs.map(({ name, links }) => [name, ...links]),
+      names.map((name, slot) => [name, slot + 1])
+    )
+    assert.deepEqual(workflow.links, links)
+  }
+})
+
+test('what only the GGUF loader of more settings has is kept until it is stock again', () => {
+  const type = 'UnetLoaderGGUFAdvanced'
+  const values = ['a.gguf', 'float16', 'target', true]
+  const names = ['unet_name', 'dequant_dtype', 'patch_dtype', 'patch_on_device']
+  const saved = { ...unet(5, [1]), type, inputs: names.map((name) => widget(name)), widgets_values: values }
+  saved.properties = { ...properties(type), cnr_id: 'ComfyUI-GGUF' }
+  const workflow = { id: 'root', nodes: [saved], links: [[1, 5, 0, 6, 0, 'MODEL']] }
+  const [node] = workflow.nodes
+  assert.deepEqual(toParallel(workflow), { count: 1, lost: [] })
+  assert.deepEqual([node.type, node.widgets_values], [LOADER, ['a.gguf', 'default', 1]])
+  assert.deepEqual(
+    node.inputs.map(({ name }) => name),
+    ['model_name']
+  )
+  const without = copy(workflow)
+  assert.deepEqual(toStock(workflow), { count: 1, lost: [] })
+  assert.deepEqual([node.type, node.widgets_values, node.properties.cnr_id], [type, values, 'ComfyUI-GGUF'])
+  assert.ok(!(ORIGIN in node.properties))
+  toStock(without, { ...knows, exists: (name) => name !== type })
+  assert.deepEqual([without.nodes[0].type, without.nodes[0].widgets_values], ['UnetLoaderGGUF', ['a.gguf']])
+  saved.inputs = [widget('unet_name'), widget('dequant_dtype', 7)]
+  workflow.links.push([7, 4, 0, 5, 1, 'COMBO'])
+  assert.deepEqual(toParallel(workflow).lost, ['dequant_dtype'], 'a link has no place to be kept')
+})
+
+test("ComfyUI's deprecated loaders are known, and stay as they are", () => {
+  for (const type of ['CheckpointLoader', 'DiffusersLoader']) {
+    const node = { type, widgets_values: ['a'] }
+    assert.ok(isOld(node) && !isStock(node))
+    assert.equal(parallelFor(node), null)
+  }
+  assert.ok(!isOld({ type: 'CheckpointLoaderSimple' }))
+})
+
 test('what the stock loader has no place for is told, and leaves no link behind', () => {
   const plan = { id: 4, type: 'ParallelDiT_Plan', outputs: [{ name: 'plan', links: [9] }] }
   const node = { ...unet(5, [1]), type: LOADER, widgets_values: ['a.safetensors', 'bf16', 3] }
@@ -193,6 +251,8 @@ test('the stock loader is what the node was, or one that offers the file', () =>
   assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
   assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
   assert.equal(stockFor(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
+  assert.equal(stockFor(loader('a.gguf', 'UnetLoaderGGUFAdvanced'), knows), 'UnetLoaderGGUFAdvanced')
+  assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUFAdvanced'), knows), 'UNETLoader')
   assert.equal(stockFor(loader('a.gguf'), { ...knows, exists: () => false }), null)
   assert.equal(stockFor(loader('a-diffusers-folder'), knows), null)
   assert.equal(stockFor({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')

@@ -444,7 +444,7 @@ test('the best plans are told with their seconds and bytes, and what they follow
   assert.equal(told(one_device, {}).step, '2.25 s a step (as it ran here)')
   assert.match(
     told(best[0], { one_device: { ...one_device, fits: false } }).step,
-    /one device alone has not the memory/
+    /one device alone does not have enough memory/
   )
   assert.match(told(null, {}).step, /is not predicted for PipeFusion/)
 })

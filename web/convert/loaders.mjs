@@ -2,13 +2,19 @@
 
 import { CHECKPOINT, LOADER, LOADERS } from '../plan/graph.mjs'
 
-const GGUF = 'UnetLoaderGGUF' // of ComfyUI-GGUF
+const GGUF = 'UnetLoaderGGUF' // of ComfyUI-GGUF, as is the next
+const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced'
+const GGUFS = [GGUF, GGUF_ADVANCED]
 const WHOLE = 'CheckpointLoaderSimple'
 
 /** By type, its widgets in their order, each by what it means, and its outputs in theirs. */
 export const KINDS = {
   UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
   [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
+  [GGUF_ADVANCED]: {
+    widgets: { file: 'unet_name', dequant: 'dequant_dtype', patch: 'patch_dtype', onDevice: 'patch_on_device' },
+    outputs: ['MODEL']
+  },
   [WHOLE]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
   unCLIPCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION'] },
   ImageOnlyCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP_VISION', 'VAE'] },
@@ -21,7 +27,7 @@ export const KINDS = {
 /** How a widget is called in the editor, where not by what it means. */
 export const LABELS = { dtype: 'weight_dtype' }
 /** What a widget has that says nothing. */
-export const USUAL = { dtype: 'default', group: 1 }
+export const USUAL = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false }
 export const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2']
 /** The property in which a parallel loader keeps what the stock one was. */
 export const ORIGIN = 'paralleldit_stock'
@@ -29,10 +35,13 @@ export const ORIGIN = 'paralleldit_stock'
 const PARALLEL = {
   UNETLoader: LOADER,
   [GGUF]: LOADER,
+  [GGUF_ADVANCED]: LOADER,
   [WHOLE]: CHECKPOINT,
   unCLIPCheckpointLoader: CHECKPOINT,
   ImageOnlyCheckpointLoader: CHECKPOINT
 }
+// Deprecated by ComfyUI, and for models that have a loader above.
+const OLD = ['CheckpointLoader', 'DiffusersLoader']
 const PICKLE = /\.(ckpt|pt2?|bin|pth|pkl)$/i
 const STOCK_FILE = /\.(safetensors|sft|ckpt|pt2?|bin|pth|pkl)$/i
 
@@ -45,6 +54,9 @@ export function valuesOf(node) {
 /** Whether a node, as it is saved, is a stock loader of a diffusion model. */
 export const isStock = (node) => node.type in PARALLEL
 
+/** Whether it is one that no parallel loader stands for, while another stock one would do. */
+export const isOld = ({ type }) => OLD.includes(type)
+
 /** The parallel type for such a loader; null for another node, and for a pickle, which no parallel loader reads. */
 export const parallelFor = (node) => (isStock(node) && !PICKLE.test(valuesOf(node).file) ? PARALLEL[node.type] : null)
 
@@ -56,10 +68,10 @@ export const parallelFor = (node) => (isStock(node) && !PICKLE.test(valuesOf(nod
 export function stockFor(node, { exists, offers }) {
   if (!LOADERS.includes(node.type)) return null
   const { file } = valuesOf(node)
-  if (/\.gguf$/i.test(file ?? '')) return exists(GGUF) ? GGUF : null
-  if (!STOCK_FILE.test(file ?? '')) return null
   const was = node.properties?.[ORIGIN]?.type
+  if (/\.gguf$/i.test(file ?? '')) return [was, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
+  if (!STOCK_FILE.test(file ?? '')) return null
   const usual = node.type === LOADER ? ['UNETLoader', WHOLE] : [WHOLE]
-  const types = was !== GGUF && PARALLEL[was] === node.type ? [was, ...usual] : usual
+  const types = !GGUFS.includes(was) && PARALLEL[was] === node.type ? [was, ...usual] : usual
   return types.find((type) => offers(type, file)) ?? types[0]
 }

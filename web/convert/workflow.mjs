@@ -25,9 +25,12 @@ export function convert(workflow, chosen, smallest) {
       if (!type) continue
       const names = renamed(node.type, type)
       count += 1
-      lost.push(...fitValues(node, type), ...fitInputs(graph, node, names), ...fitOutputs(graph, node, type))
+      const left = fitValues(node, type)
+      if (!LOADERS.includes(type))
+        lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`))
+      lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type))
       rename(workflow, graph, node.id, names)
-      describe(node, type, smallest(node, graph.id))
+      describe(node, type, smallest(node, graph.id), left)
     }
   }
   return { count, lost: [...new Set(lost)] }
@@ -39,16 +42,19 @@ function renamed(from, to) {
   return Object.fromEntries(shared.map(([meaning, name]) => [name, KINDS[to].widgets[meaning]]))
 }
 
+/** Returns what the type has no place for, by what it means. */
 function fitValues(node, type) {
   const given = valuesOf(node)
+  const origin = node.properties?.[ORIGIN]
+  const before = origin?.type === type ? origin.values : null
   const { widgets } = KINDS[type]
   const hasDtype = LOADERS.includes(type) || STOCK_DTYPES.includes(given.dtype)
   const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype)
   const isSaid = (meaning) => given[meaning] != null && given[meaning] !== USUAL[meaning]
-  const lost = Object.keys(given).filter((meaning) => !isKept(meaning) && isSaid(meaning))
-  const kept = (meaning) => (isKept(meaning) ? given[meaning] : null) ?? USUAL[meaning] ?? null
+  const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning))
+  const kept = (meaning) => (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? USUAL[meaning] ?? null
   node.widgets_values = Object.keys(widgets).map(kept)
-  return lost.map((meaning) => `${LABELS[meaning] ?? meaning} ${given[meaning]}`)
+  return left
 }
 
 function fitInputs(graph, node, names) {
@@ -115,13 +121,14 @@ function rename(workflow, graph, id, names) {
   }
 }
 
-/** Has a node say what it is: a parallel one also what it was, so that it becomes the same again. */
-function describe(node, type, least) {
+/** Has a node say what it is: a parallel one also what it was and had, left included, so that it becomes the same again. */
+function describe(node, type, least, left) {
   const { [ORIGIN]: origin, ...properties } = node.properties ?? {}
   const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name))
   for (const [name] of saved) delete properties[name]
   if (LOADERS.includes(type)) {
     const was = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) }
+    if (left.length) was.values = Object.fromEntries(left)
     node.properties = { ...properties, [NAME]: type, [PACK]: OWN_PACK, [ORIGIN]: was }
   } else {
     const own = { [NAME]: type, [PACK]: PACKS[type] ?? STOCK_PACK }
