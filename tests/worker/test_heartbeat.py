@@ -105,6 +105,17 @@ def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct
     assert direct.pids() == pids
 
 
+def test_a_request_that_could_not_be_written_leaves_none_to_wait_for(direct: DirectGroup) -> None:
+    """The next would wait for its reply, without end."""
+    before, pids = direct.forward(16, 16), direct.pids()
+    latents, timestep, conditions = direct.family.inputs(2, 16, 16)
+    with pytest.raises(NotImplementedError, match="meta"):
+        direct.group.forward(latents.to("meta"), timestep, conditions, lambda: None)
+    assert direct.group.status()["state"] == "ready"
+    assert torch.equal(direct.forward(16, 16), before)
+    assert direct.pids() == pids
+
+
 def cut_connections(port: int) -> None:
     """Breaks this process's connections to a port, as a network does."""
     for descriptor in connected_sockets():

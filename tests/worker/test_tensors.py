@@ -13,6 +13,8 @@ CASES = {
     "one": {"x": torch.randn(2, 3, 5)},
     "scalar and empty": {"step": torch.tensor(7), "none": torch.empty(0, 4)},
     "a view": {"x": torch.randn(4, 6).T[1:]},
+    "repeated": {"once": torch.tensor(0.5).expand(1), "once in a row": torch.randn(1, 4)[:, :1].expand(1, 1, 1)}
+    | {"more": torch.randn(3, 1).expand(3, 2)},
     "odd sizes": {
         "flags": torch.ones(3, dtype=torch.bool),
         "half": torch.randn(3).half(),

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 
 from ..errors import ModelFileError
+from ..wire.tensors import bytes_of
 from .model import META, Weights, dtype_of, import_comfyui, read
 from .source import VaeSource
 
@@ -151,6 +152,6 @@ def fingerprint(weights: Weights) -> str:
     """Tells weights from others, by names, shapes, dtypes and the checksums of their bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
-        numbers = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {zlib.crc32(numbers.data)}\n".encode())
+        checksum = zlib.crc32(bytes_of(tensor).numpy().data)
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {checksum}\n".encode())
     return digest.hexdigest()

@@ -22,8 +22,8 @@ from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torch
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
 from ..wire.operations import OPERATIONS
-from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, decode, receive_frame, send_frame
-from ..wire.tensors import Tensors, UnsendableError
+from ..wire.protocol import FAILED, MEMORY, Header, ProtocolError, decode, encode, receive_frame, send_pieces
+from ..wire.tensors import Tensors
 from .control_client import ControlClient
 from .known_state import KnownState
 from .pace import Pace
@@ -161,7 +161,12 @@ class Session:
         self.last_id += 1
         self.operation = header["op"]
         try:
-            send_frame(self.job_channel, {**header, "id": self.last_id}, tensors)
+            frame = encode({**header, "id": self.last_id}, tensors)
+        except BaseException:  # nothing has been sent, and no reply will come
+            self.operation, self.known.conditions = None, SentConditions()
+            raise
+        try:
+            send_pieces(self.job_channel, frame)
             reply, results = self._next_reply(check, kind)
             while "event" in reply:
                 if on_step:
@@ -169,9 +174,6 @@ class Session:
                 reply, results = self._next_reply(check, kind)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
-        except UnsendableError:  # nothing has been sent
-            self.operation, self.known.conditions = None, SentConditions()
-            raise
         except BaseException:  # an interrupt is no Exception in ComfyUI
             self.given_up = True
             self.cancel(self.last_id)

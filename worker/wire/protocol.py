@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import Explained
@@ -56,7 +56,12 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
 
 def send_frame(connection: socket.socket, header: Header, tensors: Tensors | None = None) -> None:
     """Sends one frame, blocking. Raises ConnectionError when the other side has gone, and as `encode` does."""
-    for piece in encode(header, tensors):
+    send_pieces(connection, encode(header, tensors))
+
+
+def send_pieces(connection: socket.socket, frame: Iterable[Buffer]) -> None:
+    """Sends what `encode` made. Raises ConnectionError when the other side has gone."""
+    for piece in frame:
         connection.sendall(piece)
 
 

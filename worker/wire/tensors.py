@@ -49,11 +49,17 @@ def to_buffers(tensors: Tensors) -> list[Buffer]:
             raise UnsendableError(f"The tensor {name} is of {tensor.dtype}, which cannot be sent to the ranks.")
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        pieces.append(flat.view(torch.uint8).numpy().data)
+        pieces.append(bytes_of(tensor).numpy().data)
     text = json.dumps(header).encode()
     text += b" " * (-(LENGTH.size + len(text)) % ALIGNMENT)
     return [LENGTH.pack(len(text)) + text, *pieces]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor as a row of bytes, a copy where it lies elsewhere or is not contiguous."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # A row of one element is contiguous whatever its stride: one that was repeated has 0, by which torch views no bytes.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def from_buffer(blob: Buffer) -> Tensors:

@@ -2,7 +2,7 @@
 makes the templates' pictures anew, and those of docs/editor.md.
 
 The page's, in web/docs, are of the screenshots that the tests in the editor have left; run those first. A template's
-is a screenshot of the workflow's graph in the real editor, cropped to the nodes but for its notes, and reduced. The
+is a screenshot of the workflow's graph in the real editor, without its notes, and reduced. The
 demo model's workflows are run first and show what they drew; another has tiny files by the names of its models.
 Templates that are made of ComfyUI's have their pictures from there (`tests.support.templates.make`).
 """
@@ -22,10 +22,9 @@ from playwright.sync_api import FloatRect
 
 from demo.host import REPOSITORY, ComfyHost
 from tests.support.editor.editor import SCREENSHOTS, Editor, open_browser, open_editor
-from tests.support.editor.examples import FOLDER, boxes, open_example
+from tests.support.editor.examples import FOLDER, boxes, open_example, settle
 from tests.support.files.template_files import EXAMPLE_FILES, files_in
 from tests.support.templates.examples import TABLE
-from tests.support.templates.notes import EN, ZH
 
 RUN = ("demo", "pipefusion")
 # The page's pictures: of which screenshot, and which part of it (left, top, right, bottom).
@@ -48,6 +47,7 @@ MOVE = """async ([x, y]) => {
     canvas.setDirty(true, true)
     for (let frame = 0; frame < 5; frame++) await new Promise(requestAnimationFrame)
 }"""
+TAKE_NOTES = "() => window.app.graph.findNodesByType('MarkdownNote').forEach((note) => window.app.graph.remove(note))"
 QUEUE = "() => window.app.queuePrompt(0)"
 SHOWS_AN_IMAGE = "() => window.app.graph.nodes.some((node) => node.type === 'SaveImage' && node.imgs?.length)"
 
@@ -69,7 +69,9 @@ def photograph(editor: Editor, name: str) -> Image.Image:
     if name in RUN:
         editor.page.evaluate(QUEUE)
         editor.page.wait_for_function(SHOWS_AN_IMAGE, timeout=RUN_TIMEOUT_MS)
-    nodes = [box for box in boxes(editor) if box[0] not in (EN.title, ZH.title)]
+    editor.page.evaluate(TAKE_NOTES)
+    settle(editor)
+    nodes = boxes(editor)
     left, top = min(box[1] for box in nodes), min(box[2] for box in nodes) - BADGE
     width, height = max(box[1] + box[3] for box in nodes) - left, max(box[2] + box[4] for box in nodes) - top
     sizes = (CHROME["left"] + width + CHROME["right"], CHROME["top"] + height + CHROME["bottom"])

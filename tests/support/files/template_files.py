@@ -75,6 +75,7 @@ def unread(_: Vaes) -> Weights:
     return {"unread": torch.zeros(1)}
 
 
+PICTURE = "example.png"
 # By path in the models folder: weights, or a case of `stock_cases`.
 EXAMPLE_FILES: Files = {
     "diffusion_models/flux1-dev.safetensors": lambda _: flux("flux-dev"),
@@ -123,8 +124,11 @@ def write_vaes(comfyui: Path, folder: Path) -> Vaes:
 
 @contextlib.contextmanager
 def files_in(files: Files, comfyui: Path, base: Path, scratch: Path) -> Iterator[None]:
-    """Puts files into the model folders of a host with this base folder, and takes them away."""
+    """Puts files into the model folders of a host with this base folder, and takes them away. The picture that its
+    templates edit, and that ComfyUI comes with, stays in the input folder."""
     written, vaes = [], write_vaes(comfyui, scratch)
+    (base / "input").mkdir(exist_ok=True)
+    shutil.copy(comfyui / "input" / PICTURE, base / "input")
     write_cases(comfyui, scratch, {make for make in files.values() if isinstance(make, str)})
     for name, make in files.items():
         path = base / "models" / name
