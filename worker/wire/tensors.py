@@ -58,7 +58,7 @@ def to_buffers(tensors: Tensors) -> list[Buffer]:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor as a row of bytes, a copy where it lies elsewhere or is not contiguous."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    # A row of one element is contiguous whatever its stride: one that was repeated has 0, by which torch views no bytes.
+    # One element is contiguous whatever its stride: that of one repeated is 0, by which torch views no bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
