@@ -2015,6 +2015,12 @@ function predictedWords({ predicted }, say) {
   }
 }
 
+/** Why nothing is predicted of a known model; null where something is, or no model is known. */
+function unpredictedWords({ memory, predicted, sized }, say) {
+  if (!memory || predicted) return null
+  return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
+}
+
 /** How long a step of the plan takes, beside one device, and how each is known. */
 function stepWords$1({ plan, one_device, is_measured }, say) {
   if (!plan) return say('plan.step_unknown')
@@ -2097,7 +2103,8 @@ function* figures(answer, predicted) {
   }
   const remedies = remedyWords(answer, either, t);
   if (remedies) yield line('paralleldit-plan-note', remedies);
-  if (predicted) yield line('paralleldit-plan-step', predicted.step);
+  const step = predicted?.step ?? unpredictedWords(answer, t);
+  if (step) yield line('paralleldit-plan-step', step);
   if (predicted?.alone) yield line('paralleldit-plan-note', predicted.alone);
 }
 
@@ -3358,7 +3365,7 @@ function chain(object, name, after) {
 // Pure: what a node that waits for its workers says meanwhile, and once they have come.
 
 
-const nothing = () => ({ node: null, text: '', starting: 0, loading: 0, since: null });
+const nothing = () => ({ node: null, text: '', starting: null, loading: 0, since: null });
 
 /** The run that goes on, or one that was waited for and over before any event told of its first step. */
 function runOf(before, group) {
@@ -3368,8 +3375,9 @@ function runOf(before, group) {
 }
 
 /**
- * After an event of a group: the node that samples, and its text, empty where there is nothing to say. `starting` and
- * `loading` are the seconds that were seen of each. before: what this gave for the event before. now: in seconds.
+ * After an event of a group: the node that samples, and its text, empty where there is nothing to say. starting: the
+ * seconds that were seen of it, null for none; loading: likewise of the model's, and since: from when. before: what this
+ * gave for the event before. now: in seconds.
  */
 function waiting(before, group, now, t) {
   const { status } = group;
@@ -3389,8 +3397,8 @@ function waiting(before, group, now, t) {
   }
   if (!run.made && run.state === 'running') return old
   const done = [
-    old.starting && t('waiting.started', { seconds: seconds(old.starting) }),
-    old.loading && t('waiting.read', { seconds: seconds(old.loading) })
+    old.starting !== null && t('waiting.started', { seconds: seconds(old.starting) }),
+    old.since !== null && t('waiting.read', { seconds: seconds(old.loading || now - old.since) })
   ];
   return { ...nothing(), node, text: done.filter(Boolean).join(' · ') }
 }

@@ -98,13 +98,14 @@ def answer(question: Question) -> dict[str, Any]:
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
     memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. predicted: as
-    `predictions` has it. note: why it is not the plan that was asked for, or may be another in the run. unknown: why a
-    loader's model is not known. Raises SettingsError.
+    `predictions` has it. sized: whether it is known what size will be sampled. note: why it is not the plan that was
+    asked for, or may be another in the run. unknown: why a loader's model is not known. Raises SettingsError.
     """
     samplers = question.samplers
     models, unknown = find_models(question.loaders)
     common = {"device": device_type(), "unknown": unknown, "error": "", "widgets": []}
-    nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "remarks": [], "note": []}
+    nothing = {"plan": "", "world": 0, "ranks": [], "memory": None, "predicted": None, "sized": False}
+    nothing |= {"remarks": [], "note": []}
     sampled = Sampled.of(models[0].costs, models[0].memory, samplers) if models else None
     try:
         asked = None if question.plan is None else plan_of(question.plan)
@@ -128,6 +129,7 @@ def answer(question: Question) -> dict[str, Any]:
         "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
         "memory": foresight and {**foresight.to_json(), "remedies": remedies_json(foresight, models[0], samplers)},
         "predicted": predictions(plan, sampled) if sampled else None,
+        "sized": sampled is not None and sampled.picture is not None,
         "remarks": remarks_json(remarks),
         "note": remarks_json(note),
     }

@@ -74,7 +74,7 @@ def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
     key = "for_this" if sampled.guided is None else "for_guided" if sampled.guided else "for_unguided"
     said = [remark(key, size=size, images=picture.batch_size)]
     if costs is None or forward is None:
-        return [*said, remark("not_counted")]
+        return said
     found = costs.ranked(forward, work)
     if not found:
         return said

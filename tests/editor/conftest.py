@@ -20,10 +20,11 @@ def modules_page(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
 
 @pytest.fixture
 def shared_editor(modules_page: Editor) -> Editor:
-    """The module's page, with an empty workflow in a new tab and no problems told of yet.
+    """The module's page, with an empty workflow in a new tab, no panel and no problems told of yet.
 
     For tests that leave only workflows behind: one that reloads the page or answers for the host takes `editor`.
     """
+    modules_page.close_panel()
     modules_page.open({"nodes": [], "links": [], "version": 0.4})
     modules_page.problems.clear()
     return modules_page

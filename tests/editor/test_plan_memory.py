@@ -122,6 +122,7 @@ def test_the_working_memory_is_comfyuis_estimate_for_a_ranks_part_of_the_picture
     one, more = (answers[name]["memory"]["working"] for name in ("fits", "a larger picture"))
     assert 0.3 * GIB < one < GIB and more == pytest.approx(8 * one)
     assert answers["no picture"]["memory"]["working"] is None
+    assert [answers[name]["sized"] for name in ("fits", "no picture", "no file")] == [True, False, False]
 
 
 @pytest.mark.parametrize("name", ["does not fit", "the smaller card counts", "a larger picture", "no picture", "auto"])

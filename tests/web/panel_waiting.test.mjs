@@ -40,6 +40,15 @@ test('a node says what its workers do, and what that took once the first step is
   ])
 })
 
+test('a start or a load that one event told of is no text that stays', () => {
+  const starting = group({ state: 'starting', starting: 0 })
+  assert.deepEqual(follow([0, starting], [0, loading(62)], [2, group({ operation: 'forward' }, 1)]), [
+    'starting 0 s',
+    'reading 62',
+    'started 0 ms · read 2.00 s'
+  ])
+})
+
 test('what was waited for is told, too, of a run that is over with the next event', () => {
   const over = (status, state) => ({ status, runs: [{ ...run(3), state }] })
   const started = [0, group({ state: 'starting', starting: 11 })]

@@ -4,7 +4,7 @@ import { test } from 'node:test'
 import { asker } from '../../web/plan/ask.mjs'
 import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.mjs'
 import { cellWords, columnsOf, meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.mjs'
-import { predictedWords } from '../../web/plan/predicted.mjs'
+import { predictedWords, unpredictedWords } from '../../web/plan/predicted.mjs'
 import { words } from '../../web/words.mjs'
 
 const texts = (language) =>
@@ -238,4 +238,12 @@ test('the best plans are told with their seconds and bytes, and what they follow
     /one device alone does not have enough memory/
   )
   assert.match(told(null, {}).step, /is not predicted for PipeFusion/)
+})
+
+test('what is not predicted of a known model is told with its reason', () => {
+  const told = (answer) => unpredictedWords({ memory: {}, predicted: null, sized: true, ...answer }, say)
+  assert.match(told({ sized: false }), /known once the latent's size is/)
+  assert.match(told({}), /not predicted for this model/)
+  assert.equal(told({ predicted: {} }), null)
+  assert.equal(told({ memory: null }), null)
 })

@@ -3,7 +3,7 @@
 import { roughSeconds, seconds } from './format.mjs'
 import { readOf, runningOf } from './state.mjs'
 
-export const nothing = () => ({ node: null, text: '', starting: 0, loading: 0, since: null })
+export const nothing = () => ({ node: null, text: '', starting: null, loading: 0, since: null })
 
 /** The run that goes on, or one that was waited for and over before any event told of its first step. */
 function runOf(before, group) {
@@ -13,8 +13,9 @@ function runOf(before, group) {
 }
 
 /**
- * After an event of a group: the node that samples, and its text, empty where there is nothing to say. `starting` and
- * `loading` are the seconds that were seen of each. before: what this gave for the event before. now: in seconds.
+ * After an event of a group: the node that samples, and its text, empty where there is nothing to say. starting: the
+ * seconds that were seen of it, null for none; loading: likewise of the model's, and since: from when. before: what this
+ * gave for the event before. now: in seconds.
  */
 export function waiting(before, group, now, t) {
   const { status } = group
@@ -34,8 +35,8 @@ export function waiting(before, group, now, t) {
   }
   if (!run.made && run.state === 'running') return old
   const done = [
-    old.starting && t('waiting.started', { seconds: seconds(old.starting) }),
-    old.loading && t('waiting.read', { seconds: seconds(old.loading) })
+    old.starting !== null && t('waiting.started', { seconds: seconds(old.starting) }),
+    old.since !== null && t('waiting.read', { seconds: seconds(old.loading || now - old.since) })
   ]
   return { ...nothing(), node, text: done.filter(Boolean).join(' · ') }
 }

@@ -22,6 +22,12 @@ export function predictedWords({ predicted }, say) {
   }
 }
 
+/** Why nothing is predicted of a known model; null where something is, or no model is known. */
+export function unpredictedWords({ memory, predicted, sized }, say) {
+  if (!memory || predicted) return null
+  return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
+}
+
 /** How long a step of the plan takes, beside one device, and how each is known. */
 function stepWords({ plan, one_device, is_measured }, say) {
   if (!plan) return say('plan.step_unknown')

@@ -14,7 +14,7 @@ import {
   remarkWords,
   stageCaption
 } from './mesh.mjs'
-import { predictedWords } from './predicted.mjs'
+import { predictedWords, unpredictedWords } from './predicted.mjs'
 
 const MAX_PATCHES_DRAWN = 16
 
@@ -82,7 +82,8 @@ function* figures(answer, predicted) {
   }
   const remedies = remedyWords(answer, either, t)
   if (remedies) yield line('paralleldit-plan-note', remedies)
-  if (predicted) yield line('paralleldit-plan-step', predicted.step)
+  const step = predicted?.step ?? unpredictedWords(answer, t)
+  if (step) yield line('paralleldit-plan-step', step)
   if (predicted?.alone) yield line('paralleldit-plan-note', predicted.alone)
 }
 

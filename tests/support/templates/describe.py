@@ -118,7 +118,26 @@ def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str
     plain, stored = (torch.zeros((), dtype=dtype) for dtype in (torch.bfloat16, kind.stored))
     zeros = {name: stored if len(shape) > 1 else plain for name, shape in shapes.items()}
     weights = {kind.prefix + name: zeros[name].expand(shape) for name, shape in shapes.items()}
+    if kind.size:
+        weights |= mixed(weights, kind.size)
     return {**weights, **beside}, {"config": json.dumps(dict(kind.metadata))} if kind.metadata else {}
+
+
+def mixed(weights: Mapping[str, torch.Tensor], size: float) -> dict[str, torch.Tensor]:
+    """What is otherwise in a file of this size, some of whose matrices stayed in bf16: those outside of blocks first,
+    then the smallest, which gain least. The others are quantised in ComfyUI's own format."""
+    quantised = [name for name, one in weights.items() if one.dtype == torch.float8_e4m3fn]
+    left = size - sum(one.nbytes for one in weights.values())
+    mark = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted(quantised, key=lambda name: (any(map(str.isdigit, name.split("."))), weights[name].numel())):
+        layer, one = name.removesuffix("weight"), weights[name]
+        if one.nbytes <= left:
+            found[name] = torch.zeros((), dtype=torch.bfloat16).expand(one.shape)
+            left -= one.nbytes
+        else:
+            found |= {f"{layer}comfy_quant": mark, f"{layer}weight_scale": torch.zeros(())}
+    return found
 
 
 if __name__ == "__main__":

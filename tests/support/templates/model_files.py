@@ -23,7 +23,7 @@ class ModelFile:
 
     prefix: of the names in a checkpoint. beside: what else it has that ComfyUI makes the model with, by name the shape.
     marks: names without a meaning but that they are there. metadata: what the file says of the model. stored: the dtype
-    of matrices and kernels.
+    of matrices and kernels. size: in bytes, of a file in which so many matrices are as they were that it comes to that.
     """
 
     names: str
@@ -34,6 +34,7 @@ class ModelFile:
     marks: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     stored: torch.dtype = torch.bfloat16
+    size: float = 0
 
 
 def flux(names: str, detected_as: str, **sizes: Any) -> ModelFile:
