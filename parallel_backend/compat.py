@@ -12,9 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
+from torch.utils import _python_dispatch, _pytree
 
 DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; there is no public one
+tree_map_only = _pytree.tree_map_only
 LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
 
 

@@ -22,6 +22,7 @@ from .models import ModelSpec, spec_for
 from .plan import ParallelPlan
 from .seams.attention import Attend, ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
+from .seams.beside import Beside
 from .seams.boundary import install_token_boundary
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.heads import with_unrepeated
@@ -134,11 +135,14 @@ class ParallelTransformer:
         self.link = StageLink(mesh, self.slot) if plan.pipefusion > 1 else None
         self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
-            hidden = HiddenExchange(mesh["ulysses"], layout, backend, *spec.sizes(model.config)[:2])
+            sizes = spec.sizes(model.config)
+            hidden = HiddenExchange(mesh["ulysses"], layout, backend, *sizes[:2])
             own = {block: self._own_heads(block, hidden) for block in self.stage.blocks}
             install_token_boundary(model, spec, layout, hooks, self.stage, own, self.link)
             for block, heads in own.items():
                 by_module = {each.module: each for each in heads}
+                if mesh["ulysses"].degree > 1 and plan.tp == 1:
+                    Beside(block, spec.beside, sizes.heads * sizes.head_dim, self.slot).install(hooks)
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
                         module = block.get_submodule(name)

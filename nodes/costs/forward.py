@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ...parallel_backend.costs.forward import META, Forward, forward_of
 from ...parallel_backend.models.comfyui import host_spec
 from ...parallel_backend.models.comfyui.checks import kv_heads_of, modules_at, sizes_of
-from ...parallel_backend.models.projections import SLICEABLE
+from ...parallel_backend.models.projections import SLICEABLE, rows_beside
 
 TEXT = 512  # tokens, where nobody knows yet what is sampled with
 # Arguments that a class needs beside latents and timestep, before there is anything to give; a width is the model's.
@@ -31,15 +32,25 @@ def forward_of_call(
     for name in REPLACED:
         vars(own).pop(name, None)
     spec = host_spec(type(module))
-    blocks = [block for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
+    blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
     given = {name: without_memory(value) for name, value in kwargs.items() if name != "transformer_options"}
     given["transformer_options"] = {"optimized_attention_override": attend}
-    heads = sizes_of(module, spec).heads if spec and spec.blocks else 1
+    heads, head_dim = sizes_of(module, spec)[:2] if spec and spec.blocks else (1, 0)
+    beside = [rows_beside(block, each.beside, heads * head_dim) for each, block in blocks]
     kv_heads = kv_heads_of(module, spec) if spec else None
     projects = bool(spec and spec.projects) and all(weight.dtype in SLICEABLE for weight in module.parameters())
     try:
         run = lambda: type(module).forward(own, *map(without_memory, args), **given)  # noqa: E731
-        return forward_of(module, blocks, run, rows=rows, heads=heads, kv_heads=kv_heads, projects=projects)
+        return forward_of(
+            module,
+            [block for _, block in blocks],
+            run,
+            rows=rows,
+            heads=heads,
+            kv_heads=kv_heads,
+            projects=projects,
+            beside=dict(ChainMap(*beside)),
+        )
     except Exception as error:  # of the class's own code, which may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None

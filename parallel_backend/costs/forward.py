@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -27,16 +27,21 @@ _counting = threading.Lock()  # layers are replaced meanwhile
 
 class Cost(NamedTuple):
     """FLOPs of linear layers and other products, and of attention; bytes that other operations read and write; how many
-    operations there are."""
+    operations there are. beside: of the linear layers' FLOPs, those that attention's exchange need not wait for."""
 
     linear: float = 0.0
     attention: float = 0.0
     moved: float = 0.0
     operations: float = 0.0
+    beside: float = 0.0
 
     def times(self, factor: float) -> Cost:
         """With as many operations, each of so many times the size."""
-        return Cost(self.linear * factor, self.attention * factor, self.moved * factor, self.operations)
+        linear, attention, moved, operations, beside = self
+        return Cost(linear * factor, attention * factor, moved * factor, operations, beside * factor)
+
+
+BESIDE = Cost._fields.index("beside")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Forward:
     does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: the most
     bytes beside weights and inputs at any time. prediction: bytes of the result. heads: of attention. weights: bytes of
     all parameters. kv: heads of keys for each of the queries', fewer than one in models of grouped queries.
-    projects: whether hidden states may travel in place of queries, keys and values.
+    projects: whether hidden states may travel in place of queries, keys and values. parallel: the share of the blocks
+    that have layers beside attention.
     """
 
     blocks: Cost
@@ -60,6 +66,7 @@ class Forward:
     weights: float
     kv: float = 1.0
     projects: bool = False
+    parallel: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -93,7 +100,7 @@ class Tally(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.rest = [0.0] * 4, [0.0] * 4
+        self.blocks, self.rest = ([0.0] * len(Cost._fields) for _ in range(2))
         self.inside = self.count = 0
         self.streams = 0.0
         self.live = self.peak = 0  # of bytes
@@ -163,25 +170,32 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def plain_linear(layer: torch.nn.Linear, given: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def plain_linear(
+    layer: torch.nn.Linear, tally: Tally, beside: int, given: torch.Tensor, *_: Any, **__: Any
+) -> torch.Tensor:
     """A linear layer whatever its weights are kept as. What is given may be narrower than it takes: then nobody knew
-    how wide a condition is."""
+    how wide a condition is. beside: how many of its rows attention's exchange need not wait for."""
     if given.shape[-1] != layer.in_features:
         given = given.new_empty((*given.shape[:-1], layer.in_features))
     weight = given.new_empty((layer.out_features, layer.in_features))
     bias = None if layer.bias is None else given.new_empty(layer.out_features)
+    tally.blocks[BESIDE] += 2 * beside * given.numel()
     return torch.nn.functional.linear(given, weight, bias)
 
 
 @contextlib.contextmanager
-def counted(model: torch.nn.Module, blocks: Iterable[torch.nn.Module]) -> Iterator[Tally]:
+def counted(
+    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], beside: Mapping[torch.nn.Module, int]
+) -> Iterator[Tally]:
     """While entered, what runs of a model is counted; these blocks' by themselves."""
     tally = Tally()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_counting)
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
-                stack.enter_context(lent(layer, "forward", functools.partial(plain_linear, layer)))
+                stack.enter_context(
+                    lent(layer, "forward", functools.partial(plain_linear, layer, tally, beside.get(layer, 0)))
+                )
         for block in blocks:
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
             stack.enter_context(lent(block, "forward", functools.partial(tally.run_block, block.forward, kind)))
@@ -207,22 +221,26 @@ def lent(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
 
 def forward_of(
     model: torch.nn.Module,
-    blocks: Iterable[torch.nn.Module],
+    blocks: Sequence[torch.nn.Module],
     run: Callable[[], Any],
     *,
     rows: int,
     heads: int,
     kv_heads: int | None = None,
     projects: bool = False,
+    beside: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
 ) -> Forward:
     """What a forward takes, for each of its rows.
 
     model: on the meta device, or anywhere if `run` gives it tensors of its device that have no memory. run: calls it
-    with tensors on the meta device, of so many rows in all, and returns its result. itemsize: of what it computes in,
-    if that is not the dtype of its parameters. Raises what the model's code raises that looks at values.
+    with tensors on the meta device, of so many rows in all, and returns its result. beside: as `rows_beside` has it, of
+    all blocks. itemsize: of what it computes in, if that is not the dtype of its parameters. Raises what the model's
+    code raises that looks at values.
     """
-    with counted(model, blocks) as tally:
+    beside = beside or {}
+    parallel = [block for block in blocks if not beside.keys().isdisjoint(block.modules())]
+    with counted(model, blocks, beside) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
@@ -239,4 +257,5 @@ def forward_of(
         weights=weights,
         kv=(kv_heads or heads) / heads,
         projects=projects,
+        parallel=len(parallel) / max(1, len(blocks)),
     )

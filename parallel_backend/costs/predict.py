@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
-from ..plan import EXCHANGE_PARTS, HOST, SHARED, ParallelPlan, hidden_sends_less
+from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan, hidden_sends_less
 from ..weights.sizes import WeightSizes
 from .forward import Cost, Forward
 from .machine import Machine, Speed
@@ -38,6 +38,7 @@ class Exchange(NamedTuple):
     sent: bytes that a rank sends, of A, the bytes of the tokens of all of the axis's ranks, N, its degree, and K, the
     heads of keys for each of the queries'. times: how many exchanges that are, of N. link: on which. covered: how much
     of it can be under way while attention computes, and during: for how much of attention's time that is so, of N.
+    beside: how much more of it can be, in a block that has products beside attention, and while those are computed.
     """
 
     sent: Callable[[float, int, float], float]
@@ -45,11 +46,13 @@ class Exchange(NamedTuple):
     link: str
     covered: float = 0.0
     during: Callable[[int], float] = lambda N: 0.0
+    beside: float = 0.0
 
 
 # As in tests/support/fakes/formulas.py. Ulysses: queries, keys and values in one exchange, the result in another, in
 # parts (`seams/attention.py`), of which one travels while another is attended to; the first to come and the last to go
-# are waited for. Ring: the next keys travel while those at hand are attended to.
+# are waited for, but that what is beside attention (`seams/beside.py`) is computed while the first comes. Ring: the next
+# keys travel while those at hand are attended to.
 EXCHANGES = {
     "ulysses": Exchange(
         lambda A, N, K: (2 + 2 * K) * A * (N - 1) / N**2,
@@ -57,13 +60,14 @@ EXCHANGES = {
         "all_to_all",
         1 - 1 / EXCHANGE_PARTS,
         lambda N: 1 - 1 / EXCHANGE_PARTS,
+        3 / 4 / EXCHANGE_PARTS,
     ),
     "ring": Exchange(lambda A, N, K: 2 * K * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
     "tp": Exchange(lambda A, N, K: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
 }
 # In place of Ulysses' where hidden states travel: in, and the result out.
 HIDDEN = (
-    Exchange(lambda A, N, K: A * (N - 1) / N, lambda N: 1, "all_gather"),
+    Exchange(lambda A, N, K: A * (N - 1) / N, lambda N: 1, "all_gather", beside=1.0),
     Exchange(lambda A, N, K: A * (N - 1) / N**2, lambda N: 1, "all_to_all"),
 )
 
@@ -95,10 +99,15 @@ class Part(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Seconds in which the slowest of some ranks computes, in attention and else."""
+    """Seconds in which the slowest of some ranks computes, in attention and else; of those, beside attention."""
 
     attending: float
     other: float
+    beside: float
+
+    @property
+    def seconds(self) -> float:
+        return self.attending + self.other
 
 
 def predict(
@@ -109,10 +118,10 @@ def predict(
     parts, members = parts_of(forward, rows, plan), plan.token_ways * plan.tp
     ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
-    slowest = max(groups, key=lambda group: sum(busy_of(forward, plan, group)))
+    slowest = max(groups, key=lambda group: busy_of(forward, plan, group).seconds)
     busy, own_rows = busy_of(forward, plan, slowest), slowest[0][0].rows
-    computing = sum(busy)
-    waiting = exchange_seconds(forward, plan, own_rows, busy.attending, machine)
+    computing = busy.seconds
+    waiting = exchange_seconds(forward, plan, own_rows, busy, machine)
     waiting += collect_seconds(forward, rows - parts[0].rows, machine)
     if sizes and plan.weights in (SHARED, HOST):
         waiting += max(0.0, sizes.fetched(plan) / machine.links.of(plan.weights) - computing - waiting)
@@ -139,7 +148,7 @@ def parts_of(forward: Forward, rows: int, plan: ParallelPlan) -> list[Part]:
 def busy_of(forward: Forward, plan: ParallelPlan, ranks: Sequence[tuple[Part, Speed]]) -> Busy:
     """Of a group of the batch, whose ranks wait for each other before and after attention. Under tp a rank has a share
     of products alone; what is outside of the blocks, every rank has whole."""
-    attending, other = [], []
+    attending, other, beside = [], [], []
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens / plan.tp
         moved = forward.blocks.moved * part.tokens + merged_bytes(forward, plan)
@@ -147,14 +156,15 @@ def busy_of(forward: Forward, plan: ParallelPlan, ranks: Sequence[tuple[Part, Sp
         attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
         seconds = sum(seconds_of(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
-    return Busy(max(attending), max(other))
+        beside.append(part.rows * forward.blocks.beside * part.tokens / speed.linear)
+    return Busy(max(attending), max(other), min(beside) if plan.tp == 1 and plan.compile == OFF else 0.0)
 
 
 def speeds_of(forward: Forward, machine: Machine) -> tuple[float, ...]:
     """How fast each rank would run this by itself, the fastest being 1, to two digits; none where they are alike."""
     unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
     alone = Part(1, 1.0, 1.0, 1.0)
-    seconds = [sum(busy_of(forward, ParallelPlan(), [(alone, speed)])) for speed in machine.speeds]
+    seconds = [busy_of(forward, ParallelPlan(), [(alone, speed)]).seconds for speed in machine.speeds]
     if max(seconds) < unlike * min(seconds):
         return ()
     return tuple(round(min(seconds) / each, 2) for each in seconds)
@@ -169,16 +179,21 @@ def seconds_of(cost: Cost, speed: Speed) -> float:
     return products + cost.moved / speed.memory + cost.operations * speed.operation
 
 
-def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, attending: float, machine: Machine) -> float:
+def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
     """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them. rows: of the
-    group of the batch that has the most. attending: seconds of attention in a step."""
+    group of the batch that has the most. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
     for axis, exchange in exchanges_of(forward, plan):
         degree = getattr(plan, axis)
         inside = plan.token_ways if axis == "tp" else plan.token_ways * plan.tp // degree
         link = getattr(machine, exchange.link)
         needed = link.seconds(exchange.sent(all_tokens / inside, degree, forward.kv), exchange.times(degree))
-        exposed += needed - min(needed * exchange.covered, attending / forward.count * exchange.during(degree))
+        meanwhile = busy.attending / forward.count * exchange.during(degree)
+        parallel = forward.parallel if exchange.beside and busy.beside else 0.0
+        exposed += needed - min(needed * exchange.covered, meanwhile) * (1 - parallel)
+        if parallel:
+            more = busy.beside / forward.count / parallel
+            exposed -= min(needed * (exchange.covered + exchange.beside), meanwhile + more) * parallel
     tokens = plan.token_ways
     ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
     return exposed * forward.count + ends

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from . import flux
 from .packing import unpack
+from .projections import MLP_BESIDE
 from .spec import Config, ModelSpec, SideInput, Tensors, register
 
 
@@ -26,6 +27,7 @@ register(
         returned=("encoder_hidden_states", "hidden_states"),
         joined={"single_transformer_blocks": ("encoder_hidden_states", "hidden_states")},
         self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
+        beside=MLP_BESIDE,
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),

@@ -3,7 +3,7 @@
 import torch
 
 from .packing import REFERENCES, Grid, pack, unpack, without
-from .projections import JOINT, JOINT_OUT, Projections
+from .projections import JOINT, JOINT_OUT, MLP_BESIDE, Projections
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
@@ -51,6 +51,7 @@ register(
                 sides=("image_rotary_emb",),
             )
         },
+        beside=MLP_BESIDE,
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,

@@ -42,6 +42,7 @@ register(
         returned=("encoder_hidden_states", "hidden_states"),
         joined={"single_transformer_blocks": ("encoder_hidden_states", "hidden_states")},
         self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
+        beside={"attn.to_qkv_mlp_proj": "qkv+"},
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
         conditions=("encoder_hidden_states", "guidance", *REFERENCES),
         optional=("guidance", *REFERENCES),

@@ -3,6 +3,7 @@
 import torch
 
 from .packing import pad_text
+from .projections import MLP_BESIDE
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 STREAMS = ("hidden_states", "encoder_hidden_states")
@@ -23,6 +24,7 @@ register(
         blocks=("transformer_blocks", "single_transformer_blocks"),
         streams=STREAMS,
         self_attention={"attn": STREAMS},
+        beside=MLP_BESIDE,
         side_inputs=tuple(SideInput(name, 0, STREAMS[:1]) for name in ("freqs_cis", "image_rotary_emb")),
         conditions=(*STREAMS[1:], "encoder_attention_mask", "pooled_projections", "guidance", "image_latents"),
         optional=("encoder_attention_mask", "guidance", "image_latents"),

@@ -95,6 +95,9 @@ class ModelSpec:
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Of `self_attention`, how a submodule makes queries, keys and values, if all of them do it by linear layers.
     projections: Mapping[str, Projections] = field(default_factory=dict)
+    # Layers of an MLP that is given what attention is given, if the block reads it behind attention: their rows, as in
+    # `Projections.rows`. What is not for attention is computed while that exchanges tokens.
+    beside: Mapping[str, str] = field(default_factory=dict)
     # Config to the heads of keys and values, where self-attention repeats each for the queries' heads that share it,
     # one after the other, before it attends. The others are not sent then.
     kv_heads: Callable[[Config], int] | None = None

@@ -139,6 +139,7 @@ class ParallelAttention:
         parts = head_parts(tuple(self.ulysses.sizes(call.heads)), call.group, self.part_count(query, streams))
         query = encode(query)
         arriving = [self.scatter(call, part, query, key, value) for part in parts]
+        self.layout.forward.catch_up()
         leaving = []
         for index, (part, arrived) in enumerate(zip(parts, arriving, strict=True)):
             q_BhRE, k_BhRE, v_BhRE = arrived()

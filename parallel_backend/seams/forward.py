@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from .attention import StaleCache
+    from .beside import Later
 
 
 @dataclass
@@ -41,6 +42,13 @@ class Forward:
     gathered: bool = False
     # By place of the block that made it, what skips to or from another stage.
     skips: dict[int, torch.Tensor] = field(default_factory=dict)
+    # What the running block has put off.
+    later: list[Later] = field(default_factory=list)
+
+    def catch_up(self) -> None:
+        """Does what was put off, while something travels."""
+        while self.later:
+            self.later.pop(0).get()
 
 
 class ForwardSlot:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..projections import Projections
+from ..projections import OTHER, Projections
 from ..rows import BlockRow
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
@@ -87,6 +87,16 @@ class BlockList:
         """The arguments of which a rank gets its part."""
         parts = (self.tokens, self.sides, self.frames, self.last, self.ranges, self.places, self.counts)
         return {name for part in parts for name in part}
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """The block's layers that make other things than queries, keys and values too: their rows."""
+        rows = {
+            ".".join(filter(None, (path, name))): rows
+            for path, own in self.projections.items()
+            for name, rows in own.rows.items()
+        }
+        return {path: own for path, own in rows.items() if OTHER in own}
 
     def row(self) -> BlockRow:
         """For pipeline stages. Raises StopIteration for a block that returns what is no argument of it."""

@@ -10,9 +10,8 @@ tokens, R all tokens, H heads, h local heads, D head dim, W width of the tokens,
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...errors import PlanError, RequestError
 from ...groups.collectives import begin_gather
 from ...groups.mesh import Axis
 from ...hooks import Hooks
-from ...models.projections import OTHER, QUERY, SLICEABLE, Projections
+from ...models.projections import OTHER, QUERY, SLICEABLE, Projections, present
 from ...plan import HIDDEN, OFF, ParallelPlan, hidden_sends_less
 from ..arguments import Arguments
 from ..backends import Backend
@@ -157,6 +156,7 @@ class OwnHeads:
             )
             for name in names
         }
+        self.exchange.layout.forward.catch_up()
         given.values.update({name: arrive() for name, arrive in arriving.items()})
         return given.passed()
 
@@ -271,15 +271,6 @@ class Projected:
         if dim != -1 or len(sizes) != 2 or sizes[1] != self.parts[1].shape[-1]:
             raise ValueError(f"It is split to {sizes} in dim {dim}, and not behind queries, keys and values.")
         return self.parts
-
-
-def present(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
-    """Of these submodules those that the module has."""
-    found = {}
-    for path in paths:
-        with contextlib.suppress(AttributeError):
-            found[path] = module.get_submodule(path)
-    return found
 
 
 def own_heads(

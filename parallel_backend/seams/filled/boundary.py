@@ -20,6 +20,7 @@ from ...models.comfyui.checks import modules_at
 from ...models.comfyui.spec import ALWAYS_WHOLE, BlockList, HostSpec, Streams, names
 from ..arguments import Arguments
 from ..attention import ParallelAttention, install_attention
+from ..beside import Beside
 from ..stages import StandIn
 from .hidden import FilledHidden
 from .masks import attend_by
@@ -204,6 +205,8 @@ def install_filled_boundary(
         filled = FilledBlock(block, blocks, layout, is_last, arrivals, whole)
         hooks.before(block, filled.enter, with_kwargs=True)
         hooks.after(block, filled.leave)
+        if attention.ulysses.degree > 1 and not heads:
+            Beside(block, blocks.beside, hidden.exchange.heads * hidden.exchange.head_dim, layout.slot).install(hooks)
         for path, streams in blocks.filled.items():
             fill_submodule(block.get_submodule(path), streams, layout, hooks)
         for path, streams in blocks.attention.items():

@@ -6,6 +6,7 @@ import json
 import random
 import statistics
 import sys
+from collections import ChainMap
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.models import spec_for
+from parallel_backend.models.projections import rows_beside
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measured
 from parallel_backend.seams.forward import Forward as Running
@@ -94,9 +96,16 @@ def forward_cost(case: Case) -> Forward:
         inputs = spec.inputs(model.config, latents.to("meta"), timestep.to("meta"), meta)
         return model(**inputs, return_dict=False)[0]
 
-    heads, kv_heads = spec.sizes(model.config).heads, spec.kv_heads and spec.kv_heads(model.config)
+    (heads, head_dim, _), kv_heads = spec.sizes(model.config), spec.kv_heads and spec.kv_heads(model.config)
     return forward_of(
-        model, blocks, run, rows=len(latents), heads=heads, kv_heads=kv_heads, projects=bool(spec.projections)
+        model,
+        blocks,
+        run,
+        rows=len(latents),
+        heads=heads,
+        kv_heads=kv_heads,
+        projects=bool(spec.projections),
+        beside=dict(ChainMap(*(rows_beside(block, spec.beside, heads * head_dim) for block in blocks))),
     )
 
 

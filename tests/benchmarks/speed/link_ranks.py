@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
+from parallel_backend.seams.beside import Beside
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.contest import (
     UNLIMITED,
@@ -46,7 +47,11 @@ class Contender:
         if method.peer:
             enable_context_parallel(own)
         attention = ParallelAttention if method.overlap else functools.partial(ParallelAttention, parts=1)
-        with mock.patch("parallel_backend.transformer.ParallelAttention", attention):
+        beside = Beside if method.overlap else mock.Mock()
+        with (
+            mock.patch("parallel_backend.transformer.ParallelAttention", attention),
+            mock.patch("parallel_backend.transformer.Beside", beside),
+        ):
             self.transformer = ParallelTransformer(own, meshes.of(ParallelPlan(**method.plan or {})))
         self.request = case.request()
 

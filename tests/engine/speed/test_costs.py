@@ -15,6 +15,7 @@ from parallel_backend.costs.choose import Weights, ranked
 from parallel_backend.costs.forward import Cost, Forward, forward_of
 from parallel_backend.costs.machine import Link, Machine, Speed, assumed
 from parallel_backend.costs.predict import EXCHANGES, predict
+from parallel_backend.models.projections import MLP_BESIDE, rows_beside
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes, sizes_of_module
 from tests.support.fakes.formulas import sent_bytes
@@ -57,6 +58,15 @@ def test_a_forward_is_counted_exactly_without_running():
     assert told.prediction == 33 * 16 * 4
     # Attention by hand: two products of every token with every other, in each block.
     assert told.blocks.attention == 7 * 2 * 2 * (33 + 7) ** 2 * 48
+
+
+def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
+    empty = flux("meta")
+    rows = {layer: rows for block in blocks_of(empty) for layer, rows in rows_beside(block, MLP_BESIDE, 48).items()}
+    told = forward_of(empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, beside=rows)
+    single = len(empty.single_transformer_blocks)
+    assert told.parallel == single / 7
+    assert told.blocks.beside == single * 2 * (33 + 7) * 48 * 4 * 48
 
 
 def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
@@ -221,6 +231,17 @@ def test_keys_of_grouped_queries_are_sent_once():
     whole, quarter = (predict(replace(forward, kv=kv), 1, ParallelPlan(ulysses=4), where).waiting for kv in (1.0, 0.25))
     assert quarter < whole and EXCHANGES["ring"].sent(8, 4, 0.25) == EXCHANGES["ring"].sent(8, 4, 1) / 4
     assert EXCHANGES["ulysses"].sent(8, 4, 0.25) == EXCHANGES["ulysses"].sent(8, 4, 1) * 2.5 / 4
+
+
+def test_what_is_beside_attention_hides_the_way_in():
+    forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 4)
+    beside = replace(forward, blocks=forward.blocks._replace(beside=forward.blocks.linear / 3), parallel=2 / 3)
+    plan = ParallelPlan(ulysses=4)
+    assert predict(beside, 1, plan, where).computing == predict(forward, 1, plan, where).computing
+    waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))
+    assert 0 < waiting < without
+    for other in (ParallelPlan(ring=4), ParallelPlan(ulysses=2, tp=2)):
+        assert predict(beside, 1, other, where) == predict(forward, 1, other, where)
 
 
 def test_hidden_states_travel_on_a_slow_link_of_two_ranks():

@@ -1,0 +1,143 @@
+"""The MLP beside attention is computed while what attention exchanges travels, and is read as it would be anyway.
+
+That models come out the same is for the tests of families and of ComfyUI's classes, under every plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from parallel_backend.hooks import Hooks
+from parallel_backend.seams.attention_op import RUNNING
+from parallel_backend.seams.beside import Beside, Later, Split
+from parallel_backend.seams.forward import ForwardSlot
+from tests.support.ranks.pool import RankPool
+
+WIDTH, MLP = 6, 8
+TOLERANCE = 1e-6
+CASES = [
+    ("flux-dev", "diffusers", "single_transformer_blocks"),
+    ("chroma", "diffusers", "single_transformer_blocks"),
+    ("hunyuanvideo", "diffusers", "single_transformer_blocks"),
+    ("flux2-dev", "diffusers", "single_transformer_blocks"),
+    ("flux-dev", "comfyui", "single_blocks"),
+    ("hunyuanvideo", "comfyui", "single_blocks"),
+]
+
+
+def test_the_mlp_is_computed_while_queries_keys_and_values_travel(
+    ranks: RankPool, comfyui: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cases.json").write_text(json.dumps(CASES))
+    ranks.run(3, "speed.beside_ranks", str(tmp_path / "cases.json"), str(tmp_path / "out.safetensors"))
+    found = load_file(tmp_path / "out.safetensors")
+    assert len(found) == len(CASES)
+    for name, products in found.items():
+        assert products.tolist() == [1] * len(products) != [], name
+
+
+class Block(torch.nn.Module):
+    """As ComfyUI's single block, or as diffusers'. sent: what runs where attention has sent."""
+
+    def __init__(self, fused: bool, sent: Callable[[], None]) -> None:
+        super().__init__()
+        self.fused = fused
+        self.sent = sent
+        self.linear1 = torch.nn.Linear(WIDTH, 3 * WIDTH + MLP)
+        self.act = torch.nn.GELU()
+        self.proj = torch.nn.Linear(WIDTH, MLP)
+        self.to_v = torch.nn.Linear(WIDTH, WIDTH)
+        self.out = torch.nn.Linear(WIDTH + MLP, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fused:
+            qkv, mlp = torch.split(self.linear1(x), [3 * WIDTH, MLP], dim=-1)
+            v = qkv[..., 2 * WIDTH :]
+        else:
+            mlp = self.act(self.proj(x))
+            v = self.to_v(x)
+        self.sent()
+        return self.out(torch.cat((v, self.act(mlp) if self.fused else mlp), 2))
+
+
+ROWS = {"linear1": "qkv+", "proj": "+", "act": "+", "not_there": "+"}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("sends", [True, False], ids=["attention sends", "attention sends nothing"])
+def test_a_block_gives_what_it_gives_anyway(fused: bool, sends: bool) -> None:
+    slot, hooks, pending = ForwardSlot(), Hooks(), []
+
+    def sent() -> None:
+        pending.append(len(slot.forward.later))
+        if sends:
+            slot.forward.catch_up()
+
+    block, x = Block(fused, sent), torch.randn(2, 5, WIDTH)
+    alone = block(x)
+    Beside(block, ROWS, WIDTH, slot).install(hooks)
+    torch.testing.assert_close(block(x), alone, rtol=TOLERANCE, atol=TOLERANCE)
+    assert pending == [0, 1 if fused else 2]
+    assert not slot.forward.later, "nothing is left for the next block"
+    hooks.replace(RUNNING, "compiles", True)
+    block(x)
+    assert pending[-1] == 0, "a compiled block is as it is"
+    hooks.remove()
+    block(x)
+    assert pending[-1] == 0
+    assert "forward" not in vars(block.linear1)
+
+
+def test_a_block_that_fails_leaves_nothing_to_the_next() -> None:
+    def fail() -> None:
+        raise InterruptedError
+
+    slot = ForwardSlot()
+    block = Block(True, fail)
+    Beside(block, ROWS, WIDTH, slot).install(Hooks())
+    with pytest.raises(InterruptedError):
+        block(torch.randn(1, 2, WIDTH))
+    assert not slot.forward.later
+    assert "forward" not in vars(block.linear1)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda made: made + 1,
+        lambda made: 1 - made,
+        lambda made: made[..., 2:5],
+        lambda made: made.chunk(2, -1)[1],
+        lambda made: torch.cat([made, made], 1),
+        lambda made: F.silu(made),
+        lambda made: torch.split(made, [4, 3], 2)[0],
+        lambda made: made.split(2, 1)[0],
+    ],
+)  # fmt: skip
+def test_what_is_put_off_is_read_like_a_tensor(read: Callable[[Any], torch.Tensor]) -> None:
+    whole = torch.randn(1, 4, 7)
+    own, others = whole.split([3, 4], -1)
+    for made in (Later(lambda: whole), Split(own, Later(lambda: others), 7)):
+        assert torch.equal(read(made), read(whole))
+
+
+def test_weights_that_are_no_plain_rows_are_taken_whole() -> None:
+    class Quantised(torch.Tensor):
+        pass
+
+    pending: list[int] = []
+    slot = ForwardSlot()
+    block = Block(True, lambda: pending.append(len(slot.forward.later)))
+    alone = block(x := torch.randn(1, 3, WIDTH))
+    block.linear1.weight = torch.nn.Parameter(block.linear1.weight.detach().as_subclass(Quantised))  # type: ignore
+    Beside(block, ROWS, WIDTH, slot).install(Hooks())
+    assert torch.equal(block(x).as_subclass(torch.Tensor), alone)
+    assert pending == [0, 0]

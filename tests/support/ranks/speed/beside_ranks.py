@@ -1,0 +1,90 @@
+"""`torchrun -m tests.support.ranks.speed.beside_ranks CASES OUT`:
+runs models of both shelves on as many Ulysses ranks, and saves how many products each block computes between the first
+exchange's start and the wait for it, block by block."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.exchange.ulysses import UlyssesExchange
+from parallel_backend.transformer import ParallelTransformer
+from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.ranks.host_ranks import CASES, ParallelModule, calls_of
+from tests.support.ranks.leaving import leave
+
+PRODUCTS = {torch.ops.aten.linear, torch.ops.aten.addmm, torch.ops.aten.mm}
+
+
+class Events(TorchDispatchMode):
+    """While entered, writes down what blocks do, in a row each, of all that attend over the ranks."""
+
+    def __init__(self, blocks: list[torch.nn.Module]) -> None:
+        super().__init__()
+        self.blocks: list[list[str]] = []
+        self.handles = [block.register_forward_pre_hook(lambda *_: self.blocks.append([])) for block in blocks]
+        self.exchange = UlyssesExchange.exchange
+
+    def note(self, event: str) -> None:
+        if self.blocks:
+            self.blocks[-1].append(event)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func.overloadpacket in PRODUCTS:
+            self.note("product")
+        return func(*args, **(kwargs or {}))
+
+    def send(self, *args: Any) -> Callable[[], torch.Tensor]:
+        arrive = self.exchange(*args)
+        self.note("sent")
+
+        def arrived() -> torch.Tensor:
+            self.note("arrived")
+            return arrive()
+
+        return arrived
+
+    def under_way(self) -> list[int]:
+        """By block, the products between the first that is sent and the first that is waited for."""
+        return [row[row.index("sent") : row.index("arrived")].count("product") for row in self.blocks]
+
+
+def products(name: str, shelf: str, blocks: str, mesh: Any) -> list[int]:
+    """Of the blocks of one list."""
+    if shelf == "comfyui":
+        model = ParallelModule(CASES[name].build(), mesh, torch.float32)
+        given: tuple[Any, ...] = (calls_of(CASES[name], 1),)
+    else:
+        family = FAMILIES[name]
+        model = ParallelTransformer(family.build(), mesh)
+        given = tuple(family.inputs(*family.shapes[UNEVEN]))
+    events = Events([*model.model.get_submodule(blocks).children()])
+    with events, patch.object(UlyssesExchange, "exchange", lambda *args: events.send(*args)):
+        model(*given)
+    return events.under_way()
+
+
+def main(cases_path: str, out_path: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = build_mesh(ParallelPlan(ulysses=dist.get_world_size()), torch.device("cpu"))
+    cases = json.loads(Path(cases_path).read_text())
+    found = {f"{shelf} {name}": torch.tensor(products(name, shelf, blocks, mesh)) for name, shelf, blocks in cases}
+    if dist.get_rank() == 0:
+        save_file(found, out_path)
+    leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
