@@ -51,7 +51,7 @@ class Exchange(NamedTuple):
 
 # As in tests/support/fakes/formulas.py. Ulysses: queries, keys and values in one exchange, the result in another, in
 # parts (`seams/attention.py`), of which one travels while another is attended to; the first to come and the last to go
-# are waited for, but that what is beside attention (`seams/beside.py`) is computed while the first comes. Ring: the next
+# are waited for, but that an MLP beside attention (`seams/beside.py`) is computed while the first comes. Ring: the next
 # keys travel while those at hand are attended to.
 EXCHANGES = {
     "ulysses": Exchange(
