@@ -33,11 +33,12 @@ CASES = [
 ]
 
 
-def test_the_mlp_is_computed_while_queries_keys_and_values_travel(
-    ranks: RankPool, comfyui: Path, tmp_path: Path
+@pytest.mark.parametrize("world", [2, 3], ids=["hidden states or heads travel", "heads travel"])
+def test_the_mlp_is_computed_while_what_attention_needs_travels(
+    world: int, ranks: RankPool, comfyui: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
-    ranks.run(3, "speed.beside_ranks", str(tmp_path / "cases.json"), str(tmp_path / "out.safetensors"))
+    ranks.run(world, "speed.beside_ranks", str(tmp_path / "cases.json"), str(tmp_path / "out.safetensors"))
     found = load_file(tmp_path / "out.safetensors")
     assert len(found) == len(CASES)
     for name, products in found.items():

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.exchange import hidden
 from parallel_backend.seams.exchange.ulysses import UlyssesExchange
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES, UNEVEN
@@ -34,7 +35,6 @@ class Events(TorchDispatchMode):
         super().__init__()
         self.blocks: list[list[str]] = []
         self.handles = [block.register_forward_pre_hook(lambda *_: self.blocks.append([])) for block in blocks]
-        self.exchange = UlyssesExchange.exchange
 
     def note(self, event: str) -> None:
         if self.blocks:
@@ -45,8 +45,11 @@ class Events(TorchDispatchMode):
             self.note("product")
         return func(*args, **(kwargs or {}))
 
-    def send(self, *args: Any) -> Callable[[], torch.Tensor]:
-        arrive = self.exchange(*args)
+    def noted(self, begin: Callable[..., Callable[[], torch.Tensor]]) -> Callable[..., Callable[[], torch.Tensor]]:
+        """What begins an exchange, and returns what waits for it."""
+        return lambda *args: self.wait_for(begin(*args))
+
+    def wait_for(self, arrive: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         self.note("sent")
 
         def arrived() -> torch.Tensor:
@@ -70,7 +73,11 @@ def products(name: str, shelf: str, blocks: str, mesh: Any) -> list[int]:
         model = ParallelTransformer(family.build(), mesh)
         given = tuple(family.inputs(*family.shapes[UNEVEN]))
     events = Events([*model.model.get_submodule(blocks).children()])
-    with events, patch.object(UlyssesExchange, "exchange", lambda *args: events.send(*args)):
+    with (
+        events,
+        patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange)),
+        patch.object(hidden, "begin_gather", events.noted(hidden.begin_gather)),
+    ):
         model(*given)
     return events.under_way()
 
