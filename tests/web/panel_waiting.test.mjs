@@ -35,7 +35,7 @@ test('a node says what its workers do, and what that took once the first step is
     'loading',
     'reading 20',
     'reading 60',
-    'started 12.1 s · read 3.00 s',
+    'started 12.1 s\nread 3.00 s',
     ''
   ])
 })
@@ -45,7 +45,7 @@ test('a start or a load that one event told of is no text that stays', () => {
   assert.deepEqual(follow([0, starting], [0, loading(62)], [2, group({ operation: 'forward' }, 1)]), [
     'starting 0 s',
     'reading 62',
-    'started 0 ms · read 2.00 s'
+    'started 0 ms\nread 2.00 s'
   ])
 })
 

@@ -38,5 +38,5 @@ export function waiting(before, group, now, t) {
     old.starting !== null && t('waiting.started', { seconds: seconds(old.starting) }),
     old.since !== null && t('waiting.read', { seconds: seconds(old.loading || now - old.since) })
   ]
-  return { ...nothing(), node, text: done.filter(Boolean).join(' · ') }
+  return { ...nothing(), node, text: done.filter(Boolean).join('\n') }
 }
