@@ -240,7 +240,10 @@ def test_what_is_beside_attention_hides_the_way_in():
     assert predict(beside, 1, plan, where).computing == predict(forward, 1, plan, where).computing
     waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))
     assert 0 < waiting < without
-    for other in (ParallelPlan(ring=4), ParallelPlan(ulysses=2, tp=2)):
+    hidden, two = ParallelPlan(ulysses=2, exchange="smallest"), machine("10 Gbit/s Ethernet", 2)
+    waiting, without = (predict(replace(each, projects=True), 1, hidden, two).waiting for each in (beside, forward))
+    assert 0 < waiting < without
+    for other in (ParallelPlan(ring=4), ParallelPlan(ulysses=2, tp=2), replace(plan, compile="on")):
         assert predict(beside, 1, other, where) == predict(forward, 1, other, where)
 
 
