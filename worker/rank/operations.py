@@ -277,7 +277,7 @@ class Operations:
 
         Its weights, where they are sent, come with a second request, if the answer to the first is that they lack.
         """
-        from .vae.rank_vae import RankVae
+        from .vae.vae_job import load_rank_vae, run_rank_vae
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
         if state.vae is None or state.vae[0] != source:
@@ -285,11 +285,11 @@ class Operations:
                 return {LACKING: torch.ones(1)}
             state.vae = None
             release_memory(state.device)
-            state.vae = (source, RankVae.load(source, tensors, job))
+            state.vae = (source, load_rank_vae(source, tensors, job))
         _, vae = state.vae
         self.unpark(job, vae.parallel.parking)
         try:
-            return vae.run(job.header["direction"], job, tensors)
+            return run_rank_vae(vae, job.header["direction"], job, tensors)
         except (RequestError, Cancelled):  # alike on all ranks
             raise
         except Exception as error:

@@ -1,1 +1,1 @@
-"""The VAE of a rank. Imports what the other rooms do; with its engine, when a request first asks for one."""
+"""The VAE of a rank. Its modules are imported when a request first asks for a VAE."""

@@ -1,0 +1,76 @@
+"""Loads a VAE on all ranks and runs it, for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallel_backend.device import generators
+from parallel_backend.errors import ModelFileError
+from parallel_backend.vae.parallel import ParallelVAE
+
+from ...comfyui.source import VaeSource
+from ...comfyui.vae import chunk_bytes, cut_by, load_vae
+from ...wire.operations import RANDOM, WEIGHTS
+from ...wire.tensors import Tensors
+from ..job import Cancelled, Job
+from .rank_vae import CPU, RankVae
+
+
+def load_rank_vae(source: VaeSource, tensors: Tensors, job: Job) -> RankVae:
+    """Builds the VAE on all ranks. tensors: of the request; they include the weights where ComfyUI sends these.
+
+    Raises Ended and RequestError.
+    """
+    weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+    device = job.groups.device
+    return RankVae(job.together(lambda: job.alone(lambda: load_vae(source, weights, device))), job.groups)
+
+
+def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Tensors | None:
+    """Returns the result on rank 0. Where the VAE draws noise, ComfyUI's random state after the run comes along.
+
+    Raises RequestError on all ranks alike, and Cancelled.
+    """
+    if lacks := vae.host.lacks(direction):
+        raise ModelFileError(f"The VAE's file cannot {direction}: it lacks {lacks}.", "Choose a whole VAE.")
+    parallel, state = vae.parallel, tensors.get(RANDOM)
+    generator = generators(parallel.device)[-1]
+    if state is not None and state.shape == generator.get_state().shape:
+        generator.set_state(state)
+    elif state is not None:  # ComfyUI computes on another kind of device
+        generator.manual_seed(int(state.long().sum()))
+    with same_chunk_size(parallel, job):
+        run = {"decode": parallel.decode, "encode": parallel.encode}[direction]
+        result = run(tensors["input"], make_agreed_check(job))
+    if result is None:
+        return None
+    return {"result": result.cpu(), **({} if state is None else {RANDOM: generator.get_state()})}
+
+
+def make_agreed_check(job: Job) -> Callable[[], None]:
+    """Returns a function that raises Cancelled at the same place on all ranks, once rank 0 has seen the cancellation."""
+    group = job.groups.whole(CPU).group
+
+    def check() -> None:
+        is_cancelled = torch.tensor([job.is_cancelled], dtype=torch.uint8)
+        if dist.get_world_size() > 1:
+            dist.broadcast(is_cancelled, 0, group=group)
+        if is_cancelled:
+            raise Cancelled
+
+    return check
+
+
+def same_chunk_size(vae: ParallelVAE, job: Job) -> AbstractContextManager[Any]:
+    """While entered, a VAE that splits videos by its device's free memory uses the same size on all ranks."""
+    if not vae.kind.whole_sizes:
+        return nullcontext()
+    least = torch.tensor([chunk_bytes(vae.device)])
+    if dist.get_world_size() > 1:
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=job.groups.whole(CPU).group)
+    return cut_by(int(least))
