@@ -20,7 +20,7 @@ from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
-from .gathered_calls import is_gathering
+from .call_batching import batches_calls
 from .remote_model import KEY, RemoteDiT
 from .remote_module import RemoteModule, remote_module
 
@@ -195,7 +195,7 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     asked += [
         words
         for name, words in GUIDANCE_OPTIONS.items()
-        if model_options.get(name) and not is_gathering(model_options[name])
+        if model_options.get(name) and not batches_calls(model_options[name])
     ]
     if "model_sampling" in guider.model_patcher.object_patches and not remote_module(guider.inner_model):
         asked.append("a ModelSampling node")

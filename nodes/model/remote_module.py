@@ -26,8 +26,8 @@ from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
 from ...worker.comfyui.patches import packed
 from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
+from ...worker.host.call_batcher import Answer, CallBatcher, ModelCall
 from ...worker.host.client import WorkerGroup
-from ...worker.host.gathering import Answer, Gatherer, ModelCall
 from ...worker.host.runs import RunPlan
 from ...worker.host.session import OnStep
 from ...worker.wire.operations import PATCH
@@ -39,9 +39,9 @@ from ..costs.machine import measure
 from ..costs.plans import ModelCosts, is_covered, usual_step
 from ..errors import Refused
 from ..plan_words import Remark, in_words
+from .module_guard import ModuleGuard, put_elsewhere
 from .patches import bearable, check_inside, check_plan, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt, run_plan
-from .untouched import Untouched, put_elsewhere
 
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
@@ -100,7 +100,7 @@ class RemoteModule(RemoteWeights):
         self.costs = costs
         self.asked: Work | None = None  # of the last request
         self.module = module
-        self.gatherer = Gatherer(self.call, self.shares_calls)
+        self.batcher = CallBatcher(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
@@ -109,7 +109,7 @@ class RemoteModule(RemoteWeights):
                 module.__dict__[method] = functools.partial(self.send_part, method)
         module.__dict__[ATTRIBUTE] = self
         put_elsewhere(module)
-        self.untouched = Untouched(module)
+        self.module_guard = ModuleGuard(module)
         self.own_source = self.source
         self.attributes: dict[str, Any] = {}  # that nodes have given the module, by path
         self.compiled: Mapping[str, Any] = {}  # how its blocks are, see `compile_settings`
@@ -154,7 +154,7 @@ class RemoteModule(RemoteWeights):
                     "Use a stock KSampler for it, with a plan without PipeFusion.",
                 )
             return self.recording.note(latents, timestep, given, branches)
-        parts = [part.to(like) for part in self.gatherer.answer(ModelCall([latents, timestep], given, branches))]
+        parts = [part.to(like) for part in self.batcher.answer(ModelCall([latents, timestep], given, branches))]
         if self.run.has_more(given.get("control")):
             size = self.run.residuals
             self.group.runs.sent_residuals(size)
@@ -282,7 +282,7 @@ class RemoteModule(RemoteWeights):
 
     def begin(self, options: Mapping[str, Any]) -> None:
         """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
-        self.untouched.check(self.attributes)
+        self.module_guard.check(self.attributes)
         check_inside(options)
         if self.auto is None:
             check_plan(options, self.plan)

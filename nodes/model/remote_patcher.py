@@ -16,12 +16,12 @@ from comfy_execution.utils import get_executing_context
 
 from ...worker.wire.tree import PLAIN
 from ..errors import Refused
-from .gathered_calls import add_gathering
+from .call_batching import add_call_batching
 from .lora import accept, name_of, none_applied
+from .module_guard import RemoteParameter
 from .patches import compile_settings, say_once
 from .remote_model import KEY, RemoteDiT, no_weights
 from .remote_module import MODULE, RemoteModule, remote_module
-from .untouched import WeightElsewhere
 
 NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
@@ -217,7 +217,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if not isinstance(self.remote, RemoteModule) or filter_prefix is not None:
             raise no_weights("a node that reads weights")
         found = super().model_state_dict()
-        return {name: tensor.as_subclass(WeightElsewhere) for name, tensor in found.items()}
+        return {name: tensor.as_subclass(RemoteParameter) for name, tensor in found.items()}
 
     def add_hook_patches(
         self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
@@ -297,5 +297,5 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteDiT | Remote
         patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, note_preparation)
     if isinstance(remote, RemoteModule):
-        add_gathering(patcher, remote.gatherer)
+        add_call_batching(patcher, remote.batcher)
     return patcher

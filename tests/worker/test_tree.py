@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.host.gathering import Answer, Gatherer, ModelCall, Recorded
+from worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
@@ -67,7 +67,7 @@ class Asked:
 
     def __init__(self, gains: bool = True) -> None:
         self.counts: list[int] = []
-        self.gatherer = Gatherer(self.send, lambda: gains)
+        self.batcher = CallBatcher(self.send, lambda: gains)
 
     def send(self, calls: list[ModelCall]) -> list[Answer]:
         self.counts.append(len(calls))
@@ -76,8 +76,8 @@ class Asked:
     def double(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """As ComfyUI calls a model, with zeros for what is not there yet."""
         try:
-            (answer,) = self.gatherer.answer(ModelCall([value, torch.ones(1)], kwargs, [0]))
-        except Recorded:
+            (answer,) = self.batcher.answer(ModelCall([value, torch.ones(1)], kwargs, [0]))
+        except CallRecorded:
             return torch.zeros_like(value)
         return answer
 
@@ -89,7 +89,7 @@ ONE, OTHER = torch.ones(1, 2), torch.full((1, 3), 5.0)
 def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool, counts: list[int]) -> None:
     asked = Asked(gains)
     for _ in range(2):
-        one, other = asked.gatherer.run(lambda: (asked.double(ONE, context=OTHER), asked.double(OTHER)))
+        one, other = asked.batcher.run(lambda: (asked.double(ONE, context=OTHER), asked.double(OTHER)))
         assert one.equal(2 * ONE) and other.equal(2 * OTHER)
     assert asked.counts == 2 * counts
 
@@ -97,7 +97,7 @@ def test_the_calls_of_a_step_are_asked_for_at_once_where_that_gains(gains: bool,
 def test_a_call_that_is_another_by_then_is_asked_for_by_itself() -> None:
     """Of the second, what it is about comes of the first; the third is of other text each time."""
     asked, texts = Asked(), iter([ONE, 3 * ONE])
-    results = asked.gatherer.run(
+    results = asked.batcher.run(
         lambda: [value := asked.double(ONE), asked.double(value), asked.double(ONE, context=next(texts))]
     )
     assert [result.tolist() for result in results] == [[[2.0, 2.0]], [[4.0, 4.0]], [[2.0, 2.0]]]
@@ -106,19 +106,19 @@ def test_a_call_that_is_another_by_then_is_asked_for_by_itself() -> None:
 
 def test_alike_calls_are_answered_once_each() -> None:
     asked = Asked()
-    assert asked.gatherer.run(lambda: asked.double(ONE) + asked.double(ONE)).equal(4 * ONE)
+    assert asked.batcher.run(lambda: asked.double(ONE) + asked.double(ONE)).equal(4 * ONE)
     assert asked.counts == [2]
 
 
 def test_a_step_that_fails_leaves_nothing_behind() -> None:
     asked = Asked()
     with pytest.raises(ZeroDivisionError):
-        asked.gatherer.run(lambda: (asked.double(ONE), 1 / 0))
+        asked.batcher.run(lambda: (asked.double(ONE), 1 / 0))
     assert asked.double(ONE).equal(2 * ONE)
 
 
 def test_code_that_does_not_bear_a_call_without_a_result_is_run_as_ever() -> None:
     asked = Asked()
-    (result,) = asked.gatherer.run(lambda: asked.gatherer.answer(ModelCall([ONE, ONE], {}, [0])))
+    (result,) = asked.batcher.run(lambda: asked.batcher.answer(ModelCall([ONE, ONE], {}, [0])))
     assert result.equal(2 * ONE)
     assert asked.counts == [1]

@@ -73,7 +73,7 @@ def home_of(value: Any) -> str:
 
 
 def describe(value: Any, name_object: Callable[[Any], str]) -> Any:
-    """What `Maker.make` makes the value of: lists, dicts with text as keys, numbers, text, tensors.
+    """What `FunctionDecoder.decode` makes the value of: lists, dicts with text as keys, numbers, text, tensors.
 
     name_object: names an object, the same one alike each time. Raises UnsendableError.
     """
@@ -103,7 +103,7 @@ def describe(value: Any, name_object: Callable[[Any], str]) -> Any:
     return {OBJECT: {"home": home, "name": name_object(value), "state": down(vars(value))}}
 
 
-class Maker:
+class FunctionDecoder:
     """`describe`'s inverse, in a rank. An object stays the same one, with what it holds by then, while `run` does."""
 
     def __init__(self, comfyui: str) -> None:
@@ -111,49 +111,49 @@ class Maker:
         self.run = ""
         self.objects: dict[str, Any] = {}
 
-    def begin(self, run: str) -> None:
+    def start_run(self, run: str) -> None:
         """Forgets the objects of another run."""
         if run != self.run:
             self.run = run
             self.objects.clear()
 
-    def make(self, described: Any) -> Any:
+    def decode(self, described: Any) -> Any:
         """Raises ValueError for what `describe` does not give."""
         if not isinstance(described, dict):
             return described
         ((kind, value),) = described.items()
         if kind == LIST:
-            return [self.make(item) for item in value]
+            return [self.decode(item) for item in value]
         if kind == TUPLE:
-            return tuple(self.make(item) for item in value)
+            return tuple(self.decode(item) for item in value)
         if kind == PAIRS:
-            return {self.make(key): self.make(item) for key, item in value}
+            return {self.decode(key): self.decode(item) for key, item in value}
         if kind == FUNCTION:
-            return self.function(**value)
+            return self.decode_function(**value)
         if kind == OBJECT:
-            return self.instance(**value)
+            return self.decode_object(**value)
         raise ValueError(f"{kind!r:.100} is no kind of value")
 
-    def function(self, home: str, free: dict[str, Any], defaults: Any, keywords: Any) -> types.FunctionType:
-        module, code = self.code_of(home)
+    def decode_function(self, home: str, free: dict[str, Any], defaults: Any, keywords: Any) -> types.FunctionType:
+        module, code = self.find_code(home)
         if set(code.co_freevars) != set(free):
             raise ValueError(f"{home} is another function in the ranks' ComfyUI")
-        cells = tuple(types.CellType(self.make(free[name])) for name in code.co_freevars)
-        made = types.FunctionType(code, vars(module), code.co_name, self.make(defaults), cells)
-        made.__kwdefaults__ = self.make(keywords)
+        cells = tuple(types.CellType(self.decode(free[name])) for name in code.co_freevars)
+        made = types.FunctionType(code, vars(module), code.co_name, self.decode(defaults), cells)
+        made.__kwdefaults__ = self.decode(keywords)
         return made
 
-    def instance(self, home: str, name: str, state: Any) -> Any:
+    def decode_object(self, home: str, name: str, state: Any) -> Any:
         if name not in self.objects:
-            module, path = self.place(home)
+            module, path = self.find_module(home)
             found: Any = getattr(module, path)
             made = self.objects[name] = object.__new__(found)
-            vars(made).update(self.make(state))
+            vars(made).update(self.decode(state))
         return self.objects[name]
 
-    def code_of(self, home: str) -> tuple[types.ModuleType, types.CodeType]:
+    def find_code(self, home: str) -> tuple[types.ModuleType, types.CodeType]:
         """The module of a function, and its code, which may be inside of another function's."""
-        module, path = self.place(home)
+        module, path = self.find_module(home)
         outer, *inner = path.split(f".{LOCALS}.")
         found: Any = module
         for part in outer.split("."):
@@ -163,7 +163,7 @@ class Maker:
             code = next(each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name == part)
         return module, code
 
-    def place(self, home: str) -> tuple[types.ModuleType, str]:
+    def find_module(self, home: str) -> tuple[types.ModuleType, str]:
         """The module of what is known, and its name there."""
         if home not in KNOWN:
             raise ValueError(f"{home!r:.100} is nothing of ComfyUI's that is run here")

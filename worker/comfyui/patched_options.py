@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .functions import Maker
+from .functions import FunctionDecoder
 
 # Of the options that go to the ranks: functions as data; the run that objects live for; attributes of the model; and
 # arguments of `torch.compile` for its blocks.
@@ -16,7 +16,7 @@ OPTIONS = "transformer_options"  # among the arguments of a call
 SCHEDULE = "sample_sigmas"  # of ComfyUI's own options: the noise before the first step, and after each
 
 
-class Inside(NamedTuple):
+class CallContext(NamedTuple):
     """What the model is to be while a call runs: attributes by path, and arguments of `torch.compile` for its blocks,
     empty where they are not compiled, and None where no node has a say in it. steps: of the sampling."""
 
@@ -25,21 +25,21 @@ class Inside(NamedTuple):
     steps: int = 1
 
 
-def with_functions(options: dict[str, Any], maker: Maker) -> tuple[dict[str, Any], Inside]:
+def decode_options(options: dict[str, Any], decoder: FunctionDecoder) -> tuple[dict[str, Any], CallContext]:
     """The options as ComfyUI's classes read them, and what they ask for beside. Raises RequestError."""
     options = dict(options)
-    maker.begin(options.pop(RUN, ""))
+    decoder.start_run(options.pop(RUN, ""))
     attributes, compiled, asked = options.pop(ATTRIBUTES, {}), options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
     if asked is not None:
         compiled = {}  # graphs would keep to the functions of one call
-    inside = Inside(attributes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
-    return (options if asked is None else {**options, **made(asked, maker)}), inside
+    context = CallContext(attributes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
+    return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
 
-def made(asked: dict[str, Any], maker: Maker) -> dict[str, Any]:
-    patches = {name: [maker.make(each) for each in functions] for name, functions in asked["patches"].items()}
+def decode_functions(asked: dict[str, Any], decoder: FunctionDecoder) -> dict[str, Any]:
+    patches = {name: [decoder.decode(each) for each in functions] for name, functions in asked["patches"].items()}
     replaced = {
-        name: {tuple(key): maker.make(each) for key, each in functions}
+        name: {tuple(key): decoder.decode(each) for key, each in functions}
         for name, functions in asked["patches_replace"].items()
     }
     return {"patches": patches, "patches_replace": replaced}

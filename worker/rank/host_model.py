@@ -27,9 +27,9 @@ from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
-from ..comfyui.functions import Maker
+from ..comfyui.functions import FunctionDecoder
 from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
-from ..comfyui.patched_options import COMPILED, OPTIONS, Inside, attributes_of, with_functions
+from ..comfyui.patched_options import COMPILED, OPTIONS, CallContext, attributes_of, decode_options
 from ..comfyui.patches import Patch, patched, put_on, restore, send_away
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
@@ -49,7 +49,7 @@ class HostModel:
     patcher: Any
     module: ParallelModule
     parking: Parking
-    maker: Maker
+    decoder: FunctionDecoder
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
@@ -85,7 +85,7 @@ class HostModel:
         dtypes = dict(uncast)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         parking = Parking(model.diffusion_model, mesh.device)
-        return cls(source, patcher, module, parking, Maker(source.comfyui), in_file, dtypes, uncast)
+        return cls(source, patcher, module, parking, FunctionDecoder(source.comfyui), in_file, dtypes, uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Has the weights of these of this rank's blocks fetched from a store, and all others on the device, or where
@@ -144,7 +144,7 @@ class HostModel:
 
     def forget(self) -> None:
         """Drops what is remembered of the last run."""
-        self.maker.begin("")
+        self.decoder.start_run("")
 
     def replan(self, mesh: Mesh) -> None:
         """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError."""
@@ -243,12 +243,12 @@ class HostModel:
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
         given = [self.prepared(call.kwargs) for call in calls]
-        inside = given[0][1]
-        with self.being(inside):  # of a patcher, whose calls these are
+        context = given[0][1]
+        with self.being(context):  # of a patcher, whose calls these are
             found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
-            return self.module(found, inside.steps)
+            return self.module(found, context.steps)
 
-    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], Inside]:
+    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
         """The forwards of a sampler's step as the module takes them, and what the model is to be meanwhile."""
         given = [self.prepared(each.conditions.kwargs) for each in passes]
         found = [
@@ -271,23 +271,23 @@ class HostModel:
         return {} if asked == self.module.compiled.settings else asked
 
     @contextmanager
-    def being(self, inside: Inside) -> Iterator[None]:
+    def being(self, context: CallContext) -> Iterator[None]:
         """While entered, the model is what was asked for."""
-        with attributes_of(self.module.model, inside.attributes):
-            self.module.compiled.asked = inside.compiled
+        with attributes_of(self.module.model, context.attributes):
+            self.module.compiled.asked = context.compiled
             try:
                 yield
             finally:
                 self.module.compiled.asked = None
 
-    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], Inside]:
+    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         """A call's arguments on this rank's device, with functions in the options in place of what describes them; and
         what the model is to be meanwhile. Raises RequestError."""
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
-            return kwargs, Inside()
-        options, inside = made(lambda values: with_functions(values, self.maker), kwargs[OPTIONS], "options")
-        return {**kwargs, OPTIONS: options}, inside
+            return kwargs, CallContext()
+        options, context = made(lambda values: decode_options(values, self.decoder), kwargs[OPTIONS], "options")
+        return {**kwargs, OPTIONS: options}, context
 
 
 def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:

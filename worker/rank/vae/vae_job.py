@@ -53,7 +53,7 @@ def run_rank_vae(vae: RankVae, direction: str, job: Job, tensors: Tensors) -> Te
 
 
 def make_agreed_check(job: Job) -> Callable[[], None]:
-    """Returns a function that raises Cancelled at the same place on all ranks, once rank 0 has seen the cancellation."""
+    """Returns a function that raises Cancelled at the same place on all ranks, once rank 0 knows of it."""
     group = job.groups.whole(CPU).group
 
     def check() -> None:

@@ -18,7 +18,7 @@ import torch
 from comfy.context_windows import IndexListContextHandler
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
-from ...worker.host.gathering import Gatherer, Recorded
+from ...worker.host.call_batcher import CallBatcher, CallRecorded
 from .remote_model import KEY
 
 # Whatever nodes have run around a call, or in between.
@@ -31,17 +31,17 @@ def give_zeros(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> tor
     """Stands around ComfyUI's call of a model with its latents: in place of what is not there yet are zeros."""
     try:
         return executor(x, *args, **kwargs)
-    except Recorded:
+    except CallRecorded:
         return torch.zeros_like(x)
 
 
-def gather_conditions(gatherer: Gatherer, executor: Any, *args: Any) -> list[torch.Tensor]:
+def batch_conditions(batcher: CallBatcher, executor: Any, *args: Any) -> list[torch.Tensor]:
     """Stands around what ComfyUI computes of all conditions in a step."""
     model, conds, _, _, options = args
-    return gatherer.run(lambda: executor(*args)) if is_repeatable(model, conds, options) else executor(*args)
+    return batcher.run(lambda: executor(*args)) if is_repeatable(model, conds, options) else executor(*args)
 
 
-def gather_windows(gatherer: Gatherer, given: dict[str, Any]) -> list[torch.Tensor]:
+def batch_windows(batcher: CallBatcher, given: dict[str, Any]) -> list[torch.Tensor]:
     """Stands in a guider for that same, window by window, if it is done by windows."""
     model, conds, options = given["model"], given["conds"], given["model_options"]
 
@@ -50,12 +50,12 @@ def gather_windows(gatherer: Gatherer, given: dict[str, Any]) -> list[torch.Tens
 
     handler = options.get("context_handler")
     own = type(handler) is IndexListContextHandler and not any(handler.callbacks.values())
-    return gatherer.run(step) if own and is_repeatable(model, conds, options) else step()
+    return batcher.run(step) if own and is_repeatable(model, conds, options) else step()
 
 
-def is_gathering(function: Any) -> bool:
-    """Whether what stands in a guider is `gather_windows`."""
-    return isinstance(function, functools.partial) and function.func is gather_windows
+def batches_calls(function: Any) -> bool:
+    """Whether what stands in a guider is `batch_windows`."""
+    return isinstance(function, functools.partial) and function.func is batch_windows
 
 
 def is_repeatable(
@@ -72,8 +72,8 @@ def is_repeatable(
     return not any(one.get("hooks") or one.get("control") for cond in conds for one in cond or ())
 
 
-def add_gathering(patcher: comfy.model_patcher.ModelPatcher, gatherer: Gatherer) -> None:
+def add_call_batching(patcher: comfy.model_patcher.ModelPatcher, batcher: CallBatcher) -> None:
     """Has the calls of this MODEL's steps go as one, where that gains something."""
     patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, give_zeros)
-    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, functools.partial(gather_conditions, gatherer))
-    patcher.set_model_sampler_calc_cond_batch_function(functools.partial(gather_windows, gatherer))
+    patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, functools.partial(batch_conditions, batcher))
+    patcher.set_model_sampler_calc_cond_batch_function(functools.partial(batch_windows, batcher))

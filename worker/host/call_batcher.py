@@ -1,4 +1,7 @@
-"""The calls of a model within a step as one request, made of code that makes one after the other: it runs twice."""
+"""Sends all model calls of a step as one request, although ComfyUI makes one call after the other.
+
+The step runs twice: the first run records its calls, the second run gets their results.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ Result = TypeVar("Result")
 Answer = list[torch.Tensor]
 
 
-class Recorded(Exception):
-    """A call was written down, and has no result yet."""
+class CallRecorded(Exception):
+    """A call was recorded. It has no result yet."""
 
 
 class ModelCall(NamedTuple):
-    """args: latents and timestep. branches: of its rows, one after the other, 0 being cond."""
+    """args: latents and timestep. branches: the branch of each row, in order; 0 is cond."""
 
     args: list[Any]
     kwargs: dict[str, Any]
@@ -28,12 +31,12 @@ class ModelCall(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of the batch."""
+        """The batch size."""
         latents = self.args[0]
         return len(latents[0] if isinstance(latents, (list, tuple)) else latents)
 
     def is_like(self, other: ModelCall) -> bool:
-        """Whether the two are of the same values. Raises UnsendableError."""
+        """Whether both calls have equal values. Raises UnsendableError."""
         mine: Tensors = {}
         others: Tensors = {}
         if pack_call(self[:2], "", mine) != pack_call(other[:2], "", others):
@@ -42,17 +45,20 @@ class ModelCall(NamedTuple):
 
 
 @dataclass
-class Gathering:
-    """The calls of a step: written down until there are answers."""
+class CallBatch:
+    """The calls of one step: recorded first, then answered."""
 
     calls: list[ModelCall] = field(default_factory=list)
     answers: list[Answer] | None = None
 
     def take(self, call: ModelCall) -> Answer | None:
-        """The answer to this call, once; None if it was not written down. Raises Recorded while that is done."""
+        """Returns the answer to this call, once; None if the call was not recorded.
+
+        Raises CallRecorded while calls are being recorded.
+        """
         if self.answers is None:
             self.calls.append(call)
-            raise Recorded
+            raise CallRecorded
         place = next((place for place, known in enumerate(self.calls) if known.is_like(call)), None)
         if place is None:
             return None
@@ -60,32 +66,35 @@ class Gathering:
         return self.answers.pop(place)
 
 
-class Gatherer:
-    """Has the calls of a model's step go as one. send: asks the ranks. gains: whether they would share out several."""
+class CallBatcher:
+    """Sends the calls of a step together.
+
+    send: asks the ranks. gains: whether the ranks would run several calls at the same time.
+    """
 
     def __init__(self, send: Callable[[list[ModelCall]], list[Answer]], gains: Callable[[], bool]) -> None:
         self.send = send
         self.gains = gains
-        self.gathering: Gathering | None = None
+        self.batch: CallBatch | None = None
 
     def answer(self, call: ModelCall) -> Answer:
-        """What the model returns for a call. Raises Recorded where the caller is to come again."""
-        found = self.gathering and self.gathering.take(call)
+        """Returns the model's result for a call. Raises CallRecorded where the caller has to call again."""
+        found = self.batch and self.batch.take(call)
         return found or self.send([call])[0]
 
     def run(self, step: Callable[[], Result]) -> Result:
-        """What a step returns that makes calls of the model, and may be made twice."""
-        if self.gathering is not None or not self.gains():
+        """Runs a step that calls the model, and returns its result. The step may run twice."""
+        if self.batch is not None or not self.gains():
             return step()
-        gathering = self.gathering = Gathering()
+        batch = self.batch = CallBatch()
         try:
             result = step()
-            if not gathering.calls:
+            if not batch.calls:
                 return result
-            gathering.answers = self.send(gathering.calls)
+            batch.answers = self.send(batch.calls)
             return step()
-        except Recorded:  # by a model whose `apply_model` is not ComfyUI's
-            self.gathering = None
+        except CallRecorded:  # from a model whose `apply_model` is not ComfyUI's
+            self.batch = None
             return step()
         finally:
-            self.gathering = None
+            self.batch = None

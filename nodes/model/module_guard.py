@@ -19,7 +19,7 @@ DATA: Any = torch.Tensor.data  # a property, by which weights are written to pas
 Held = dict[str, Any]
 
 
-class WeightElsewhere(torch.nn.Parameter):
+class RemoteParameter(torch.nn.Parameter):
     """A weight without its numbers, which are in the ranks. What would write to it is refused."""
 
     @classmethod
@@ -46,10 +46,10 @@ def put_elsewhere(module: torch.nn.Module) -> None:
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
-                part.register_parameter(name, WeightElsewhere(parameter.data, requires_grad=False))
+                part.register_parameter(name, RemoteParameter(parameter.data, requires_grad=False))
 
 
-class Untouched:
+class ModuleGuard:
     """What a module's parts hold, to be compared with later."""
 
     def __init__(self, module: torch.nn.Module) -> None:
