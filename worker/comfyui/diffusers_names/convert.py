@@ -1,0 +1,161 @@
+"""Gives a diffusers folder's weights ComfyUI's names, by tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import ModelFileError
+from .image import IMAGE_CLASSES
+from .table import Config, Names
+from .video import VIDEO_CLASSES
+
+TABLES: Mapping[str, Names] = {**IMAGE_CLASSES, **VIDEO_CLASSES}
+ADVICE = "Download the folder again, or use a single file of this model."
+OTHER_FILE = "Use a single file of this model, in ComfyUI's format."
+
+
+class UnknownClassError(ModelFileError):
+    """A class of diffusers that no table covers."""
+
+
+class Source(NamedTuple):
+    """The tensors of diffusers that make one of ComfyUI's, below each other. optional: the model may lack them."""
+
+    names: tuple[str, ...]
+    swapped: bool = False
+    optional: bool = False
+
+
+def list_classes() -> tuple[str, ...]:
+    """The classes of diffusers that a table covers."""
+    return tuple(sorted(TABLES))
+
+
+def find_table(model_class: str) -> Names:
+    if model_class not in TABLES:
+        raise UnknownClassError(
+            f"ComfyUI's names for the weights of diffusers' {model_class} are not known.", OTHER_FILE
+        )
+    return TABLES[model_class]
+
+
+def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a diffusers model by ComfyUI's names. Renamed ones are the tensors that were given, mapped pages
+    included. Joined and swapped ones are new tensors. Works on the meta device, too.
+
+    Raises ModelFileError for a class without a table, a name that the table lacks, and a weight that is not there.
+    """
+    table = find_table(model_class)
+    given = [name for name in tensors if not matches(name, table.unused)]
+    sources = own_sources(table, config, given) | row_sources(table, config, given)
+    known = {name for source in sources.values() for name in source.names}
+    if unknown := [name for name in given if name not in known]:
+        raise ModelFileError(
+            f"{len(unknown)} weights of this {model_class} have no name in ComfyUI, the first is {unknown[0]}.",
+            OTHER_FILE,
+        )
+    converted = {}
+    for own, source in sources.items():
+        if missing := [name for name in source.names if name not in tensors]:
+            if source.optional and len(missing) == len(source.names):
+                continue
+            raise ModelFileError(f"The weight {missing[0]} of this {model_class} is not there.", ADVICE)
+        converted[own] = join([tensors[name] for name in source.names], source.swapped)
+    for marker, setting in table.markers.items():
+        if config.get(setting):
+            converted[marker] = torch.empty(0)
+    return converted
+
+
+def read_settings(model_class: str, config: Config) -> dict[str, Any]:
+    """What ComfyUI's config (`unet_config`) of this model is to say where the weights' shapes do not.
+
+    Raises ModelFileError for a class without a table, and for a setting that ComfyUI's class does not have.
+    """
+    table = find_table(model_class)
+    for name, values in table.fixed.items():
+        if name in config and plain(config[name]) not in values:
+            raise ModelFileError(
+                f"ComfyUI has no {model_class} with {name}={config[name]!r}, only with {values[0]!r}.", OTHER_FILE
+            )
+    return {own: plain(config[theirs]) for own, theirs in table.settings.items() if config.get(theirs) is not None}
+
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def join(parts: list[torch.Tensor], swapped: bool) -> torch.Tensor:
+    if swapped:
+        parts = [half for part in parts for half in reversed(part.chunk(2))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def own_sources(table: Names, config: Config, given: Collection[str]) -> dict[str, Source]:
+    """By ComfyUI's own map, whose rows are diffusers' name to ComfyUI's; with the place in it, of a part; and with what
+    is done to it, which is to swap the halves. A map may have several of diffusers' names for one of ComfyUI's."""
+    if table.own_map is None:
+        return {}
+    import comfy.utils
+
+    function, sizes = table.own_map
+    wholes: dict[str, Source] = {}
+    parts: dict[str, dict[int, str]] = {}
+    for theirs, own in getattr(comfy.utils, function)(sizes(config)).items():
+        name, place, *swaps = (own, None) if isinstance(own, str) else own
+        if place is not None:
+            parts.setdefault(name, {})[place[1]] = theirs
+        elif name not in wholes or theirs in given:
+            wholes[name] = Source((theirs,), bool(swaps), matches(theirs, table.optional))
+    joined = {name: tuple(names[start] for start in sorted(names)) for name, names in parts.items()}
+    optional = {name: all(matches(theirs, table.optional) for theirs in names) for name, names in joined.items()}
+    return wholes | {name: Source(names, optional=optional[name]) for name, names in joined.items()}
+
+
+def row_sources(table: Names, config: Config, given: Iterable[str]) -> dict[str, Source]:
+    """By the rows: for each, what diffusers has of it, such as weight and bias, in any block."""
+    ends: dict[str, set[str]] = {}
+    for name in given:
+        pattern = leave_out_number(name, table.blocks)
+        layer, _, end = pattern.rpartition(".")
+        ends.setdefault(pattern, set()).add("")
+        ends.setdefault(layer, set()).add(f".{end}")
+    sources = {}
+    for own, theirs in table.rows.items():
+        names = (theirs,) if isinstance(theirs, str) else theirs
+        optional = all(matches(name, table.optional) for name in names)
+        found = set().union(*(ends.get(name, set()) for name in names))
+        if not found and not optional:
+            raise ModelFileError(f"Nothing of {names[0]} is there.", ADVICE)
+        for number in block_numbers(names[0], table.blocks, config):
+            for end in sorted(found):
+                of_block = tuple(f"{name}{end}".replace("*", number) for name in names)
+                sources[f"{own}{end}".replace("*", number)] = Source(of_block, own in table.swapped, optional)
+    return sources
+
+
+def leave_out_number(name: str, blocks: Iterable[str]) -> str:
+    """The name with `*` for the number of its block."""
+    for prefix in blocks:
+        if name.startswith(f"{prefix}."):
+            number, _, rest = name.removeprefix(f"{prefix}.").partition(".")
+            return f"{prefix}.*.{rest}" if number.isdigit() else name
+    return name
+
+
+def block_numbers(name: str, blocks: Mapping[str, str], config: Config) -> Iterator[str]:
+    """The numbers of the blocks that have a layer of this name; one empty text for a layer outside of blocks."""
+    prefix, star, _rest = name.partition(".*")
+    count = config[blocks[prefix]] if star else None
+    if count is None:
+        yield ""
+    else:
+        yield from map(str, range(count if isinstance(count, int) else len(count)))
