@@ -21,9 +21,7 @@ from ..parallel_backend.plan import (
     ATTENTION,
     COMPILE,
     COMPILED_STEPS,
-    EXCHANGE,
     EXCHANGE_DTYPES,
-    HEADS,
     MODEL,
     OFF,
     WEIGHTS,
@@ -97,7 +95,7 @@ class ParallelPlanNode(io.ComfyNode):
                     "closer to the exact image, and slower. Used in manual mode.",
                 ),
                 *weight_inputs(),
-                *exchange_inputs(),
+                exchange_dtype_input(),
                 speeds_input(),
                 compile_input(),
             ],
@@ -153,30 +151,17 @@ def weight_inputs() -> list[io.Input]:
     ]
 
 
-def exchange_inputs() -> list[io.Input]:
-    """What ranks send one another under ulysses and ring, and in which numbers."""
-    return [
-        io.Combo.Input(
-            "exchange",
-            options=list(EXCHANGE),
-            default=HEADS,
-            optional=True,
-            advanced=True,
-            tooltip="What ranks send one another under ulysses. heads: queries, keys and values, while they compute. "
-            "hidden: what these are made of, for some models: three quarters of the bytes at 2 ranks, for slow "
-            "networks. smallest: hidden where that can be and is less. The image is the same. Used in manual mode.",
-        ),
-        io.Combo.Input(
-            "exchange_dtype",
-            options=list(EXCHANGE_DTYPES),
-            default=MODEL,
-            optional=True,
-            advanced=True,
-            tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the "
-            "model's own, exact. fp8: lossy, half the bytes of bf16; the image differs a little. "
-            "Used in manual mode.",
-        ),
-    ]
+def exchange_dtype_input() -> io.Input:
+    """In which numbers ranks send tokens to one another."""
+    return io.Combo.Input(
+        "exchange_dtype",
+        options=list(EXCHANGE_DTYPES),
+        default=MODEL,
+        optional=True,
+        advanced=True,
+        tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the model's own, "
+        "exact. fp8: lossy, half the bytes of bf16; the image differs a little. Used in manual mode.",
+    )
 
 
 def speeds_input() -> io.Input:

@@ -20,13 +20,11 @@ from .hooks import Hooks
 from .models.comfyui import host_spec
 from .models.comfyui.checks import check_module, modules_at, patch_of, sizes_of
 from .models.comfyui.spec import ALWAYS_WHOLE
-from .plan import ON, ParallelPlan
+from .plan import ParallelPlan
 from .seams.attention import ParallelAttention
 from .seams.backends import choose_backend
 from .seams.compiled import CompiledBlocks
-from .seams.exchange.hidden import HiddenExchange
 from .seams.filled.boundary import install_filled_boundary
-from .seams.filled.hidden import FilledHidden
 from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot
@@ -83,7 +81,6 @@ class ParallelModule:
         self.mesh = mesh
         self.slot = ForwardSlot(plan.patch_count)
         self.link: StageLink | None = None
-        self.hidden: FilledHidden | None = None
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count == 1 or spec is None:
             return
         sizes = sizes_of(model, spec)
@@ -97,10 +94,7 @@ class ParallelModule:
             self.link = StageLink(mesh, self.slot)
             ends = StageEnds(layout, stage, self.link)
         attention = ParallelAttention(mesh, layout, backend)
-        computed_in = {held: self.dtypes[name] for name, held in model.named_parameters() if name in self.dtypes}
-        self.hidden = FilledHidden(plan, HiddenExchange(mesh["ulysses"], layout, backend, *sizes), {**computed_in})
-        self.hidden.compile(plan.compile == ON)
-        install_filled_boundary(model, spec, layout, attention, self.hooks, ends, self.hidden)
+        install_filled_boundary(model, spec, layout, attention, self.hooks, ends, sizes.heads * sizes.head_dim)
 
     def replan(self, mesh: Mesh) -> None:
         """Puts another plan on the weights that are there, for which the stages stay. Runs no collectives. Raises
@@ -122,10 +116,7 @@ class ParallelModule:
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """While entered, the blocks run as they are to in a sampling of so many steps: compiled, or as they are. Of a
         class without a spec, the whole model does."""
-        settings = self.compiled.settings_for(self.mesh.plan, steps)
-        if self.hidden:
-            self.hidden.compile(bool(settings))
-        return self.compiled.running(settings)
+        return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
 
     def check_plan(self, plan: ParallelPlan) -> None:
         """Raises PlanError if the model's class does not allow the plan."""

@@ -17,14 +17,12 @@ ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
 COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
-HEADS, HIDDEN, SMALLEST = EXCHANGE = ("heads", "hidden", "smallest")
 # Into how many parts heads are exchanged at most: the first one's way in and the last one's way out are waited for.
 EXCHANGE_PARTS = 4
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
 CHOICES = {
     "attention": ATTENTION,
     "weights": WEIGHTS,
-    "exchange": EXCHANGE,
     "exchange_dtype": EXCHANGE_DTYPES,
     "compile": COMPILE,
 }
@@ -50,8 +48,6 @@ class ParallelPlan:
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
     weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
     compile: whether blocks run through `torch.compile`; auto: on a GPU, for samplings of at least COMPILED_STEPS steps.
-    exchange: what travels under ulysses: queries, keys and values, by heads; or the hidden states of which each rank
-    makes those of its own heads. smallest: hidden states where that can be and is fewer bytes, else heads.
     exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
     fp8, float8 e4m3 with a scale for each token's head, which is lossy.
     speeds: how fast each rank's device is beside the others, by rank, in any unit; what ranks share is shared out in
@@ -70,7 +66,6 @@ class ParallelPlan:
     weights: str = AUTO
     weight_blocks: int = 0
     compile: str = OFF
-    exchange: str = HEADS
     exchange_dtype: str = MODEL
     speeds: tuple[float, ...] = ()
 
@@ -168,56 +163,18 @@ class ParallelPlan:
         """A rank computes, outside of attention, one part of so many of an image's tokens."""
         return self.ways(TOKEN_AXES)
 
-    @property
-    def may_gather_hidden(self) -> bool:
-        """Whether hidden states may travel in place of queries, keys and values."""
-        whole = self.ring == self.tp == self.patch_count == 1  # all tokens, in a rank's heads of unshared weights
-        return self.exchange != HEADS and self.ulysses > 1 and whole and self.exchange_dtype == MODEL
-
-    def check_exchange(self, projects: bool) -> None:
-        """Raises PlanError if hidden states are to travel and cannot. projects: whether the model's spec says how its
-        attention makes queries, keys and values of them."""
-        if self.exchange != HIDDEN:
-            return
-        names = ["exchange", *(name for name in ("ring", "tp", "pipefusion", "patches") if getattr(self, name) > 1)]
-        names += ["exchange_dtype"] if self.exchange_dtype != MODEL else []
-        if self.ulysses == 1:
-            raise PlanError(
-                f"exchange={HIDDEN} is a way to exchange over ulysses, which is 1.",
-                "Use ulysses=2, or exchange=heads.",
-                "exchange",
-                "ulysses",
-            )
-        if not self.may_gather_hidden:
-            raise PlanError(
-                f"exchange={HIDDEN} has each rank attend to all tokens in heads of its own, which ring, tp and "
-                "PipeFusion's patches do not allow, and in numbers of the model's own, which exchange_dtype is not.",
-                "Choose exchange=heads; or ring=1, tp=1, patches=1 and exchange_dtype=model.",
-                *names,
-            )
-        if not projects:
-            raise PlanError(
-                f"exchange={HIDDEN} needs to know how a model makes queries, keys and values, and for this one that is "
-                "not known here.",
-                "Use exchange=heads.",
-                "exchange",
-            )
-
     def check_model(
         self,
         heads: int,
         tensor_parallel: bool = False,
         blocks: int | None = None,
         pipefusion: bool = True,
-        projects: bool = False,
     ) -> None:
         """Raises PlanError, naming the degree and the nearest that works, if a model of this size forbids it.
 
         tensor_parallel, pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
-        projects: see `check_exchange`.
         """
         self.check_weights()
-        self.check_exchange(projects)
         if self.patch_count > 1 and not pipefusion:
             raise PlanError(
                 f"pipefusion={self.pipefusion} with {self.patch_count} patches runs parts of the image by themselves, "
@@ -324,8 +281,6 @@ class ParallelPlan:
             parts.append(f"{self.weights} weights{blocks}")
         if self.compile != OFF:
             parts.append("compiled" if self.compile == ON else f"compiled from {COMPILED_STEPS} steps on")
-        if self.exchange != HEADS:
-            parts.append(f"{self.exchange} exchange")
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         if self.speeds:
@@ -349,15 +304,6 @@ def ulysses_of(ranks: int, heads: int) -> int:
     the fullest not too many."""
     degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
     return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)
-
-
-def hidden_sends_less(ranks: int, kv: float, width: float = 1.0) -> bool:
-    """Whether hidden states are fewer bytes than queries, keys and values, over so many ranks of Ulysses: in and out
-    width (N - 1) / N + (N - 1) / N² beside (2 + 2 kv) (N - 1) / N².
-
-    kv: heads of keys for each of the queries'. width: of a token, in times of all heads'.
-    """
-    return width * ranks + 1 < 2 + 2 * kv
 
 
 def nearest_divisors(number: int, degree: int) -> str:

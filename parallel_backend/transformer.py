@@ -26,7 +26,6 @@ from .seams.beside import Beside
 from .seams.boundary import install_token_boundary
 from .seams.compiled import CompiledBlocks
 from .seams.exchange.heads import with_unrepeated
-from .seams.exchange.hidden import HiddenExchange, OwnHeads, own_heads
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
@@ -136,11 +135,8 @@ class ParallelTransformer:
         self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
             sizes = spec.sizes(model.config)
-            hidden = HiddenExchange(mesh["ulysses"], layout, backend, *sizes[:2])
-            own = {block: self._own_heads(block, hidden) for block in self.stage.blocks}
-            install_token_boundary(model, spec, layout, hooks, self.stage, own, self.link)
-            for block, heads in own.items():
-                by_module = {each.module: each for each in heads}
+            install_token_boundary(model, spec, layout, hooks, self.stage, self.link)
+            for block in self.stage.blocks:
                 if mesh["ulysses"].degree > 1 and plan.tp == 1:
                     Beside(block, spec.beside, sizes.heads * sizes.head_dim, self.slot).install(hooks)
                 for name, streams in spec.self_attention.items():
@@ -149,20 +145,10 @@ class ParallelTransformer:
                         attend: Attend = partial(attention, module, streams)
                         if spec.kv_heads:
                             attend = partial(with_unrepeated, attend, spec.kv_heads(model.config))
-                        if module in by_module:
-                            by_module[module].install(hooks)
-                            attend = partial(by_module[module].attend, attend)
                         install_attention(block, name, [attend], hooks, self.slot)
         self.memos = memoise(model, spec.memoised, hooks) if self.remembers else []
         if spec.prepare:
             spec.prepare(model, hooks)  # last, so that its hooks see whole streams
-
-    def _own_heads(self, block: torch.nn.Module, hidden: HiddenExchange) -> list[OwnHeads]:
-        """What has the block's attention see all tokens and this rank's heads, where that is what the plan has."""
-        spec = self.spec
-        names = [name for name in spec.self_attention if getattr(block, name, None) is not None]
-        modules = [(block.get_submodule(name), spec.projections.get(name), spec.self_attention[name]) for name in names]
-        return own_heads(self.mesh.plan, modules, hidden, lambda weight: weight.dtype)
 
     def replan(self, mesh: Mesh) -> None:
         """Puts another plan on the weights that are there, parked ones too. Runs no collectives.

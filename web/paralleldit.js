@@ -1199,7 +1199,6 @@ const NO_AXES = [
   'weights',
   'weight_blocks',
   'compile',
-  'exchange',
   'exchange_dtype',
   'speeds'
 ];
@@ -1297,7 +1296,6 @@ function planWords(plan, t) {
     parts.push(t(key, { name: plan.weights, blocks: plan.weight_blocks }));
   }
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`));
-  if (plan.exchange && plan.exchange !== 'heads') parts.push(t('panel.planExchange', { name: plan.exchange }));
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
   if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: inProportion(plan.speeds) }));
   return parts.join(' × ') || t('panel.planOneRank')

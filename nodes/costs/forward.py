@@ -15,7 +15,7 @@ from comfy.ldm.modules.attention import attention_pytorch
 from ...parallel_backend.costs.forward import META, Forward, forward_of
 from ...parallel_backend.models.comfyui import host_spec
 from ...parallel_backend.models.comfyui.checks import kv_heads_of, modules_at, sizes_of
-from ...parallel_backend.models.projections import SLICEABLE, rows_beside
+from ...parallel_backend.models.overlap_rows import rows_beside
 
 TEXT = 512  # tokens, where nobody knows yet what is sampled with
 # Arguments that a class needs beside latents and timestep, before there is anything to give; a width is the model's.
@@ -38,7 +38,6 @@ def forward_of_call(
     heads, head_dim = sizes_of(module, spec)[:2] if spec and spec.blocks else (1, 0)
     beside = [rows_beside(block, each.beside, heads * head_dim) for each, block in blocks]
     kv_heads = kv_heads_of(module, spec) if spec else None
-    projects = bool(spec and spec.projects) and all(weight.dtype in SLICEABLE for weight in module.parameters())
     try:
         run = lambda: type(module).forward(own, *map(without_memory, args), **given)  # noqa: E731
         return forward_of(
@@ -48,7 +47,6 @@ def forward_of_call(
             rows=rows,
             heads=heads,
             kv_heads=kv_heads,
-            projects=projects,
             beside=dict(ChainMap(*beside)),
         )
     except Exception as error:  # of the class's own code, which may raise anything

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import PlanError
-from ..plan import AUTO, SMALLEST, ParallelPlan
+from ..plan import AUTO, ParallelPlan
 from ..weights.fitting import Room, fitted_weights
 from ..weights.sizes import WeightSizes
 from .forward import Forward
 from .machine import Machine
-from .predict import Prediction, gathers_less, parts_of, predict, speeds_of, working_bytes
+from .predict import Prediction, parts_of, predict, speeds_of, working_bytes
 
 Check = Callable[[ParallelPlan], None]
 
@@ -53,7 +53,7 @@ def ranked(
     wherever rows can be computed apart.
     """
     found = []
-    for plan in plans(forward, ranks, branches and rows > 1, speeds_of(forward, machine.first(ranks))):
+    for plan in plans(ranks, branches and rows > 1, speeds_of(forward, machine.first(ranks))):
         try:
             check(plan)
         except PlanError:
@@ -69,9 +69,8 @@ def order(predicted: Prediction) -> tuple:
     return lacking, predicted.seconds, plan.tp, plan.ring, plan.ulysses
 
 
-def plans(forward: Forward, ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
-    """All ways to share work over so many ranks; over ranks of these speeds, each way evenly and in proportion; and
-    with hidden states, where that is less to send."""
+def plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
+    """All ways to share work over so many ranks; over ranks of these speeds, each way evenly and in proportion."""
     for degrees in itertools.product(divisors(ranks), repeat=3):
         ways, rest = divmod(ranks, degrees[0] * degrees[1] * degrees[2])
         if not rest:
@@ -79,10 +78,7 @@ def plans(forward: Forward, ranks: int, branches: bool, speeds: Sequence[float] 
             ring, ulysses, tp = degrees
             even = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses, tp=tp)
             runs = [min(speeds[start : start + tp]) for start in range(0, len(speeds), tp)]  # these have to be alike
-            shares = dict.fromkeys((even, replace(even, speeds=tuple(speed for speed in runs for _ in range(tp)))))
-            hidden = (replace(plan, exchange=SMALLEST) for plan in shares)
-            less = (plan for plan in hidden if plan.may_gather_hidden and gathers_less(forward, ulysses))
-            yield from (*shares, *less)
+            yield from dict.fromkeys((even, replace(even, speeds=tuple(speed for speed in runs for _ in range(tp)))))
 
 
 def divisors(number: int) -> list[int]:

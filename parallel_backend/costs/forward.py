@@ -52,8 +52,7 @@ class Forward:
     does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: the most
     bytes beside weights and inputs at any time. prediction: bytes of the result. heads: of attention. weights: bytes of
     all parameters. kv: heads of keys for each of the queries', fewer than one in models of grouped queries.
-    projects: whether hidden states may travel in place of queries, keys and values. parallel: the share of the blocks
-    that have layers beside attention.
+    parallel: the share of the blocks that have layers beside attention.
     """
 
     blocks: Cost
@@ -65,7 +64,6 @@ class Forward:
     heads: int
     weights: float
     kv: float = 1.0
-    projects: bool = False
     parallel: float = 0.0
 
     @property
@@ -227,7 +225,6 @@ def forward_of(
     rows: int,
     heads: int,
     kv_heads: int | None = None,
-    projects: bool = False,
     beside: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
 ) -> Forward:
@@ -256,6 +253,5 @@ def forward_of(
         heads=heads,
         weights=weights,
         kv=(kv_heads or heads) / heads,
-        projects=projects,
         parallel=len(parallel) / max(1, len(blocks)),
     )

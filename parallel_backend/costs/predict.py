@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
-from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan, hidden_sends_less
+from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, Forward
 from .machine import Machine, Speed
@@ -65,11 +65,6 @@ EXCHANGES = {
     "ring": Exchange(lambda A, N, K: 2 * K * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
     "tp": Exchange(lambda A, N, K: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
 }
-# In place of Ulysses' where hidden states travel: in, and the result out.
-HIDDEN = (
-    Exchange(lambda A, N, K: A * (N - 1) / N, lambda N: 1, "all_gather", beside=1.0),
-    Exchange(lambda A, N, K: A * (N - 1) / N**2, lambda N: 1, "all_to_all"),
-)
 
 
 @dataclass(frozen=True)
@@ -183,8 +178,9 @@ def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, busy: Busy
     """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them. rows: of the
     group of the batch that has the most. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
-    for axis, exchange in exchanges_of(forward, plan):
-        degree = getattr(plan, axis)
+    for axis, exchange in EXCHANGES.items():
+        if (degree := getattr(plan, axis)) == 1:
+            continue
         inside = plan.token_ways if axis == "tp" else plan.token_ways * plan.tp // degree
         link = getattr(machine, exchange.link)
         needed = link.seconds(exchange.sent(all_tokens / inside, degree, forward.kv), exchange.times(degree))
@@ -197,19 +193,6 @@ def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, busy: Busy
     tokens = plan.token_ways
     ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
     return exposed * forward.count + ends
-
-
-def exchanges_of(forward: Forward, plan: ParallelPlan) -> list[tuple[str, Exchange]]:
-    """Those of a plan, with their axes."""
-    found = [(axis, exchange) for axis, exchange in EXCHANGES.items() if getattr(plan, axis) > 1]
-    if not plan.may_gather_hidden or not gathers_less(forward, plan.ulysses):
-        return found
-    return [*((axis, each) for axis, each in found if axis != "ulysses"), *(("ulysses", each) for each in HIDDEN)]
-
-
-def gathers_less(forward: Forward, ranks: int) -> bool:
-    """Whether hidden states can travel over so many ranks, and are fewer bytes."""
-    return forward.projects and ranks > 1 and hidden_sends_less(ranks, forward.kv)
 
 
 def collect_seconds(forward: Forward, others: int, machine: Machine) -> float:

@@ -5,8 +5,6 @@ How a dim is split over an axis, the axis says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 
@@ -22,18 +20,13 @@ def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
 
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
-    """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank."""
-    return begin_gather(local, dim, size, axis)()
-
-
-def begin_gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> Callable[[], torch.Tensor]:
-    """`gather`, under way; what it returns waits for it.
+    """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank.
 
     An all-gather is of as much from each rank. Where shares differ by more than one, its padding would be sent, too:
     then it is an all-to-all, in which a rank gives all others the same.
     """
     if axis.degree == 1 or not size:
-        return lambda: local
+        return local
     sizes = axis.sizes(size)
     longest = max(sizes)
     local, is_padded = local.movedim(dim, 0), longest - min(sizes) <= 1
@@ -42,23 +35,17 @@ def begin_gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> Callab
         if len(local) < longest:
             send[: len(local)] = local
         received = send.new_empty((axis.degree * longest, *send.shape[1:]))
-        work = getattr(dist, ALL_GATHER)(received, send, group=axis.group, async_op=True)
+        with axis.timeline.communication("all_gather"):
+            getattr(dist, ALL_GATHER)(received, send, group=axis.group)
     else:
         send = local.contiguous().repeat(axis.degree, *(1 for _ in local.shape[1:]))
         received = local.new_empty((size, *local.shape[1:]))
-        to = [len(local)] * axis.degree
-        work = dist.all_to_all_single(received, send, sizes, to, group=axis.group, async_op=True)
-
-    def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
-        with axis.timeline.communication("all_gather" if is_padded else "all_to_all"):
-            if work is not None:  # none only where a rank is outside of the group
-                work.wait()
-        if not is_padded or min(sizes) == longest:
-            return received.movedim(0, dim)
-        shares = received.split(longest)
-        return torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)]).movedim(0, dim)
-
-    return arrive
+        with axis.timeline.communication("all_to_all"):
+            dist.all_to_all_single(received, send, sizes, [len(local)] * axis.degree, group=axis.group)
+    if not is_padded or min(sizes) == longest:
+        return received.movedim(0, dim)
+    shares = received.split(longest)
+    return torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)]).movedim(0, dim)
 
 
 def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor | None:

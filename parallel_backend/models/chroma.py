@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from . import flux
+from .overlap_rows import MLP_BESIDE
 from .packing import unpack
-from .projections import MLP_BESIDE
 from .spec import Config, ModelSpec, SideInput, Tensors, register
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from .overlap_rows import MLP_BESIDE
 from .packing import REFERENCES, Grid, pack, unpack, without
-from .projections import JOINT, JOINT_OUT, MLP_BESIDE, Projections
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
@@ -42,15 +42,6 @@ register(
         streams=("hidden_states", "encoder_hidden_states"),
         returned=("encoder_hidden_states", "hidden_states"),
         self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
-        projections={
-            "attn": Projections(
-                JOINT,
-                {"hidden_states": "hidden_states", "encoder_hidden_states": "encoder_hidden_states"},
-                outputs=JOINT_OUT,
-                heads=("heads",),
-                sides=("image_rotary_emb",),
-            )
-        },
         beside=MLP_BESIDE,
         side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),

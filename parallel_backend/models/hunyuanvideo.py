@@ -2,8 +2,8 @@
 
 import torch
 
+from .overlap_rows import MLP_BESIDE
 from .packing import pad_text
-from .projections import MLP_BESIDE
 from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
 
 STREAMS = ("hidden_states", "encoder_hidden_states")

@@ -8,7 +8,6 @@ import torch
 
 from ..hooks import Hooks
 from .packing import REFERENCES, pack, pad_text, unpack, without
-from .projections import JOINT, JOINT_OUT, Projections
 from .rotary import Placed, place_by_ids
 from .spec import Config, ModelSpec, SideInput, Tensors, register
 
@@ -60,16 +59,6 @@ register(
         streams=STREAMS,
         returned=STREAMS[::-1],
         self_attention={"attn": STREAMS[::-1]},
-        projections={
-            "attn": Projections(
-                JOINT,
-                {name: name for name in STREAMS},
-                outputs=JOINT_OUT,
-                heads=("heads",),
-                widths=("inner_dim",),
-                sides=(ROTARY.name, TEXT_MASK.name),
-            )
-        },
         side_inputs=(ROTARY, TEXT_MASK, SideInput("modulate_index", 1, STREAMS[:1])),
         conditions=("encoder_hidden_states", TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
         optional=(TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),

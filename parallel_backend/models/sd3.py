@@ -1,6 +1,5 @@
 """Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image once more."""
 
-from .projections import JOINT, JOINT_OUT, Projections
 from .spec import ModelSpec, register
 
 STREAMS = ("hidden_states", "encoder_hidden_states")
@@ -12,10 +11,6 @@ register(
         streams=STREAMS,
         returned=("encoder_hidden_states", "hidden_states"),
         self_attention={"attn": STREAMS, "attn2": ("hidden_states",)},
-        projections=dict.fromkeys(
-            ("attn", "attn2"),
-            Projections(JOINT, {name: name for name in STREAMS}, outputs=JOINT_OUT, heads=("heads",)),
-        ),
         conditions=("encoder_hidden_states", "pooled_projections"),
         head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..errors import RequestError, UnknownModelError
 from ..hooks import Hooks
-from .projections import Projections
 from .rows import BlockRow
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class Limits(TypedDict):
     blocks: int | None
     tensor_parallel: bool
     pipefusion: bool
-    projects: bool
 
 
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
@@ -93,10 +91,8 @@ class ModelSpec:
     # Block lists that take the streams joined, in the argument and the output of the first; in which order. The first
     # list is none of them, and the image comes last.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Of `self_attention`, how a submodule makes queries, keys and values, if all of them do it by linear layers.
-    projections: Mapping[str, Projections] = field(default_factory=dict)
-    # Layers of an MLP that is given what attention is given, if the block reads it behind attention: their rows, as in
-    # `Projections.rows`. What is not for attention is computed while that exchanges tokens.
+    # Layers of an MLP that is given what attention is given, if the block reads it behind attention: their rows, see
+    # `overlap_rows.OTHER`. What is not for attention is computed while that exchanges tokens.
     beside: Mapping[str, str] = field(default_factory=dict)
     # Config to the heads of keys and values, where self-attention repeats each for the queries' heads that share it,
     # one after the other, before it attends. The others are not sent then.
@@ -165,7 +161,6 @@ class ModelSpec:
             "blocks": blocks,
             "tensor_parallel": bool(self.tensor_parallel),
             "pipefusion": self.pipefusion,
-            "projects": bool(self.projections),
         }
 
 

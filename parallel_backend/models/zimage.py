@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from .projections import Projections
 from .spec import Config, ModelSpec, SideInput, Sizes, Tensors, register, text_within
 
 
@@ -22,15 +21,6 @@ register(
         blocks=("layers",),
         streams=("x",),
         self_attention={"attention": ("x",)},
-        projections={
-            "attention": Projections(
-                {"to_q": "q", "to_k": "k", "to_v": "v"},
-                {"hidden_states": "x"},
-                outputs={"to_out.0": "x"},
-                heads=("heads",),
-                sides=("freqs_cis",),
-            )
-        },
         side_inputs=(SideInput("freqs_cis", 1, ("x",)),),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),

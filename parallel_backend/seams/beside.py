@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from ..compat import tree_map_only
 from ..hooks import Hooks
-from ..models.projections import first_rows, is_plain, present
+from ..models.overlap_rows import first_rows, is_plain, present
 from .attention_op import RUNNING
-from .exchange.hidden import OwnRows
 from .forward import ForwardSlot
 
 CHANNEL_DIM = -1
@@ -74,11 +74,22 @@ class Split(Later):
         return self.get().split(sizes, dim)
 
 
+class LinearInPlace(TorchFunctionMode):
+    """While entered, `linear` is called in place of `F.linear`."""
+
+    def __init__(self, linear: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return (self.linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+
 class Beside:
     """The hooks that put such layers of one block off.
 
-    rows: of the layers by path, those that the block has, what their rows are of, as in `Projections.rows`. width: of
-    all heads, of which keys have as many as queries.
+    rows: of the layers by path, those that the block has, what their rows are of (`overlap_rows.OTHER`). width: of all
+    heads, of which keys have as many as queries.
     """
 
     def __init__(self, block: torch.nn.Module, rows: Mapping[str, str], width: int, slot: ForwardSlot) -> None:
@@ -119,7 +130,7 @@ class Beside:
             return Split(F.linear(x, *own), self.later(partial(F.linear, x, *beside)), len(weight))
 
         parts = slice(first), slice(first, None)
-        with OwnRows(linear):
+        with LinearInPlace(linear):
             return forward(*args, **kwargs)
 
     def later(self, compute: Callable[[], torch.Tensor]) -> Later:

@@ -7,8 +7,7 @@ the next stage, or the image stream comes together again: behind the head where 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 
 from ..hooks import Hooks
 from ..models.spec import ModelSpec
-from .exchange.hidden import OwnHeads
 from .joined import JoinedStreams
 from .layout import TOKEN_DIM, TokenLayout
 from .stages import Stage, StageLink, StandIn, block_list
@@ -28,11 +26,9 @@ def install_token_boundary(
     layout: TokenLayout,
     hooks: Hooks,
     stage: Stage,
-    own: Mapping[torch.nn.Module, list[OwnHeads]],
     link: StageLink | None = None,
 ) -> None:
-    """Hooks the stage's blocks, in the order in which they run. own: by block, which of its attention sees all tokens.
-    link: to the stages before and after, if there are any.
+    """Hooks the stage's blocks, in the order in which they run. link: to the stages before and after, if there are any.
 
     With a link, `StageExit` leaves the model's forward on every stage but the last.
     """
@@ -72,7 +68,7 @@ def install_token_boundary(
     if link and spec.skips:
         _install_skips(spec.skips, stage, layout, hooks)
     if spec.side_inputs:
-        _install_side_inputs(own, spec, layout, hooks)
+        _install_side_inputs(blocks, spec, layout, hooks)
     hooks.after(blocks[-1], leave)
     if spec.head:
 
@@ -145,16 +141,12 @@ def _install_skips(argument: str, stage: Stage, layout: TokenLayout, hooks: Hook
             feed(block, stage.skip_sources[place])
 
 
-def _install_side_inputs(
-    own: Mapping[torch.nn.Module, list[OwnHeads]], spec: ModelSpec, layout: TokenLayout, hooks: Hooks
-) -> None:
-    """Every block gets the same side inputs; each is cut once a forward, but where attention sees all tokens."""
+def _install_side_inputs(blocks: Sequence[torch.nn.Module], spec: ModelSpec, layout: TokenLayout, hooks: Hooks) -> None:
+    """Every block gets the same side inputs; each is cut once a forward."""
 
-    def cut_sides(uncut: list[OwnHeads], arguments: dict[str, Any]) -> None:
+    def cut_sides(arguments: dict[str, Any]) -> None:
         for side in spec.side_inputs:
             whole = arguments.get(side.name)
-            if any(side.name in each.spec.sides and not each.exchange.paused for each in uncut):
-                continue
             if whole is None or side.ndim not in (None, getattr(whole, "ndim", None)):
                 continue
             cut = layout.forward.sides
@@ -162,5 +154,5 @@ def _install_side_inputs(
                 cut[side.name] = (whole, layout.take_side_input(whole, side))
             arguments[side.name] = cut[side.name][1]
 
-    for block, uncut in own.items():
-        _change_arguments(block, partial(cut_sides, uncut), hooks)
+    for block in blocks:
+        _change_arguments(block, cut_sides, hooks)

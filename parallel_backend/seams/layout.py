@@ -70,14 +70,6 @@ class TokenLayout:
         """The tokens of these streams on all ranks."""
         return sum(sum(self.segments[name]) for name in streams)
 
-    def drop_padding(self, local: torch.Tensor, _streams: tuple[str, ...], _dim: int) -> torch.Tensor:
-        """A tensor of what blocks get here, without padding, of which there is none."""
-        return local
-
-    def put_padding(self, own: torch.Tensor, _streams: tuple[str, ...], _dim: int) -> torch.Tensor:
-        """`drop_padding`'s inverse."""
-        return own
-
     def share(self, lengths: list[int], rank: int) -> int:
         """Tokens of segments of these lengths that a rank of the sequence axis holds."""
         return sum(self.axis.sizes(length)[rank] for length in lengths)

@@ -17,12 +17,12 @@ One run of the ranks a number of ranks, one model after the other. Each round me
 every method, in an order that changes by round; figures are medians over the rounds of ratios within one. Before that,
 each method's result is compared with one rank's, to 1e-4.
 
-ulysses, ring, cfg: ours, as a plan has them. hidden: Ulysses at two ranks, where hidden states travel. fp8: Ulysses
-that sends in fp8, which is lossy, and which a CPU pays for. no overlap: ours with Ulysses over all ranks in one part,
-so that nothing is computed while it travels. diffusers: its own context parallel (Ulysses) of the same model; its ring
-needs attention that tells the log-sum-exp, which it has for GPUs alone. left: of the seconds that the exchange adds
-without overlap, how many are left with it; "nothing sent" computes the same, and nothing travels. gloo's own copying
-takes a rank's CPU time and shows from some 100 MB/s on: NVLink's figures are lower than the real ones.
+ulysses, ring, cfg: ours, as a plan has them. fp8: Ulysses that sends in fp8, which is lossy, and which a CPU pays for.
+no overlap: ours with Ulysses over all ranks in one part, so that nothing is computed while it travels. diffusers: its
+own context parallel (Ulysses) of the same model; its ring needs attention that tells the log-sum-exp, which it has for
+GPUs alone. left: of the seconds that the exchange adds without overlap, how many are left with it; "nothing sent"
+computes the same, and nothing travels. gloo's own copying takes a rank's CPU time and shows from some 100 MB/s on:
+NVLink's figures are lower than the real ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.benchmarks.speed.link_cases import CASES, FP8, HIDDEN, ONE, SILENT, SYNCHRONOUS, methods
+from tests.benchmarks.speed.link_cases import CASES, FP8, ONE, SILENT, SYNCHRONOUS, methods
 from tests.benchmarks.speed.scaling import busy_share
 from tests.support.links.link import Link
 from tests.support.links.profiles import PROFILES
@@ -67,15 +67,15 @@ def print_case(name: str, ranks: int, found: dict) -> None:
     asked = [method.name for method in methods(CASES[name], ranks) if method.name not in (ONE.name, SILENT)]
     one = statistics.median(second for runs in found["seconds"].values() for second in runs[ONE.name])
     print(f"\n{name}, {ranks} ranks: {found['flops'] / 1e9:.0f} GFLOP/s a rank, one rank's step {one:.2f} s")
-    hidden = [each for each in (f"ulysses {ranks}", HIDDEN) if each in asked]  # whose time on the link may be
-    titles = [*asked, *("left" if each != HIDDEN else "left, hidden" for each in hidden)]
+    overlapped = f"ulysses {ranks}"
+    titles = [*asked, "left"]
     widths = [max(9, len(title) + 2) for title in titles]
     print(f"{'times faster than one rank':27}{'MB/s':>6}" + "".join(map(str.rjust, titles, widths)))
     for profile, seconds in found["seconds"].items():
         faster = [1 / statistics.median(ratios(seconds, each)) if each in seconds else None for each in asked]
         cells = ["–" if ratio is None else f"{ratio:.2f}" for ratio in faster]
-        parts = [left(seconds, each) for each in hidden]
-        cells += ["–" if part is None else f"{part:.0%}" for part in parts]
+        part = left(seconds, overlapped)
+        cells.append("–" if part is None else f"{part:.0%}")
         rate = statistics.median(found["rates"][profile]) / 1e6
         print(f"{profile:27}{rate:6.1f}" + "".join(map(str.rjust, cells, widths)))
     for method, reason in found["refused"].items():

@@ -106,7 +106,7 @@ def test_auto_shows_its_mode_alone_and_manual_what_it_has(renderer: str, shared_
     if renderer == "canvas":
         assert page.evaluate(HAS_ADVANCED)
         page.evaluate(TOGGLE_ADVANCED)
-        assert {"attention", "exchange", "speeds", "compile"} < {*page.evaluate(SEEN)}
+        assert {"attention", "exchange_dtype", "speeds", "compile"} < {*page.evaluate(SEEN)}
         page.evaluate(TOGGLE_ADVANCED)
     shared_editor.set_widgets("ParallelDiT_Plan", mode="auto", ulysses=1)
     expect(content).to_contain_text("Guidance is split first")

@@ -118,8 +118,6 @@ test('a plan in words, as its Python class says it', () => {
   assert.equal(plansWords([{ ...one, cfg: 2 }, one], t), 'cfg=2, panel.planOneRank')
   assert.equal(plansWords([], t), 'auto')
   assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
-  assert.equal(planWords({ ...one, ulysses: 2, exchange: 'hidden' }, t), 'ulysses=2 × panel.planExchange hidden')
-  assert.equal(planWords({ ...one, ulysses: 2, exchange: 'heads' }, t), 'ulysses=2')
   assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
   assert.equal(planWords({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })

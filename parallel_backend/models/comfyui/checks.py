@@ -78,7 +78,6 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             *(axis for axis in BATCH_AXES if getattr(plan, axis) > 1),
         )
     check_fetched(plan, model, spec)
-    plan.check_exchange(spec is not None and spec.projects)
     if plan.pipefusion * plan.patch_count > 1:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
@@ -111,7 +110,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
         )
     blocks = sum(len(modules_at(model, row.path)) for row in spec.blocks)
     heads, pipefusion = sizes_of(model, spec).heads, spec.patches is not None
-    plan.check_model(heads, blocks=blocks, pipefusion=pipefusion, projects=spec.projects)
+    plan.check_model(heads, blocks=blocks, pipefusion=pipefusion)
 
 
 def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | None) -> None:

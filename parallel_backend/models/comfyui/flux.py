@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ..projections import Projections
 from .spec import BlockList, HostSpec, register
 
 JOINED = {"x": "txt+img"}
@@ -12,14 +11,6 @@ DOUBLE = BlockList(
     tokens={"img": "img", "txt": "txt"},
     returns=("img", "txt"),
     attention={"": "txt+img"},
-    projections={
-        "": Projections(
-            {"img_attn.qkv": "qkv", "txt_attn.qkv": "qkv"},
-            inputs={"img_attn.qkv": "img", "txt_attn.qkv": "txt"},
-            heads=("num_heads",),
-            sides=("pe",),
-        )
-    },
     sides={"pe": (2, "txt+img")},
     ranges={"modulation_dims_img": "img", "modulation_dims_txt": "txt"},
     whole=("vec", "attn_mask"),
@@ -29,9 +20,7 @@ SINGLE = BlockList(
     tokens=JOINED,
     returns="txt+img",
     attention={"": "txt+img"},
-    projections={
-        "": Projections({"linear1": "qkv+"}, inputs={"linear1": "txt+img"}, heads=("num_heads",), sides=("pe",))
-    },
+    beside={"linear1": "qkv+"},
     sides={"pe": (2, "txt+img")},
     ranges={"modulation_dims": "txt+img"},
     whole=("vec", "attn_mask"),

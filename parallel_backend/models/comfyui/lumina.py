@@ -2,22 +2,7 @@
 
 from dataclasses import replace
 
-from ..projections import Projections
 from .spec import BlockList, HostSpec, register
-
-
-def projections(streams: str) -> dict[str, Projections]:
-    return {
-        "attention": Projections(
-            {"qkv": "qkv"},
-            {"x": streams},
-            outputs={"out": streams},
-            heads=("n_local_heads",),
-            kv_heads=("n_local_kv_heads",),
-            sides=("freqs_cis",),
-        )
-    }
-
 
 # What is joined before the image's tokens is one stream to a spec: text, and what SigLIP has seen of references.
 REFINER = BlockList(
@@ -25,7 +10,6 @@ REFINER = BlockList(
     tokens={"x": "img"},
     returns="img",
     attention={"attention": "img"},
-    projections=projections("img"),
     kv_heads={"attention": "n_local_kv_heads"},
     sides={"freqs_cis": (1, "img")},
     ranges={"timestep_zero_index": "img"},
@@ -36,7 +20,6 @@ LAYERS = BlockList(
     tokens={"x": "txt+img"},
     returns="txt+img",
     attention={"attention": "txt+img"},
-    projections=projections("txt+img"),
     kv_heads={"attention": "n_local_kv_heads"},
     sides={"freqs_cis": (1, "txt+img")},
     ranges={"timestep_zero_index": "txt+img"},

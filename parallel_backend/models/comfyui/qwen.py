@@ -1,6 +1,5 @@
 """Qwen-Image, and Mage-Flow, whose blocks are its."""
 
-from ..projections import JOINT, Projections
 from .spec import BlockList, HostSpec, register
 
 BLOCKS = BlockList(
@@ -8,15 +7,6 @@ BLOCKS = BlockList(
     tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
     returns=("txt", "img"),
     attention={"attn": "txt+img"},
-    projections={
-        "attn": Projections(
-            JOINT,
-            {"hidden_states": "img", "encoder_hidden_states": "txt"},
-            outputs={"to_out.0": "img", "to_add_out": "txt"},
-            heads=("heads",),
-            sides=("image_rotary_emb", "encoder_hidden_states_mask"),
-        )
-    },
     sides={"image_rotary_emb": (2, "txt+img"), "encoder_hidden_states_mask": (-1, "txt")},
     places={"timestep_zero_index": "img"},
     local_masks=("attn",),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..projections import OTHER, Projections
 from ..rows import BlockRow
 
 # Of an argument that is a tensor; or of one that is a tuple of them, each item's, None for what is of no stream.
@@ -38,8 +37,9 @@ class BlockList:
     # attend from and to: "v|a" where queries are of v and keys of a. A tuple has the streams of one call after the
     # other.
     attention: Mapping[str, str | tuple[str, ...]]
-    # Of `attention`, how a submodule makes queries, keys and values, if all of them do it by linear layers.
-    projections: Mapping[str, Projections] = field(default_factory=dict)
+    # Linear layers of the block that make other things than queries, keys and values, too: their rows, see
+    # `overlap_rows.OTHER`. The others are computed while attention exchanges tokens.
+    beside: Mapping[str, str] = field(default_factory=dict)
     # Per-token arguments, or tuples of them: the dim in which tokens run, and their streams. A size of 1 there is for
     # all tokens.
     sides: Mapping[str, tuple[int, str]] = field(default_factory=dict)
@@ -87,16 +87,6 @@ class BlockList:
         """The arguments of which a rank gets its part."""
         parts = (self.tokens, self.sides, self.frames, self.last, self.ranges, self.places, self.counts)
         return {name for part in parts for name in part}
-
-    @property
-    def beside(self) -> dict[str, str]:
-        """The block's layers that make other things than queries, keys and values too: their rows."""
-        rows = {
-            ".".join(filter(None, (path, name))): rows
-            for path, own in self.projections.items()
-            for name, rows in own.rows.items()
-        }
-        return {path: own for path, own in rows.items() if OTHER in own}
 
     def row(self) -> BlockRow:
         """For pipeline stages. Raises StopIteration for a block that returns what is no argument of it."""
@@ -146,11 +136,6 @@ class HostSpec:
     def in_turn(self) -> tuple[str, ...]:
         """The lists whose blocks run one after the other, once in each forward."""
         return tuple(blocks.path for blocks in self.blocks if not blocks.woven)
-
-    @property
-    def projects(self) -> bool:
-        """Whether it says of all blocks how attention makes queries, keys and values."""
-        return bool(self.blocks) and all(blocks.projections for blocks in self.blocks if blocks.attention)
 
     def couples(self, model: object) -> bool:
         """Whether the rows of this model's batch cannot be computed apart."""

@@ -22,13 +22,11 @@ from ..arguments import Arguments
 from ..attention import ParallelAttention, install_attention
 from ..beside import Beside
 from ..stages import StandIn
-from .hidden import FilledHidden
 from .masks import attend_by
 from .stages import StageEnds
 from .streams import Names, StreamLayout
 
 Arrival = Callable[[dict[str, Any]], None]
-Whole = Callable[[dict[str, Any]], set[str]]
 
 IMAGE_PLACES = "img_slice"  # in it: where the image's tokens begin and end
 
@@ -43,15 +41,13 @@ class FilledBlock:
         layout: StreamLayout,
         is_last: bool,
         arrivals: Sequence[Arrival],
-        whole: Whole = lambda _: set(),
     ) -> None:
         """is_last: whether the tokens of all ranks come together behind it. arrivals: put what comes from other stages
-        into its arguments. whole: which of its per-token arguments it gets of all tokens."""
+        into its arguments."""
         self.spec = spec
         self.layout = layout
         self.is_last = is_last
         self.arrivals = arrivals
-        self.whole = whole
         self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
         self.known = {ALWAYS_WHOLE, *spec.whole, *spec.cut}
         self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
@@ -73,10 +69,9 @@ class FilledBlock:
         self.learn_places(given.values)
         for name, tokens in spec.counts.items():
             given.values[tokens] = given.values[tokens].narrow(spec.dim, 0, given.values[name])
-        whole = self.whole(given.values)
         cuts = {
             **{name: partial(self.cut, streams=streams) for name, streams in spec.tokens.items()},
-            **{name: partial(self.cut_side, name=name) for name in spec.sides if name not in whole},
+            **{name: partial(self.cut_side, name=name) for name in spec.sides},
             **{name: partial(self.cut_frames, name=name) for name in spec.frames},
             **{name: partial(self.cut_last, name=name) for name in spec.last},
             **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in spec.ranges.items()},
@@ -184,9 +179,10 @@ def install_filled_boundary(
     attention: ParallelAttention,
     hooks: Hooks,
     ends: StageEnds | None,
-    hidden: FilledHidden,
+    width: int,
 ) -> None:
-    """Hooks the blocks of a model, and the attention inside of them. ends: of the stage, of several."""
+    """Hooks the blocks of a model, and the attention inside of them. ends: of the stage, of several. width: of all
+    heads."""
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *row) for place, row in enumerate(every) if not isinstance(row[1], StandIn)]
     for blocks, block in every[: own[0][0]]:
@@ -200,22 +196,17 @@ def install_filled_boundary(
                 arrivals.append(partial(ends.receive, blocks))
             arrivals.append(partial(ends.feed, place))
             ends.skip(block, place, hooks)
-        heads = {each.module: each for each in hidden.of(block, blocks)}
-        whole: Whole = partial(hidden.enter, own=list(heads.values())) if heads else lambda _: set()
-        filled = FilledBlock(block, blocks, layout, is_last, arrivals, whole)
+        filled = FilledBlock(block, blocks, layout, is_last, arrivals)
         hooks.before(block, filled.enter, with_kwargs=True)
         hooks.after(block, filled.leave)
-        if attention.ulysses.degree > 1 and not heads:
-            Beside(block, blocks.beside, hidden.exchange.heads * hidden.exchange.head_dim, layout.slot).install(hooks)
+        if attention.ulysses.degree > 1:
+            Beside(block, blocks.beside, width, layout.slot).install(hooks)
         for path, streams in blocks.filled.items():
             fill_submodule(block.get_submodule(path), streams, layout, hooks)
         for path, streams in blocks.attention.items():
             module = block.get_submodule(path)
             calls = (streams,) if isinstance(streams, str) else streams
             attends = [attend_by(attention, layout, module, blocks, path, call) for call in calls]
-            if module in heads:
-                heads[module].install(hooks)
-                attends = [partial(heads[module].attend, attends[0])]
             install_attention(block, path, attends, hooks, layout.slot)
     if ends and not ends.link.is_last:
         blocks, block = every[own[-1][0] + 1]

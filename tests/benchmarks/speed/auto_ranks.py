@@ -22,7 +22,7 @@ from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.models import spec_for
-from parallel_backend.models.projections import rows_beside
+from parallel_backend.models.overlap_rows import rows_beside
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measured
 from parallel_backend.seams.forward import Forward as Running
@@ -104,7 +104,6 @@ def forward_cost(case: Case) -> Forward:
         rows=len(latents),
         heads=heads,
         kv_heads=kv_heads,
-        projects=bool(spec.projections),
         beside=dict(ChainMap(*(rows_beside(block, spec.beside, heads * head_dim) for block in blocks))),
     )
 

@@ -109,16 +109,14 @@ CASES = {
 }
 ONE = Method("one rank")
 SYNCHRONOUS, SILENT = "no overlap", "nothing sent"
-HIDDEN, FP8 = "hidden 2", "fp8"
+FP8 = "fp8"
 
 
 def methods(case: Case, ranks: int) -> list[Method]:
     """All on so many ranks, that on one rank first."""
-    heads = {"ulysses": ranks, "exchange": "heads"}
+    heads = {"ulysses": ranks}
     found = [ONE, Method(f"ulysses {ranks}", heads), Method(f"ring {ranks}", {"ring": ranks})]
-    if ranks == 2:
-        found.append(Method(HIDDEN, {"ulysses": ranks, "exchange": "hidden"}))
-    else:
+    if ranks == 4:
         found.append(Method("ulysses 2, ring 2", {"ulysses": 2, "ring": 2}))
     if case.guided:
         found.append(Method("cfg 2" if ranks == 2 else "cfg 2, ulysses 2", {"cfg": 2, "ulysses": ranks // 2}))

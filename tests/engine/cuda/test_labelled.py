@@ -67,7 +67,7 @@ def cases() -> list[Any]:
                 if plan == ALONE:
                     quick = not able or place % 3 == 0
                 else:
-                    quick = "exchange" in plan or able.index(plan) == place % min(2, len(able))
+                    quick = able.index(plan) == place % min(2, len(able))
                 marks = [] if quick else [pytest.mark.slow]
                 found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
     vaes = [("vae", name, plan) for name in VAES for plan in (ALONE, {"dp": 2})]

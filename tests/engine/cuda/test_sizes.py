@@ -25,13 +25,13 @@ MORE = 1.02  # times the formulas: tokens do not divide evenly
 NEAR = 1e-3  # of the weights: tensor parallelism leaves biases whole, and buffers are no weights
 ALONE: dict[str, int] = {}
 QUICK = {
-    ("figures", "comfyui", "flux-dev"): [ALONE, {"ring": 2, "ulysses": 4}, {"ulysses": 3, "exchange": "hidden"}],
+    ("figures", "comfyui", "flux-dev"): [ALONE, {"ring": 2, "ulysses": 4}, {"ulysses": 3}],
     ("figures", "comfyui", "wan-14b"): [{"cfg": 2, "ulysses": 4}],
     ("figures", "comfyui", "qwen-image"): [{"cfg": 2, "ring": 4, "ulysses": 8}],
     ("figures", "diffusers", "flux-dev"): [{"tp": 8}, {"ulysses": 2, "weights": "shared"}],
     ("figures", "diffusers", "wan-14b"): [{"cfg": 2, "ulysses": 8}],
     ("figures", "diffusers", "qwen-image"): [{"cfg": 2, "pipefusion": 4, "patches": 1}, {"cfg": 2, "ulysses": 2}],
-    ("meeting", "comfyui", "flux-dev"): [{"ring": 2, "ulysses": 8}, {"ulysses": 3, "exchange": "hidden"}],
+    ("meeting", "comfyui", "flux-dev"): [{"ring": 2, "ulysses": 8}, {"ulysses": 3}],
     ("meeting", "comfyui", "wan-14b"): [
         {"cfg": 2, "pipefusion": 2, "ulysses": 2},
         {"cfg": 2, "ring": 4, "ulysses": 8},

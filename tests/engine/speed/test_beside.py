@@ -33,7 +33,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("world", [2, 3], ids=["hidden states or heads travel", "heads travel"])
+@pytest.mark.parametrize("world", [2, 3])
 def test_the_mlp_is_computed_while_what_attention_needs_travels(
     world: int, ranks: RankPool, comfyui: Path, tmp_path: Path
 ) -> None:

@@ -59,7 +59,7 @@ def test_blocks_of_a_kind_are_one_graph_and_another_size_brings_one_more(
         assert (first, third, again) == (kinds, second, second)
         assert second <= 2 * kinds
         assert found["graphs"][-1] <= 2 * kinds * len(plans), "another plan, or parked between"
-        assert max(found["errors"], default=0) <= EXACT  # hidden states travel where nothing is compiled
+        assert max(found["errors"], default=0) <= EXACT
 
 
 @pytest.mark.slow

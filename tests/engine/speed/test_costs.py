@@ -15,7 +15,7 @@ from parallel_backend.costs.choose import Weights, ranked
 from parallel_backend.costs.forward import Cost, Forward, forward_of
 from parallel_backend.costs.machine import Link, Machine, Speed, assumed
 from parallel_backend.costs.predict import EXCHANGES, predict
-from parallel_backend.models.projections import MLP_BESIDE, rows_beside
+from parallel_backend.models.overlap_rows import MLP_BESIDE, rows_beside
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes, sizes_of_module
 from tests.support.fakes.formulas import sent_bytes
@@ -240,24 +240,5 @@ def test_what_is_beside_attention_hides_the_way_in():
     assert predict(beside, 1, plan, where).computing == predict(forward, 1, plan, where).computing
     waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))
     assert 0 < waiting < without
-    hidden, two = ParallelPlan(ulysses=2, exchange="smallest"), machine("10 Gbit/s Ethernet", 2)
-    waiting, without = (predict(replace(each, projects=True), 1, hidden, two).waiting for each in (beside, forward))
-    assert 0 < waiting < without
     for other in (ParallelPlan(ring=4), ParallelPlan(ulysses=2, tp=2), replace(plan, compile="on")):
         assert predict(beside, 1, other, where) == predict(forward, 1, other, where)
-
-
-def test_hidden_states_travel_on_a_slow_link_of_two_ranks():
-    forward = replace(shaped_like_flux(4608), projects=True)
-    over_ethernet = ranked(forward, 1, machine("10 Gbit/s Ethernet", 2), 2)
-    assert next(each.plan for each in over_ethernet if each.plan.token_ways == 2).exchange == "smallest"
-    slow, fast = (
-        [
-            predict(forward, 1, ParallelPlan(ulysses=2, exchange=each), machine(profile, 2)).waiting
-            for each in ("smallest", "heads")
-        ]
-        for profile in ("10 Gbit/s Ethernet", "NVLink")
-    )
-    assert slow[0] < slow[1] and fast[0] > fast[1]
-    hidden = [each for each in ranked(forward, 1, machine("NVLink", 3), 3) if each.plan.exchange != "heads"]
-    assert not hidden, "as many bytes"

@@ -19,7 +19,6 @@ WITH_MORE_TOKENS = (
     "wan-humo", "wan-scail", "wan-scail2",
 )  # fmt: skip
 LONG = ("wan-animate-face",)  # it encodes faces of 512×512
-HIDDEN_TOO = ("flux-dev", "z-image", "zimage")  # under which hidden states travel, besides
 # Rows with a timestep for each frame, of which no sampling is made.
 BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-i2v", "ltxv-guide")
 
@@ -38,8 +37,7 @@ def allows(row: str, plan: Plan) -> bool:
 
 def plans(shelf: str, name: str) -> list[Plan]:
     """Each way to split a forward between two ranks."""
-    hidden = [{"ulysses": 2, "exchange": "hidden"}] if name in HIDDEN_TOO else []
     if shelf == "diffusers":
         splits_weights = spec_for(FAMILIES[name].model_class).tensor_parallel
-        return [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *([{"tp": 2}] if splits_weights else []), *hidden]
-    return [plan for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *hidden) if allows(name, plan)]
+        return [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *([{"tp": 2}] if splits_weights else [])]
+    return [plan for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}) if allows(name, plan)]

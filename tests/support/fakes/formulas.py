@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from parallel_backend.plan import HIDDEN, ParallelPlan
+from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND
 
@@ -36,8 +36,7 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 8, "ulysses": 8},
         {"pipefusion": 4, "ring": 2, "ulysses": 8},
         {"ulysses": 2, "weights": "shared"},
-        {"ulysses": 2, "exchange": "smallest"},
-        {"ulysses": 3, "exchange": "hidden"},
+        {"ulysses": 3},
         {"ring": 2, "ulysses": 4, "weights": "shared", "weight_blocks": 17},
     ],
     "wan-14b": [
@@ -91,8 +90,7 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
     """What a rank has to send at most, by kind of exchange and what it is for.
 
     ulysses: 4 A (N - 1) / N² a block, or where the heads do not divide, A / N of 3 times the heads of others and N - 1
-    times its own; where hidden states travel, A (N - 1) / N and A (N - 1) / N²; ring: 2 A (N - 1) / N;
-    tp: 4 A (N - 1) / N, each of what the other axes leave;
+    times its own; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
     stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
     round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
     tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions, whole ones for
@@ -106,10 +104,8 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
     whole, blocks = activation_bytes(model, size, plan), math.ceil(model.blocks / stages)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
-    hidden = model.by_head and plan.may_gather_hidden and (ulysses == 2 or plan.exchange == HIDDEN)
-    sent_on = whole * (ulysses - 1) / ulysses**2 * blocks
     return {
-        ALL_TO_ALL: {"ulysses": sent_on if hidden else whole / (ring * tp) * scattered * travels * blocks},
+        ALL_TO_ALL: {"ulysses": whole / (ring * tp) * scattered * travels * blocks},
         SEND: {
             "ring": 2 * whole / (ulysses * tp) * (ring - 1) / ring * travels * blocks * plan.patch_count,
             "stage": whole / tokens if samples else 0,
@@ -118,7 +114,6 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
         },
         ALL_REDUCE: {"tp": 4 * whole / tokens * (tp - 1) / tp * blocks},
         ALL_GATHER: {
-            "ulysses": ulysses * sent_on if hidden else 0,
             "tokens": prediction * (tokens - 1) / tokens,
             "predictions": prediction * (plan.cfg - 1) * plan.patch_count if samples else 0,
         },

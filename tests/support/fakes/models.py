@@ -17,7 +17,6 @@ class Model:
     channels, patch: of its latents, and what of them becomes a token. text: tokens of text that its blocks have beside
     the image's. conditions: shapes of what it takes beside latents and timesteps, without the batch.
     heads: of attention. rows: of a step: two where cond and uncond run. sizes: of latents, by what they are.
-    by_head: whether what lies between its projections and attention is of one head's values at a time.
     """
 
     shelf: str
@@ -33,7 +32,6 @@ class Model:
     conditions: Mapping[str, tuple[int, ...]]
     rows: int
     sizes: Mapping[str, tuple[int, ...]]
-    by_head: bool = True
 
     @property
     def head_dim(self) -> int:
@@ -72,7 +70,6 @@ WAN = {
     "text": 0,
     "rows": 2,
     "sizes": {"480p × 81": (21, 60, 104), "720p × 81": (21, 90, 160)},
-    "by_head": False,  # norms of all heads together
 }
 QWEN = {
     "depths": {"num_layers": 60},

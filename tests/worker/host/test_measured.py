@@ -104,7 +104,7 @@ def test_another_plan_is_tried_where_it_may_be_as_fast() -> None:
 
 
 def test_once_three_have_run_another_has_to_be_faster_to_be_tried() -> None:
-    plans = [ULYSSES, ParallelPlan(ring=2), ALONE, ParallelPlan(ulysses=2, exchange="smallest")]
+    plans = [ULYSSES, ParallelPlan(ring=2), ALONE, ParallelPlan(cfg=2)]
     noted, ran = Correction(), []
     for seconds in (1.0, 1.05, 1.02):
         found = sorted((noted.of(Prediction(plan, 1.0, 0.0, 10)) for plan in plans), key=lambda each: each.seconds)

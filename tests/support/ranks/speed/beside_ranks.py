@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.exchange import hidden
 from parallel_backend.seams.exchange.ulysses import UlyssesExchange
 from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES, UNEVEN
@@ -73,11 +72,7 @@ def products(name: str, shelf: str, blocks: str, mesh: Any) -> list[int]:
         model = ParallelTransformer(family.build(), mesh)
         given = tuple(family.inputs(*family.shapes[UNEVEN]))
     events = Events([*model.model.get_submodule(blocks).children()])
-    with (
-        events,
-        patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange)),
-        patch.object(hidden, "begin_gather", events.noted(hidden.begin_gather)),
-    ):
+    with events, patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange)):
         model(*given)
     return events.under_way()
 
