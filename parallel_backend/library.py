@@ -13,6 +13,7 @@ import torch.distributed as dist
 from .axes import LAST_AXES
 from .device import generators
 from .errors import GroupError, PlanError, RequestError
+from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, build_mesh, replica_axis
 from .models import spec_for
 from .placing import Placing
@@ -20,7 +21,6 @@ from .plan import ON, ParallelPlan
 from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
-from .weights.one_copy import gathered
 from .weights.sizes import FETCHED
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class AllRanks:
 
     def together(self, action: Callable[[], Any]) -> Any:
         result = action()
-        gathered((0,), self.control_group)  # a barrier that needs no GPU
+        gather_numbers((0,), self.control_group)  # a barrier that needs no GPU
         return result
 
     def alone(self, action: Callable[[], Any]) -> Any:

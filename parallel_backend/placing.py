@@ -14,19 +14,18 @@ import torch.distributed as dist
 
 from .device import available_bytes as device_bytes
 from .device import is_accelerator
-from .errors import RequestError
+from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, Mesh
 from .plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from .rates import host_rate, peer_rate
 from .weights.fetching import FetchedBlocks
 from .weights.fitting import OF_HOST, Links, Room, fitted_weights, in_host, seconds_a_forward
+from .weights.host_memory import agree_on_memory, available_bytes
 from .weights.loading import Check
-from .weights.one_copy import gathered, one_copy
-from .weights.parking import available_bytes
 from .weights.sizes import FETCHED, WeightSizes, fetched_places
 from .weights.stores import HostStore, PeerStore, Store
 
-GB = 1e9
+TOO_LITTLE_RAM = f"Use weights={SHARED} or a lower weight_blocks in the plan, or a machine with more RAM."
 
 
 class PlacedModel(Protocol):
@@ -146,16 +145,17 @@ class Placing:
         if plan.weights == SHARED:
             return PeerStore(ranks.groups.replicas(plan), device)
         sizes = model.fetched.sizes
-        copy = one_copy((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
-        ranks.together(lambda: check_host(in_host(plan, model.sizes) // plan.tp // plan.pipefusion, copy.copies))
-        return HostStore(sizes, device, copy.shared, copy.place, copy.ranks)
+        memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
+        needed = in_host(plan, model.sizes) // plan.tp // plan.pipefusion
+        ranks.together(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
+        return HostStore(sizes, device, memory)
 
     def links_of(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
         """As measured, once, by all ranks together; of all, the slowest."""
         key = plan.world_size, plan.replicas  # of a plan of more ranks, some have not measured yet
         if key not in self.links:
             peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
-            rows = gathered((peers, host_rate(device)), ranks.control_group)
+            rows = gather_numbers((peers, host_rate(device)), ranks.control_group)
             slowest = [float(min(column)) for column in zip(*rows, strict=True)]
             self.links[key] = Links(*slowest, is_measured=True)
         return self.links[key]
@@ -191,15 +191,4 @@ def room_of_all(ranks: Ranks, model: PlacedModel) -> Room:
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes
     own = (min(max(0, model.spared(free)), sys.maxsize), int(OF_HOST * available_bytes()))
-    return Room(*(min(column) for column in zip(*gathered(own, ranks.control_group), strict=True)))
-
-
-def check_host(size: int, copies: int) -> None:
-    """Raises RequestError if the host's memory has not so much for each of so many copies."""
-    available = int(OF_HOST * available_bytes())
-    if size * copies > available:
-        raise RequestError(
-            f"weights={HOST} takes {size / GB:.1f} GB of RAM, {copies} times on this machine, and "
-            f"{available / GB:.1f} GB are free.",
-            f"Use weights={SHARED} or a lower weight_blocks in the plan, or a machine with more RAM.",
-        )
+    return Room(*(min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True)))

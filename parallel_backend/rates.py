@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from .device import copier, is_accelerator, name_of, pin, synchronise
-from .groups.collectives import ALL_GATHER
+from .groups.collectives import ALL_GATHER, gather_numbers
 from .groups.mesh import Axis
-from .weights.one_copy import gathered
 
 MEASURED = 32 << 20  # bytes that are sent to measure a link
 TIMES = 3
@@ -46,14 +45,14 @@ def measured(axis: Axis, device: torch.device, dtype: torch.dtype, control: dist
     """
     amounts = OF_A_CARD if is_accelerator(device) else OF_CORES
     name = name_of(device).encode()[:NAME_BYTES].ljust(NAME_BYTES)
-    names = [bytes(each).decode(errors="replace").strip() for each in gathered(tuple(name), control)]
+    names = [bytes(each).decode(errors="replace").strip() for each in gather_numbers(tuple(name), control)]
     computing = speeds_of(device, dtype, amounts)
     speeds = [
         {"name": own, **dict(zip(computing, map(float, row), strict=True)), "operation": row[-1] / NANOSECONDS}
-        for own, row in zip(names, gathered([*map(int, computing.values())], control), strict=True)
+        for own, row in zip(names, gather_numbers([*map(int, computing.values())], control), strict=True)
     ]
     found = links_of(axis, device, amounts)
-    rows = gathered([host_rate(device), *(int(value) for link in found.values() for value in link)], control)
+    rows = gather_numbers([host_rate(device), *(int(value) for link in found.values() for value in link)], control)
     host, *values = (column for column in zip(*rows, strict=True))
     pairs = zip(values[::2], values[1::2], strict=True)
     links = {kind: [min(rates), max(waits) / NANOSECONDS] for kind, (rates, waits) in zip(found, pairs, strict=True)}

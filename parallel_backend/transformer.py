@@ -34,9 +34,10 @@ from .weights.adapters import Addition, write_weights
 from .weights.fetching import FetchedBlocks, blocks_at
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, local_part, read_tensors
 from .weights.packing import Row, Values
-from .weights.parking import Parking, held_bytes
+from .weights.parking import Parking
 from .weights.sizes import sizes_of_module
 from .weights.stores import Store
+from .weights.tensors import held_bytes
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin

@@ -5,6 +5,8 @@ How a dim is split over an axis, the axis says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -69,3 +71,13 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tenso
                 dist.recv(share, axis.global_rank(index), group=axis.group)
         shares.append(share)
     return torch.cat(shares, dim)
+
+
+def gather_numbers(values: Sequence[int], group: dist.ProcessGroup | None) -> list[tuple[int, ...]]:
+    """The numbers of every rank of the group, which has tensors on the CPU."""
+    own = torch.tensor(values)
+    if dist.get_world_size(group) == 1:
+        return [tuple(own.tolist())]
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, own, group=group)
+    return [tuple(each.tolist()) for each in found]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .loading import placed_like
-from .parking import aligned, plain_parts
+from .tensors import align, plain_parts
 
 Values = Callable[[str], torch.Tensor]  # of a block's parameters, by name
 
@@ -49,7 +49,7 @@ class Row:
                 continue
             for which, part in enumerate(plain_parts(held)):
                 self.parts.append(Part(name, which, self.size, dtypes.get(f"{path}.{name}", part.dtype), part.shape))
-                self.size += aligned(self.parts[-1].size)
+                self.size += align(self.parts[-1].size)
 
     @property
     def names(self) -> list[str]:

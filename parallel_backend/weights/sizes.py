@@ -16,7 +16,7 @@ from ..models import spec_for
 from ..models.comfyui import host_spec
 from ..plan import HOST, SHARED, ParallelPlan
 from .loading import DTYPES, ModelSource
-from .parking import plain_parts
+from .tensors import plain_parts
 
 NUMBER = re.compile(r"\d+$")  # of a block, in its name
 FETCHED = (SHARED, HOST)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from ..device import copier, pin
+from ..device import copier
 from ..groups.collectives import ALL_GATHER
 from ..groups.mesh import Axis
-from ..groups.mesh_layout import shard_range
 from ..plan import HOST, SHARED
+from .host_memory import HostMemory
 from .packing import Row, Values
-from .parking import ALIGNMENT, aligned
-from .shared_memory import SharedMemory
+from .tensors import ALIGNMENT, align
 
 PAGE = 4096  # bytes, of what can be pinned by itself
 
@@ -94,48 +94,32 @@ class PeerStore:
 
 
 class HostStore:
-    """One copy on a machine, in memory that its ranks with the same weights have mapped and each has pinned.
-
-    A row that is not fetched has no memory: what is mapped and never written to takes none. Where ranks share it, each
-    writes as many bytes, and the others may read them once all have agreed that they are written.
-    """
+    """One copy on a machine, see `HostMemory`. Rows that are not fetched take no RAM."""
 
     kind, is_collective, index = HOST, False, 0
 
-    def __init__(
-        self, sizes: Sequence[int], device: torch.device, shared: SharedMemory | None, place: int, writers: int
-    ) -> None:
-        """sizes: of the rows of all blocks. shared: of `total` bytes; None for memory of this rank's own. place: of
-        this rank among those that write."""
-        self.device, self.place, self.writers = device, place, writers
-        self.offsets = [0]
-        for size in sizes:
-            self.offsets.append(self.offsets[-1] + -(-aligned(size) // PAGE) * PAGE)
-        total = self.offsets[-1]
-        self.memory = (
-            torch.frombuffer(shared.view(total), dtype=torch.uint8)
-            if shared
-            else torch.empty(total, dtype=torch.uint8)  # pages that are touched are there, and no others
-        )
+    def __init__(self, sizes: Sequence[int], device: torch.device, memory: HostMemory | None = None) -> None:
+        """sizes: of the rows of all blocks. memory: of `total` bytes; this rank's own without."""
+        self.device = device
+        self.offsets = [0, *itertools.accumulate(map(whole_pages, sizes))]
+        self.memory = memory or HostMemory(self.total(sizes))
         self.rows: dict[int, torch.Tensor] = {}
         self.copy = copier(device)
 
     @staticmethod
     def total(sizes: Sequence[int]) -> int:
         """The bytes that it maps."""
-        return sum(-(-aligned(size) // PAGE) * PAGE for size in sizes)
+        return sum(map(whole_pages, sizes))
 
     def length(self, row: Row) -> int:
-        return aligned(row.size)
+        return align(row.size)
 
     def allocate(self, place: int, row: Row) -> None:
-        self.rows[place] = self.memory[self.offsets[place] : self.offsets[place] + self.length(row)]
-        pin(self.rows[place], self.device)
+        self.rows[place] = self.memory.allocate(self.offsets[place], self.length(row), self.device)
 
     def write(self, place: int, row: Row, values: Values, only: str = "") -> None:
-        held = self.rows[place]
-        own = shard_range(len(held) // ALIGNMENT, self.place, self.writers)
-        row.write(held[own.start * ALIGNMENT : own.stop * ALIGNMENT], own.start * ALIGNMENT, values, only)
+        start, stop = self.memory.own_part(self.length(row))
+        row.write(self.rows[place][start:stop], start, values, only)
 
     def drop(self, place: int) -> None:
         del self.rows[place]
@@ -145,3 +129,8 @@ class HostStore:
 
     def on_device(self) -> list[torch.Tensor]:
         return []
+
+
+def whole_pages(size: int) -> int:
+    """The bytes of the pages that a row of this size takes."""
+    return -(-align(size) // PAGE) * PAGE

@@ -24,6 +24,7 @@ from demo.host import REPOSITORY, ComfyHost
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import parking
+from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.loading import ModelSource, local_part
 from tests.support.cases.families import FAMILIES, WIDE
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
@@ -58,7 +59,7 @@ def test_what_is_parked_is_nowhere_else_and_comes_back_to_the_bit(one_rank: None
     right = {name: (tensor.clone(), tensor.stride()) for name, tensor in held.items()}
     parked = parking.Parking(model, torch.device("cpu"))
     parked.copy()
-    parked.let_go()
+    parked.free_device()
     assert {tensor.untyped_storage().nbytes() for tensor in held.values()} == {0}
     parked.restore()
     for name, (values, strides) in right.items():
@@ -77,7 +78,7 @@ def test_weights_stay_where_they_are_if_ram_is_too_short_for_them() -> None:
     right = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parked = parking.Parking(model, torch.device("cpu"))
     with pytest.raises(RequestError, match=r"Parking takes .* times on this machine.*\n\nSet on_free to unload"):
-        parked.copy(copies=1 << 30)
+        parked.copy(HostMemory(parked.size, copies=1 << 30))
     assert not parked.is_parked
     assert all(tensor.equal(right[name]) for name, tensor in model.state_dict().items())
 

@@ -25,8 +25,8 @@ from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
+from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES, Check
-from parallel_backend.weights.one_copy import one_copy
 from parallel_backend.weights.parking import Parking
 
 from ..comfyui.patches import Patch
@@ -311,13 +311,13 @@ class Operations:
         is too short on a rank; they have not moved on any then."""
         if parking.is_parked:
             return
-        copy = one_copy((places, parking.layout()), parking.size, job.control_group, parking.last)
+        memory = agree_on_memory((places, parking.layout()), parking.size, job.control_group, parking.memory)
         try:
-            job.together(lambda: parking.copy(copy.shared, copy.place == 0, copy.copies))
+            job.together(lambda: parking.copy(memory))
         except Ended:
-            parking.settle()
+            parking.end()
             raise
-        parking.let_go()
+        parking.free_device()
 
     def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
         """Gives back the memory that nothing is in. The result: how many bytes of the accelerator."""
@@ -332,7 +332,7 @@ class Operations:
 
         def fill() -> None:
             try:
-                parking.fill()
+                parking.fill_device()
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -343,9 +343,9 @@ class Operations:
         try:
             _, outcome = job.attempt(fill)
             if outcome.kind != DONE:
-                parking.let_go()  # on the ranks that had room for them
+                parking.free_device()  # on the ranks that had room for them
                 raise Ended(outcome)
-            parking.settle()
+            parking.end()
         finally:
             release_memory(self.state.device)
 

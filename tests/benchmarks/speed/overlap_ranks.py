@@ -105,7 +105,7 @@ class Contender:
         sizes = self.transformer.fetched.sizes
         kind = HOST if way == "host" else SHARED
         asked = replace(mesh.plan, weights=kind, weight_blocks=len(sizes) // 2 if way == "half shared" else 0)
-        self.host = CopyEngine(sizes, CPU, None, 0, 1)
+        self.host = CopyEngine(sizes, CPU)
         store = self.host if kind == HOST else STORES.get(way, PeerStore)(replicas, CPU)
         places = [] if way == "whole" else fetched_places(sizes, asked)
         self.transformer.bring(places, store if places else None)

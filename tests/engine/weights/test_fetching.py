@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from parallel_backend.errors import RequestError
+from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.packing import Row
-from parallel_backend.weights.parking import ALIGNMENT, Parking, aligned, storages_of
+from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.stores import HostStore
+from parallel_backend.weights.tensors import ALIGNMENT, align, storages_of
 from tests.support.cases.fetched_cases import BLOCKS, CPU, SHARED, WIDTH, Model, fetched_of, given, host_store, run
 from tests.support.ranks.pool import RankPool
 
@@ -64,7 +66,7 @@ def test_a_row_is_written_by_any_parts_of_it() -> None:
     """As several ranks write theirs: a cut falls into a weight, or between two."""
     model, dice = Model(), random.Random(0)
     row = row_of(model, 2)
-    size = aligned(row.size)
+    size = align(row.size)
     right = torch.zeros(size, dtype=torch.uint8)
     row.write(right, 0, row.block.get_parameter)
     assert row.size > 3 * ALIGNMENT and right.any()
@@ -88,12 +90,12 @@ def test_writers_of_one_copy_write_all_of_it_and_nothing_twice() -> None:
     model = Model()
     fetched = fetched_of(model)
     row, sizes = fetched.rows_of([2])[2], fetched.sizes
-    right = HostStore(sizes, CPU, None, 0, 1)
+    right = HostStore(sizes, CPU)
     right.allocate(2, row)
     right.write(2, row, row.block.get_parameter)
-    summed = torch.zeros(aligned(row.size), dtype=torch.uint8)
+    summed = torch.zeros(align(row.size), dtype=torch.uint8)
     for place in range(3):
-        store = HostStore(sizes, CPU, None, place, 3)
+        store = HostStore(sizes, CPU, HostMemory(HostStore.total(sizes), place=place, writers=3))
         store.allocate(2, row)
         store.rows[2].zero_()
         store.write(2, row, row.block.get_parameter)
@@ -195,11 +197,11 @@ def test_parking_frees_the_buffers_and_does_not_copy_them(places: list[int]) -> 
     fetched.rearrange(places, host_store(fetched))
     fetched.park_with(parking)
     going = {name for name, _, _ in fetched.names()}
-    rest = sum(aligned(held.nbytes) for name, held in model.named_parameters() if name not in going)
+    rest = sum(align(held.nbytes) for name, held in model.named_parameters() if name not in going)
     assert parking.size == rest < everything
     for _ in range(2):
         parking.copy()
-        parking.let_go()
+        parking.free_device()
         assert not storages_of(model, CPU, [*parking.beside, *parking.scratch])
         parking.restore()
         got = run(model, fetched, given())

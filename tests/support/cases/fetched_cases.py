@@ -88,7 +88,7 @@ def fetched_of(model: Model) -> FetchedBlocks:
 
 
 def host_store(fetched: FetchedBlocks, is_late: bool = True) -> Told:
-    return Told(HostStore(fetched.sizes, CPU, None, 0, 1), is_late)
+    return Told(HostStore(fetched.sizes, CPU), is_late)
 
 
 def run(model: Model, fetched: FetchedBlocks, x_BD: torch.Tensor) -> torch.Tensor | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from parallel_backend.weights.parking import plain_parts
+from parallel_backend.weights.tensors import plain_parts
 
 
 class Memory:

@@ -55,7 +55,7 @@ def main(comfyui: str, file: str, out: str) -> None:
         share_random_state(GPU)
         parking = Parking(torch.nn.Module(), GPU)  # without weights: labelled ones have no storages to move
         parking.copy()
-        parking.let_go()
+        parking.free_device()
         parking.restore()
         if groups.can_be_cut:
             groups.cut(groups.job)

@@ -66,7 +66,7 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
 
     size, before, began = sum(map(len, weights)), used(), time.perf_counter()
     model.parking.copy()
-    model.parking.let_go()
+    model.parking.free_device()
     is_parked, after = time.perf_counter(), used()
     told: dict[str, Any] = {"pinned": model.parking.host is not None and model.parking.host.is_pinned()}
     restoring = time.perf_counter()

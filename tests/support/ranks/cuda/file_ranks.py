@@ -28,7 +28,7 @@ from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.comfyui.checks import modules_at  # noqa: E402
 from parallel_backend.placing import Placing  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
-from parallel_backend.weights.parking import plain_parts  # noqa: E402
+from parallel_backend.weights.tensors import plain_parts  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402

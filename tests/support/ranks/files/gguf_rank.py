@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.parking import storages_of
+from parallel_backend.weights.tensors import storages_of
 from tests.support.ranks.leaving import leave
 from worker.comfyui.patches import packed
 from worker.comfyui.source import HostSource
@@ -61,7 +61,7 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
     adapt(model)
     before, parking = call(model), model.parking
     parking.copy()
-    parking.let_go()
+    parking.free_device()
     left = sum(storage.nbytes() for storage in storages_of(module, CPU, parking.beside))
     parking.restore()
     return {"left when parked": left, "parked and restored": torch.equal(call(model), before)}

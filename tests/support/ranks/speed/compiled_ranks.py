@@ -78,7 +78,7 @@ def parked_between(bench: Bench, plain: torch.Tensor | None, backend: Any) -> li
     """How far apart the last run is once the weights have been parked and are back; nothing on ranks without result."""
     parking = Parking(bench.model.model, torch.device("cpu"))
     parking.copy()
-    parking.let_go()
+    parking.free_device()
     parking.restore()
     with compiled(bench.model, backend):
         got = bench.runs[-1]()

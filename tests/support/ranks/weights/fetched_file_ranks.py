@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import WHOLE, ParallelPlan
-from parallel_backend.weights.parking import plain_parts
+from parallel_backend.weights.tensors import plain_parts
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files import quantise, write_stock_models
 from tests.support.files.write_gguf import write_gguf

@@ -26,9 +26,9 @@ from parallel_backend.groups.mesh import Mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
-from parallel_backend.weights.parking import plain_parts
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import Store
+from parallel_backend.weights.tensors import plain_parts
 from tests.support.cases.families import FAMILIES
 from tests.support.files import write_stock_models
 from tests.support.ranks import host_ranks

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
 from parallel_backend.weights.fetching import FetchedBlocks
-from parallel_backend.weights.one_copy import one_copy
+from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.stores import HostStore, PeerStore, Store
 
 CPU = torch.device("cpu")
@@ -74,8 +74,8 @@ class Meshes:
         if kind == SHARED:
             return PeerStore(self.made[mesh.plan][1], CPU)
         sizes = fetched.sizes
-        copy = one_copy((mesh.weight_places, sizes), HostStore.total(sizes), None)
-        return HostStore(sizes, CPU, copy.shared, copy.place, copy.ranks)
+        memory = agree_on_memory((mesh.weight_places, sizes), HostStore.total(sizes), None)
+        return HostStore(sizes, CPU, memory)
 
 
 def equal_by_way(

@@ -22,9 +22,9 @@ from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.fitting import in_host
 from parallel_backend.weights.loading import DTYPES, ModelSource
-from parallel_backend.weights.parking import storages_of
 from parallel_backend.weights.sizes import BUFFERS, fetched_places
 from parallel_backend.weights.stores import HostStore
+from parallel_backend.weights.tensors import storages_of
 from tests.support.group.footprint import Highest, Storages, mapped_at, settled_bytes, shared_bytes
 from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
@@ -79,7 +79,7 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     store = model.fetched.store
     own_copy = mapped = 0  # of memory that is no other rank's, too
     if isinstance(store, HostStore) and not copy:
-        own_copy, mapped = sum(row.nbytes for row in store.rows.values()), store.memory.nbytes
+        own_copy, mapped = sum(row.nbytes for row in store.rows.values()), store.memory.size
     module = model.model if isinstance(model, ParallelTransformer) else model.module.model
     in_pages = sum(each.nbytes() for each in storages_of(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {

@@ -74,7 +74,7 @@ def removed(name: str, degrees: dict[str, int], mesh_of: Any) -> dict[str, bool]
         transformer(latents, timestep, conditions)
     if degrees in PARKED:
         transformer.parking.copy()
-        transformer.parking.let_go()
+        transformer.parking.free_device()
     transformer.remove()
     after = model.state_dict()
     with torch.inference_mode():
@@ -116,7 +116,7 @@ def replanned(name: str, plans: list[dict[str, int]], folder: Path, parked: bool
     for degrees, expected in zip([*plans[1:], plans[0]], [*fresh[1:], fresh[0]], strict=True):
         if parked:
             transformer.parking.copy()
-            transformer.parking.let_go()
+            transformer.parking.free_device()
         dist.barrier()
         mesh.close()  # as a rank does, before the next is built
         mesh = build_mesh(ParallelPlan.from_json(degrees), CPU)
