@@ -16,7 +16,7 @@ MAX_SPEED = 1e6
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
-COMPILED_STEPS = 16  # from which on auto compiles; see docs/architecture.md
+COMPILED_STEPS = 16  # from which on auto compiles; see docs/dev/10-decisions.md
 # Into how many parts heads are exchanged at most: the first one's way in and the last one's way out are waited for.
 EXCHANGE_PARTS = 4
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")

@@ -100,7 +100,7 @@ class ParallelTransformer:
         """The bytes that a forward takes beside the weights, for latents of this shape, (B, C, …), on the rank that has
         the most of it; alike on all.
 
-        With A the bytes of all tokens: 20 A/N in a block, 3 A where streams are whole; see docs/architecture.md.
+        With A the bytes of all tokens: 20 A/N in a block, 3 A where streams are whole; see docs/dev/08-gpu-path.md.
         """
         heads, head_dim, _ = self.spec.sizes(self.model.config)
         rows = max(self.mesh["batch"].sizes(latents[0]))
