@@ -107,7 +107,9 @@ def test_a_developers_page_is_short_has_a_picture_and_first_says_what_it_is_for(
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in AS_WIDE_AS_IT_IS])
 def test_no_line_but_a_tables_is_wider_than_code(page: str) -> None:
-    wide = [line for line in PICTURE.sub("", text_of(page)).splitlines() if len(line) > WIDTH and not line.startswith("|")]
+    wide = [
+        line for line in PICTURE.sub("", text_of(page)).splitlines() if len(line) > WIDTH and not line.startswith("|")
+    ]
     assert not wide, f"{page}: {wide[0]}"
 
 
