@@ -1,6 +1,6 @@
-"""The persistent worker group, by process.
+"""The persistent worker group.
 
-`host` runs in ComfyUI's, `launch` and `rank` in the group's own, whose working root is the pack's folder; `wire` is
-what goes between them. Imports go rank → launch → wire and host → launch → wire; what lies here is shared by all.
-`python -m worker.join` lends this machine to another one's group.
+`host` runs in ComfyUI's process. `launch` and `rank` run in the group's processes, whose working folder is the pack's.
+`wire` defines what they send each other. Imports go rank → launch → wire and host → launch → wire; the modules of this
+folder are shared by all. `python -m worker.join` lends this machine to another one's group.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong between ComfyUI and the worker group; its words have the form of the engine's errors."""
+"""The errors of the worker group. Each has a cause, an advice and details, like the engine's errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 
 try:
     from ..parallel_backend.errors import Explained, Explanation, ModelFileError
-except ImportError:  # outside of ComfyUI, where the pack's folder is no package: in the ranks and their launchers
+except ImportError:  # in the ranks and their launchers, where the pack's folder is not a package
     from parallel_backend.errors import Explained, Explanation, ModelFileError
 
 __all__ = [
@@ -23,19 +23,19 @@ MAX_TRACEBACK = 8000  # characters, the last of them
 
 
 class WorkerGroupError(Explained, RuntimeError):
-    """The worker group did not start, died, or is left down."""
+    """The worker group did not start, has died, or stays down after too many deaths."""
 
 
 class RequestRefused(Explained, ValueError):
-    """The worker group cannot serve this request, and says why; it lives on."""
+    """The worker group cannot serve this request, and says why. The group goes on."""
 
 
 class OutOfMemory(RequestRefused):
-    """A rank ran out of memory (OOM) in this request; the group lives on, without a model."""
+    """A rank ran out of memory (OOM) in this request. The group goes on, without a model."""
 
 
 def unforeseen(error: Exception, rank: int) -> Explanation:
-    """An error in a rank for which nobody has written words."""
+    """Explains an error that the code did not expect."""
     trace = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:].rstrip()
     return Explanation(
         f"{type(error).__name__}: {error}", "If it comes again, report it with the details.", f"Rank {rank}:\n{trace}"

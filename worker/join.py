@@ -1,11 +1,12 @@
-"""`python -m worker.join ADDRESS:PORT`: lends this machine to the worker group of another one, until Ctrl-C.
+"""`python -m worker.join ADDRESS:PORT` lends this machine to the worker group of another one, until Ctrl-C.
 
-Run it in the pack's folder; ADDRESS:PORT is the first of that machine's setting `machines`, which also names this one.
-Each time a group is started there, it says how many ranks on which device this machine adds; when the group ends, or
-the other machine is not heard of any more, the ranks here end too, and this waits for the next one.
+Run it in the pack's folder. ADDRESS:PORT is the first entry of the setting `machines` on the other machine, which must
+also name this one. When a group starts there, that machine tells how many ranks to start here, and on which device.
+When the group ends or the other machine goes silent, the ranks here end too, and the program waits for the next group.
 
-`python -m worker.join MACHINES -- COMMAND` is for a cluster's job, where all machines run the same: the first one runs
-COMMAND, which is ComfyUI's, the others join it. MACHINES is the setting, or :PORT for the nodes of a Slurm step.
+`python -m worker.join MACHINES -- COMMAND` is for a cluster's job, in which all machines run the same command. The
+first machine runs COMMAND, which starts ComfyUI; the others join it. MACHINES is the setting, or :PORT for the nodes
+of a Slurm step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 from .errors import Explanation
-from .launch.cluster import job_machines, job_place
+from .launch.cluster import read_job_machines, read_job_place
 from .launch.peer import Message, PeerConnection, PeerLost
 from .launch.process import WorkerProcess
 from .launch.rendezvous import RendezvousError, ask
@@ -34,11 +35,11 @@ MAX_REASON = 8000  # characters
 
 
 class Terminated(BaseException):
-    """The operator ends this program; no Exception, as nothing on the way shall take it for a failure."""
+    """The operator ends this program. It is not an Exception, so that no handler takes it for a failure."""
 
 
 def main() -> None:
-    own, command = split_off(sys.argv[1:])
+    own, command = split_command(sys.argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m worker.join",
         usage="%(prog)s ADDRESS:PORT\n       %(prog)s MACHINES -- COMMAND",
@@ -48,12 +49,12 @@ def main() -> None:
     where = parser.parse_args(own).where
     if command:
         try:
-            where = in_a_job(where, command)
+            where = resolve_job(where, command)
         except (SettingsError, OSError) as error:
             parser.error(str(error))
     address, _, port = where.rpartition(":")
     if not address or not port.isdecimal():
-        parser.error(f"{where!r} is no address and port, like 10.0.0.1:29400")
+        parser.error(f"{where!r} is not an address with a port, like 10.0.0.1:29400")
 
     def stop(_signal: int, _frame: object) -> None:
         raise Terminated
@@ -67,20 +68,22 @@ def main() -> None:
         say("ended")
 
 
-def split_off(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """This program's own arguments, and the command after the first --."""
+def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Splits the arguments into this program's own and the command after the first --."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:cut], arguments[cut + 1 :]
 
 
-def in_a_job(where: str, command: list[str]) -> str:
-    """On the first machine of a cluster's job becomes the command; on the others, where to meet the first.
+def resolve_job(where: str, command: list[str]) -> str:
+    """Replaces this program with the command on the first machine of a job. On the others, returns the first's address.
 
-    Raises SettingsError, and OSError where there is no such command.
+    Raises SettingsError, and OSError if the command does not exist.
     """
-    place, machines = job_place(os.environ), job_machines(where, os.environ)
+    place, machines = read_job_place(os.environ), read_job_machines(where, os.environ)
     if place >= len(machines):
-        raise SettingsError(f"This is machine {place + 1} of the job, and {','.join(machines)} names {len(machines)}.")
+        raise SettingsError(
+            f"This is machine {place + 1} of the job, but {','.join(machines)} names only {len(machines)}."
+        )
     if place:
         return machines[0]
     environment = dict(os.environ)
@@ -92,7 +95,7 @@ def in_a_job(where: str, command: list[str]) -> str:
 
 
 def serve(address: str, port: int, folder: Path) -> None:
-    """Joins one group after the other."""
+    """Joins one group after another, without end."""
     said = ""
     while True:
         try:
@@ -108,7 +111,7 @@ def serve(address: str, port: int, folder: Path) -> None:
         said = ""
         try:
             with Membership(peer, start, folder) as membership:
-                membership.last()
+                membership.wait_until_over()
         finally:
             peer.close()
 
@@ -117,7 +120,7 @@ class Membership:
     """This machine's part in one group: its ranks, and the connection to the first machine."""
 
     def __init__(self, peer: PeerConnection, start: Message, folder: Path) -> None:
-        """start: what the first machine says; every part of it is made the number or the word that it must be."""
+        """start: the first machine's message. Each value is checked before use, because it ends up in a command."""
         self.peer = peer
         self.lost = ""
         ranks, node, nodes = (int(start[name]) for name in ("ranks", "machine", "machines"))
@@ -141,8 +144,8 @@ class Membership:
         self.process.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def last(self) -> None:
-        """Returns once the ranks have ended, or the first machine is lost; the first machine hears why."""
+    def wait_until_over(self) -> None:
+        """Waits until the ranks end or the first machine is lost. Tells the first machine if the ranks failed."""
         while not self.process.exited.wait(POLL_SECONDS) and not self.lost:
             pass
         if self.lost:
@@ -156,13 +159,13 @@ class Membership:
         reason = self.process.reason()
         try:
             of_another = self.process.report.read()["of_another"]
-        except (OSError, ValueError):  # it could not be written
+        except (OSError, ValueError):  # the report could not be written
             of_another = False
         say(f"the ranks here failed: {reason}")
         try:
-            self.peer.send({"failed": shortened(reason)._asdict(), "of_another": of_another})
+            self.peer.send({"failed": shorten(reason)._asdict(), "of_another": of_another})
         except PeerLost:
-            say("the first machine has gone, too")
+            say("the first machine is gone too")
 
     def _listen(self) -> None:
         try:
@@ -172,8 +175,8 @@ class Membership:
             self.lost = str(error)
 
 
-def shortened(reason: Explanation) -> Explanation:
-    """As much of it as one message carries."""
+def shorten(reason: Explanation) -> Explanation:
+    """Cuts the reason to what one message can carry."""
     left, fields = MAX_REASON, []
     for text in reason:
         fields.append(text[:left])

@@ -1,4 +1,4 @@
-"""What an operator can set: by environment variables, by a settings file, else the defaults here, in this order."""
+"""The operator's settings. An environment variable wins over the settings file, and the file over the defaults here."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ WITH_LOADER, WITH_COMFYUI, WITH_SAMPLER = START = ("loader", "comfyui", "sampler
 
 
 class SettingsError(Explained, ValueError):
-    """A setting that is unknown or has a value that it cannot have."""
+    """A setting is unknown, or its value is not allowed."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """An environment variable is PARALLELDIT_ and the field's name in capitals; in the file, it is the name as it is.
+    """The file uses the field names below. An environment variable is PARALLELDIT_ and the name in capitals.
 
-    device: cpu, cuda (NVIDIA's and AMD's GPUs) or xpu (Intel's); empty for what ComfyUI computes on.
-    ranks: of an automatic plan; 0 for all GPUs that are like ComfyUI's own, 2 on the CPU.
-    cpu_ranks: how many CPU ranks a plan may ask for on a machine; 0 for as many as it has cores, 2 at least.
-    python: the interpreter of the workers. machines: the addresses of the machines that work together, this one first
-    and with the port at which the others meet it; in an environment variable, with commas between them.
-    on_free: what ComfyUI's Free, or other models that need the room, do to the workers: park has the weights wait in
-    RAM, unload lets them go until they are read again, keep does nothing. On the CPU, where there is no accelerator to
-    free, park is unload.
-    restarts: how many in ten minutes, before a group that keeps dying is left down. start_seconds: for the ranks to be
-    up, other machines' included. silence_seconds: after which a rank that gives no sign of life is taken for dead.
-    log_megabytes: of one rank's log, before it is rotated.
-    measured: the folder that keeps what was measured of this machine; empty for the pack's own.
-    start: when the ranks start: with the first loader that a prompt runs; with comfyui, those of an automatic plan; or
-    with the first sampler, once it needs them.
+    device: cpu, cuda (NVIDIA and AMD GPUs) or xpu (Intel). Empty: the device that ComfyUI computes on.
+    ranks: of an automatic plan. 0: one for each GPU that is like ComfyUI's own; 2 on the CPU.
+    cpu_ranks: the most CPU ranks that a plan may ask for on a machine. 0: one for each core, at least 2.
+    python: the interpreter of the workers.
+    machines: the addresses of the machines that work together. This one comes first, with the port where it listens
+    for the others. An environment variable separates them by commas.
+    on_free: what the workers do when ComfyUI frees memory (its Free button, or other models that need the room). park
+    moves the weights to RAM; unload drops them until they are read again; keep does nothing. CPU ranks have no
+    accelerator to free: there park means unload.
+    restarts: how often a group that dies is restarted within ten minutes; after that it stays down.
+    start_seconds: the most seconds until the ranks are ready, on all machines.
+    silence_seconds: after so many seconds without a sign of life, a rank counts as dead.
+    log_megabytes: the size at which a rank's log is rotated.
+    measured: the folder for this machine's measurements. Empty: the pack's own folder.
+    start: when the ranks start. loader: with the first loader of a prompt. comfyui: with ComfyUI, as many as an
+    automatic plan has. sampler: when the first sampler needs them.
     """
 
     device: str = ""
@@ -58,14 +60,14 @@ class Settings:
 
     @classmethod
     def read(cls, environment: Mapping[str, str], file: Path) -> Settings:
-        """The settings in effect. Raises SettingsError, which names the source of what is wrong."""
+        """Returns the settings in effect. Raises SettingsError, which names the file or variable that is wrong."""
         values: dict[str, Any] = {}
         if file.is_file():
-            values = {name: checked(name, value, str(file)) for name, value in read_object(file).items()}
+            values = {name: convert_value(name, value, str(file)) for name, value in read_object(file).items()}
         for setting in fields(cls):
             variable = PREFIX + setting.name.upper()
             if environment.get(variable):
-                values[setting.name] = checked(setting.name, environment[variable], f"the variable {variable}")
+                values[setting.name] = convert_value(setting.name, environment[variable], f"the variable {variable}")
         return cls(**values)
 
 
@@ -73,17 +75,17 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{file} cannot be read as JSON ({error}).", "Mend it or take it away.") from error
+        raise SettingsError(f"{file} cannot be read as JSON ({error}).", "Correct the file or remove it.") from error
     if not isinstance(values, dict):
-        raise SettingsError(f'{file} holds no JSON object, like {{"restarts": 3}}.')
+        raise SettingsError(f"{file} is not a JSON object.", 'Write an object, like {"restarts": 3}.')
     return values
 
 
-def checked(name: str, value: Any, source: str) -> Any:
-    """A setting's value in its type. Raises SettingsError."""
+def convert_value(name: str, value: Any, source: str) -> Any:
+    """Checks a setting's value and converts it to its type. Raises SettingsError."""
     defaults = {setting.name: setting.default for setting in fields(Settings)}
     if name not in defaults:
-        raise SettingsError(f"{source} sets {name!r}, which is none of {', '.join(defaults)}.")
+        raise SettingsError(f"{source} sets {name!r}, which is not a setting. The settings are {', '.join(defaults)}.")
     default = defaults[name]
     kind = {tuple: "a list", str: "text"}.get(type(default), "a number")
     try:
@@ -93,12 +95,12 @@ def checked(name: str, value: Any, source: str) -> Any:
         else:
             result = type(default)(value)
     except (TypeError, ValueError) as error:
-        raise SettingsError(f"{source} sets {name} to {value!r}; it takes {kind}.") from error
+        raise SettingsError(f"{source} sets {name} to {value!r}; it must be {kind}.") from error
     choices = {"on_free": ON_FREE, "device": ("", *DEVICES), "start": START}.get(name)
     if choices and result not in choices:
-        raise SettingsError(f"{source} sets {name} to {value!r}; it is one of {', '.join(filter(None, choices))}.")
+        raise SettingsError(f"{source} sets {name} to {value!r}; it must be one of {', '.join(filter(None, choices))}.")
     if isinstance(result, (int, float)) and (
         not 0 <= result < math.inf or (result == 0 and name not in ("ranks", "restarts", "cpu_ranks"))
     ):
-        raise SettingsError(f"{source} sets {name} to {value!r}; it is more than 0.")
+        raise SettingsError(f"{source} sets {name} to {value!r}; it must be more than 0.")
     return result

@@ -29,7 +29,7 @@ from tests.support.group.machines import (
 from tests.support.group.network import PODS, Network
 from tests.support.tiers import slow_but
 from worker import join
-from worker.launch.cluster import hosts_of, job_machines, job_place
+from worker.launch.cluster import expand_nodelist, read_job_machines, read_job_place
 from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
 from worker.launch.torchrun import Machines
 from worker.settings import SettingsError
@@ -111,23 +111,23 @@ def test_one_command_on_all_machines_of_a_job_makes_one_group(
     ],
 )
 def test_slurms_short_list_of_nodes_is_written_out(nodelist: str, hosts: list[str]) -> None:
-    assert hosts_of(nodelist) == hosts
+    assert expand_nodelist(nodelist) == hosts
 
 
 def test_a_port_alone_stands_for_the_nodes_of_the_step() -> None:
-    assert job_machines(f":{PORT}", STEP) == [f"first:{PORT}", "second"]
-    assert job_machines(f"a:{PORT},b", STEP) == [f"a:{PORT}", "b"]
-    with pytest.raises(SettingsError, match="SLURM_STEP_NODELIST names none"):
-        job_machines(f":{PORT}", {})
+    assert read_job_machines(f":{PORT}", STEP) == [f"first:{PORT}", "second"]
+    assert read_job_machines(f"a:{PORT},b", STEP) == [f"a:{PORT}", "b"]
+    with pytest.raises(SettingsError, match="SLURM_STEP_NODELIST is not set"):
+        read_job_machines(f":{PORT}", {})
 
 
 def test_the_place_in_a_job_is_the_clusters_number() -> None:
-    assert job_place(as_slurm(1)) == 1
-    assert job_place(as_kubernetes(3)) == 3
+    assert read_job_place(as_slurm(1)) == 1
+    assert read_job_place(as_kubernetes(3)) == 3
     with pytest.raises(SettingsError, match="srun --ntasks-per-node=1"):
-        job_place(as_slurm(0) | {"SLURM_LOCALID": "1"})
-    with pytest.raises(SettingsError, match="neither JOB_COMPLETION_INDEX nor SLURM_NODEID"):
-        job_place({})
+        read_job_place(as_slurm(0) | {"SLURM_LOCALID": "1"})
+    with pytest.raises(SettingsError, match="JOB_COMPLETION_INDEX and SLURM_NODEID are not set"):
+        read_job_place({})
 
 
 def run_join(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], *arguments: str) -> list[str]:
@@ -160,7 +160,7 @@ def test_a_job_of_one_node_needs_no_others(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("where", "says"),
-    [("a:29400,b", "This is machine 3 of the job, and a:29400,b names 2"), (":29400", "names none")],
+    [("a:29400,b", "This is machine 3 of the job, but a:29400,b names only 2"), (":29400", "is not set")],
 )
 def test_a_job_that_does_not_fit_its_machines_is_told_on_the_command_line(
     where: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -192,7 +192,7 @@ def test_a_machine_whose_name_is_known_later_is_met_all_the_same(monkeypatch: py
     names = Names(monkeypatch)
     meeting = Rendezvous(Machines("127.0.0.1", PORT, ("pod",)))
     try:
-        with pytest.raises(RendezvousError, match="pod did not join within .* pod is a name that is not known here"):
+        with pytest.raises(RendezvousError, match="pod did not join within .* The name pod is not known here"):
             meeting.gather({}, SILENCE, seconds=0.1)
         names.known["pod"] = "127.0.0.2"
         with socket.create_connection(("127.0.0.1", PORT), 5, source_address=("127.0.0.2", 0)) as connection:

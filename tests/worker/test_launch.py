@@ -15,7 +15,7 @@ import pytest
 
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import wait_until
-from worker.launch.agent import root_cause
+from worker.launch.agent import find_root_cause
 from worker.launch.torchrun import cuda_environment
 
 LOST = "Connection closed by peer [127.0.0.1]:4242"
@@ -55,7 +55,7 @@ CASES = {
 
 @pytest.mark.parametrize(("failures", "rank", "said", "lost"), CASES.values(), ids=CASES)
 def test_the_root_cause_is_no_consequence(failures: list[Failure], rank: int, said: str, lost: bool) -> None:
-    named, reason, is_lost = root_cause(dict(enumerate(failures)))
+    named, reason, is_lost = find_root_cause(dict(enumerate(failures)))
     assert named == rank and said in reason.cause and is_lost == lost
 
 

@@ -86,5 +86,5 @@ def test_a_broken_blob_is_refused(broken):
 
 
 def test_what_the_format_does_not_have_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"The tensor x is of torch.complex64, which cannot be sent"):
+    with pytest.raises(ValueError, match=r"The tensor x has dtype torch.complex64, which cannot be sent"):
         to_buffers({"x": torch.ones(1, dtype=torch.complex64)})

@@ -43,7 +43,7 @@ def test_a_call_comes_back_from_json_and_tensors_as_it_was() -> None:
     [
         ({"patches": {"dit": [print]}}, "kwargs.patches.dit.0 is a builtin_function_or_method"),
         ({"entries": [SimpleNamespace()]}, "kwargs.entries.0 is a SimpleNamespace"),
-        ({"grid": {(0, 1): 2}}, "kwargs.grid has keys that are no text"),
+        ({"grid": {(0, 1): 2}}, "kwargs.grid has keys that are not text"),
     ],
 )
 def test_what_is_no_data_is_refused_by_its_path(value: Any, words: str) -> None:
@@ -53,7 +53,7 @@ def test_what_is_no_data_is_refused_by_its_path(value: Any, words: str) -> None:
 
 @pytest.mark.parametrize("packed", [{"tensor": "x", "tuple": []}, {"set": [1]}, {}, [{"unknown": 1}]])
 def test_what_no_call_is_packed_to_is_refused(packed: Any) -> None:
-    with pytest.raises(ValueError, match="no (value|kind)"):
+    with pytest.raises(ValueError, match="not a (packed value|kind)"):
         unpack(packed, {})
 
 

@@ -1,2 +1,1 @@
-"""How a group's processes start, on one machine or several, where their logs go, and how the reason of a failure is
-told."""
+"""Starts a group's processes, on one machine or several. Keeps their logs, and reports why they failed."""

@@ -1,11 +1,11 @@
-"""`python -m worker.launch.agent`: this machine's part of a worker group: torchrun, which dies with its parent.
+"""`python -m worker.launch.agent` runs this machine's part of a worker group: a torchrun that dies with its parent.
 
-When a rank fails, the root cause is written to the folder for the node's error.
+When a rank fails, the agent writes the root cause into the folder. The node's error quotes it.
 
-The rendezvous is torchrun's static one at a c10d store. Its other one, which torchrun calls c10d, keeps its state in
-the same store as a pickle that anyone who reaches the port can replace, and orders machines by their addresses; here
-nothing is unpickled, and the first machine has rank 0, which talks to ComfyUI. The store is opened here, because
-torchrun's own would listen on every network; this one does on the loopback, or on the network that the machines share.
+The rendezvous is torchrun's static one. The other one, called c10d, would keep its state in the store as a pickle:
+anyone who reaches the port could replace it. It would also order the machines by address. The static one unpickles
+nothing, and gives rank 0, which talks to ComfyUI, to the first machine. The agent opens the store itself, because
+torchrun's would listen on every network. This one listens on the loopback, or on the network that the machines share.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Explanation
-from .imports import collector_at_rest
-from .interface import keep_to
+from .imports import pause_garbage_collector
+from .interface import use_interface_of
 from .lifetime import die_with_parent
 from .rendezvous import Rendezvous, RendezvousError
 from .report import Report
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 TRACEBACK_LINES = 12
-# In the words of gloo, NCCL and the store where another rank has gone.
+# What gloo, NCCL and the store say when another rank has gone.
 LOST_PEER = ("onnection", "Broken pipe", "Socket Timeout", "remote process exited", "Timed out waiting")
-ROOT_CAUSE_SECONDS = 2.0  # that this machine has to find its own failure, where another one failed for the lack of it
+ROOT_CAUSE_SECONDS = 2.0  # time for this machine to find its own failure, if another machine failed because of it
 
 
 def main() -> None:
@@ -62,21 +62,21 @@ def parse() -> argparse.Namespace:
 
 
 def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], socket.socket | None]:
-    """torchrun's arguments on how this machine takes part, and the socket of the store where that is the first.
+    """Returns torchrun's rendezvous arguments, and on the first machine the socket of the store.
 
-    On the first of several machines, waits for the others. Raises RendezvousError.
+    The first of several machines waits here for the others. Raises RendezvousError.
     """
     if options.store:
-        keep_to(options.address)
+        use_interface_of(options.address)
         return rendezvous(options.store, options.node, options.nodes), None
     if not options.machines:
-        keep_to(LOOPBACK)
+        use_interface_of(LOOPBACK)
         listener = socket.create_server((LOOPBACK, 0))
-        return rendezvous(endpoint_of(listener), 0, 1), listener
+        return rendezvous(format_endpoint(listener), 0, 1), listener
     others = Rendezvous(Machines.parse(options.machines.split(",")))
-    keep_to(others.address)
+    use_interface_of(others.address)
     listener = socket.create_server((others.address, 0))
-    start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": endpoint_of(listener)}
+    start = {"ranks": options.ranks, "device": os.environ[DEVICE], "store": format_endpoint(listener)}
     others.gather(start, options.silence)
 
     def lost(reason: Explanation, of_another: bool) -> None:
@@ -88,10 +88,10 @@ def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], 
             os._exit(1)  # the kernel ends the ranks with this process
 
     others.watch(lost)
-    return rendezvous(endpoint_of(listener), 0, len(others.machines)), listener
+    return rendezvous(format_endpoint(listener), 0, len(others.machines)), listener
 
 
-def endpoint_of(listener: socket.socket) -> str:
+def format_endpoint(listener: socket.socket) -> str:
     host, port = listener.getsockname()
     return f"{host}:{port}"
 
@@ -101,8 +101,8 @@ def rendezvous(endpoint: str, node: int, nodes: int) -> list[str]:
 
 
 def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket.socket | None, report: Report) -> None:
-    """Runs the ranks of this machine to their end; their failure is this process's."""
-    with collector_at_rest():
+    """Runs the ranks of this machine until they end. Raises if one of them fails."""
+    with pause_garbage_collector():
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import main as torchrun
 
@@ -113,7 +113,7 @@ def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket
             f"--log-dir={options.folder / 'torchrun'}", "-m", "worker.rank.main",
         ])  # fmt: skip
     except ChildFailedError as error:
-        rank, reason, lost_peer = root_cause(error.failures)
+        rank, reason, lost_peer = find_root_cause(error.failures)
         if lost_peer and options.machines:
             time.sleep(ROOT_CAUSE_SECONDS)  # another machine may have the cause, and then ends this process
         report.write(reason, rank, lost_peer)
@@ -123,7 +123,7 @@ def run_torchrun(options: argparse.Namespace, place: list[str], listener: socket
 
 
 def open_store(listener: socket.socket) -> TCPStore:
-    """The store at that address alone. There is one a port and process: torchrun, which asks for the same, gets it."""
+    """Opens the store at this address only. torchrun asks for a store at the same port, and gets this one."""
     from torch.distributed import TCPStore
 
     host, port = listener.getsockname()
@@ -132,13 +132,14 @@ def open_store(listener: socket.socket) -> TCPStore:
     )
 
 
-def root_cause(failures: dict) -> tuple[int, Explanation, bool]:
-    """The failure that brought the others down: the rank, the reason with its traceback, and whether it may follow
-    from another rank's end for all that.
+def find_root_cause(failures: dict) -> tuple[int, Explanation, bool]:
+    """Finds the failure that brought the other ranks down.
 
-    failures: rank to torch's ProcessFailure, whose time is in whole seconds. What follows from another rank's end is
-    the cause only if there is nothing before it: a lost connection, which may also abort a rank (SIGABRT). A rank that
-    torchrun ended itself (SIGTERM) is the last to be it.
+    Returns the rank, the reason with its traceback, and whether the reason may still be the end of another rank.
+
+    failures: rank to torch's ProcessFailure, whose time is in whole seconds. A lost connection, which may also abort a
+    rank (SIGABRT), is a consequence: it counts as the cause only if nothing else failed. A rank that torchrun itself
+    ended (SIGTERM) comes last.
     """
 
     def lost_peer(failure: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which network interface the ranks speak over."""
+"""Chooses the network interface that the ranks use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
-def interface_of(address: str) -> str | None:
-    """The name of this machine's interface that has an IPv4 address; None if none has it, or not on Linux."""
+def find_interface(address: str) -> str | None:
+    """Returns the name of the interface with this IPv4 address; None if there is none, or not on Linux."""
     if sys.platform != "linux":
         return None
     import fcntl
@@ -27,11 +27,11 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def keep_to(address: str) -> None:
-    """Has the ranks that this process starts speak over the interface with this address; an operator's own choice wins.
+def use_interface_of(address: str) -> None:
+    """Makes the ranks that this process starts use the interface with this address. An operator's own choice wins.
 
-    Left to itself, gloo asks what the machine's name resolves to: on Debian 127.0.1.1, which no other machine reaches.
+    By default gloo resolves the machine's name: on Debian that is 127.0.1.1, which no other machine reaches.
     """
-    if interface := interface_of(address):
+    if interface := find_interface(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": this name, not all that begin so
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # "=": exactly this name, not a prefix

@@ -1,4 +1,4 @@
-"""A child that must not outlive its parent."""
+"""Ends a child process when its parent dies."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies (Linux); exits if the parent has died already.
+    """Asks the kernel to kill this process when its parent dies (Linux). Exits if the parent has already died.
 
-    The environment variable PARENT names the expected parent. Elsewhere than on Linux, the closed socket ends rank 0,
-    and with it the group.
+    The environment variable PARENT names the expected parent. On other systems, the closed socket ends rank 0, and
+    that ends the group.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):
-        raise SystemExit("The parent of this worker process has gone.")
+        raise SystemExit("The parent of this worker process has ended.")
     os.environ[PARENT] = str(os.getpid())

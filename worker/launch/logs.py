@@ -1,4 +1,4 @@
-"""The ranks' logs: a file each, of bounded size, which may fail to be written without failing the rank."""
+"""The ranks' logs: one file a rank, of bounded size. A rank goes on when its log cannot be written."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def old_path(path: Path) -> Path:
-    """Where a log goes when it is rotated."""
+    """Returns the path that a log moves to when it is rotated."""
     return path.with_name(f"{path.name}.1")
 
 
 class RankLog:
-    """Takes what this process writes to its stdout and stderr, C++ libraries included, into a file.
+    """Redirects this process's stdout and stderr into a file, including those of C++ libraries.
 
-    Where there is no room for it, or no folder any more, it is lost, and what comes once there is room is not.
+    While the disk is full or the folder is gone, lines are lost. Later lines are written again.
     """
 
     def __init__(self, folder: Path, rank: int, megabytes: float) -> None:
@@ -38,8 +38,8 @@ class RankLog:
         sys.stdout, sys.stderr = (as_text(descriptor) for descriptor in (1, 2))
 
     def rotate(self) -> None:
-        """Begins a new file where the log is over its size, and keeps the last one; to be called now and then."""
-        if not os.path.exists(self.path):  # somebody has taken it away
+        """Starts a new file if the log is over its size, and keeps the last one. Call it now and then."""
+        if not os.path.exists(self.path):  # someone has removed it
             self._reopen()
             return
         with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ class RankLog:
 
 
 def open_log() -> RankLog:
-    """The log of the rank that torchrun has made of this process."""
+    """Opens the log of this process, which torchrun started as a rank."""
     rank = int(os.environ["RANK"])
     log = RankLog(Path(os.environ[LOGS]), rank, float(os.environ[LOG_MEGABYTES]))
     style = f"%(asctime)s rank {rank} %(levelname)s %(message)s"
@@ -66,8 +66,8 @@ def open_log() -> RankLog:
     return log
 
 
-class Unfailing(io.RawIOBase):
-    """Writes to a descriptor, and drops what it does not take."""
+class LossyStream(io.RawIOBase):
+    """Writes to a descriptor, and drops what cannot be written."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -87,13 +87,13 @@ class Unfailing(io.RawIOBase):
 
 
 def as_text(descriptor: int) -> io.TextIOWrapper:
-    # The stub asks for a `name`, which is not written to a text stream and a raw one need not have.
-    stream: Any = Unfailing(descriptor)
+    # typeshed wants a `name`, which a raw stream need not have.
+    stream: Any = LossyStream(descriptor)
     return io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def tail(path: Path, lines: int) -> str:
-    """The last lines of a log, at most TAIL_BYTES of it and of the one before; empty where there is none."""
+    """Returns the last lines of a log: at most TAIL_BYTES of it and of the one before. Empty if there is no log."""
     last: deque[str] = deque(maxlen=lines)
     for part in (old_path(path), path):
         with contextlib.suppress(OSError), part.open("rb") as file:

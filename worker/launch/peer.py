@@ -1,4 +1,4 @@
-"""A connection between two machines: JSON objects, one a line, with a heartbeat each second in between."""
+"""A connection between two machines: one JSON object a line, and a heartbeat each second."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Message = dict[str, Any]
 
 
 class PeerLost(ConnectionError):
-    """The other machine has closed the connection, or gives no sign of life, or speaks something else."""
+    """The other machine has closed the connection, is silent, or sends something unknown."""
 
 
 class PeerConnection:
-    """One end. Sends a heartbeat each second from `keep` on, and is lost without one for as long as that says."""
+    """One end of the connection. From `keep` on it sends a heartbeat each second, and expects them from the peer."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(HELLO_SECONDS)
@@ -32,7 +32,7 @@ class PeerConnection:
         self.sending = threading.Lock()
 
     def keep(self, silence: float) -> None:
-        """Starts the heartbeat. silence: seconds without one after which the other side is lost."""
+        """Starts the heartbeat. silence: after so many seconds without one, the other side counts as lost."""
         self.silence = silence
         self.connection.settimeout(silence)
         threading.Thread(target=self._beat, name="peer-heartbeat", daemon=True).start()
@@ -46,7 +46,7 @@ class PeerConnection:
             raise PeerLost(f"has closed the connection ({error})") from error
 
     def receive(self) -> Message:
-        """The next message that is no sign of life. Raises PeerLost."""
+        """Returns the next message that is not a heartbeat. Raises PeerLost."""
         while True:
             try:
                 text = self.reader.readline(MAX_LINE)
@@ -56,16 +56,16 @@ class PeerConnection:
             except OSError as error:
                 raise PeerLost(f"has closed the connection ({error})") from error
             except ValueError as error:
-                raise PeerLost("says something that is no message of this pack") from error
+                raise PeerLost("sent something that is not a message of this pack") from error
             if not text:
                 raise PeerLost("has closed the connection")
             if not isinstance(message, dict):
-                raise PeerLost("says something that is no message of this pack")
+                raise PeerLost("sent something that is not a message of this pack")
             if message:
                 return message
 
     def close(self) -> None:
-        """Ends a `receive` in another thread, too."""
+        """Closes the connection. This also ends a `receive` in another thread."""
         self.closed.set()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""The torchrun process of a worker group, kept by a thread that lives as long as it does, and why it ended."""
+"""Starts and stops the torchrun process of a worker group, and tells why it ended."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ GONE_SECONDS = 10.0
 class WorkerProcess:
     """Starts a command and watches it. Raises OSError if it can't be started.
 
-    Linux ends a child with the *thread* that started it (PDEATHSIG); so a thread of our own starts it and stays.
+    Linux ends a child together with the *thread* that started it (PDEATHSIG). So a thread of our own starts the
+    process and lives as long as it does.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        """command: of `worker.launch.agent`. folder: for the logs, and for why a rank failed, as the command has it."""
+        """command: runs `worker.launch.agent`. folder: for the logs and the reason of a failure; the command names it
+        too."""
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.rmtree(folder / "torchrun", ignore_errors=True)  # of the life before
+        shutil.rmtree(folder / "torchrun", ignore_errors=True)  # from the last start
         self.report = Report(folder)
         self.report.file.unlink(missing_ok=True)
         self.command = command
         self.environment = dict(environment)
-        self.popen: subprocess.Popen[bytes]  # set once `started` is, unless `failure` is
+        self.popen: subprocess.Popen[bytes]  # set once the process has started, unless `failure` is set
         self.failure: OSError | None = None
         self.exited = threading.Event()
         started = threading.Event()
@@ -65,7 +67,7 @@ class WorkerProcess:
         self.exited.set()
 
     def stop(self) -> None:
-        """Ends the group and returns when its processes are gone. They keep nothing that would need saving."""
+        """Kills the group, and returns when its processes are gone. They hold nothing that must be saved."""
         try:
             ranks = psutil.Process(self.popen.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -75,13 +77,13 @@ class WorkerProcess:
         psutil.wait_procs(ranks, GONE_SECONDS)
 
     def reason(self) -> Explanation:
-        """Why the group ended: the rank that failed first with its signal or exception, else torchrun's end.
+        """Tells why the group ended: the rank that failed first, with its signal or exception; else torchrun's end.
 
-        The details are its traceback, if there is one, and the end of its log.
+        The details are the rank's traceback, if there is one, and the end of its log.
         """
         try:
             failed = self.report.read()
-        except (OSError, ValueError):  # it could not be written: killed itself, or the disk is full
+        except (OSError, ValueError):  # nothing was written: the agent was killed, or the disk is full
             code = self.popen.returncode
             how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
             return Explanation(f"torchrun (process {self.popen.pid}) {how}.", details=self.log_tail())
@@ -90,7 +92,7 @@ class WorkerProcess:
         return reason._replace(details="\n\n".join(filter(None, (reason.details, tail))))
 
     def log_tail(self, rank: int | None = None) -> str:
-        """The last lines of a rank's log, or of torchrun's own; empty if there is none."""
+        """Returns the last lines of a rank's log, or of torchrun's; empty if there are none."""
         path = self.folder / "torchrun.log" if rank is None else log_path(self.folder, rank)
         lines = tail(path, LOG_TAIL_LINES)
         return f"The last lines of {path.name}:\n{lines}" if lines else ""

@@ -1,8 +1,8 @@
-"""Where the other machines meet the first: it tells each what to start, and both watch each other from then on.
+"""Connects the other machines to the first one. The first tells each what to start; then both watch each other.
 
-torchrun tells no machine how many ranks another starts, nor which device they use, and a prompt's plan may change
-both. So the first machine's launcher listens at the address in the setting for as long as its group lives, each other
-machine asks there, by a handshake of its version and what to start, and asks again once the group has ended.
+torchrun does not tell a machine how many ranks another starts, nor on which device, and a prompt's plan may change
+both. So the first machine listens at the address in the setting while its group waits for the others. Each other
+machine connects, sends its version, and is told what to start. It connects again once the group has ended.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ JOIN_SECONDS = 60
 
 
 class RendezvousError(Explained, RuntimeError):
-    """The machines do not come together."""
+    """The machines could not connect to each other."""
 
 
 class Rendezvous:
     """The first machine's side: a connection to each of the others.
 
-    Only the addresses in the setting are listened to, and each once.
+    It accepts only the addresses in the setting, and each once.
     """
 
     def __init__(self, machines: Machines) -> None:
-        """Raises RendezvousError if this machine cannot be met at its address."""
+        """Raises RendezvousError if this machine cannot listen at its address."""
         self.machines = machines
-        self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by place: its name too
+        self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by place in the setting: name and connection
         try:
-            self.address = own_address(machines)
+            self.address = find_own_address(machines)
             self.listener = socket.create_server((self.address, machines.port))
         except OSError as error:
             raise RendezvousError(
-                f"The other machines cannot meet this one at {machines.address}:{machines.port} ({error}); the setting "
-                "machines takes addresses of machines, this one's first, and a port that nothing else uses."
+                f"This machine cannot listen for the others at {machines.address}:{machines.port} ({error}).",
+                "Put this machine's address first in the setting machines, with a port that nothing else uses.",
             ) from error
 
     def gather(self, start: Message, silence: float, seconds: float = JOIN_SECONDS) -> None:
-        """Waits until every machine is there, and tells each what to start.
+        """Waits until every machine has connected, and tells each what to start.
 
-        start: what all are told. Raises RendezvousError, which names those that are missing.
+        start: the message for all of them. Raises RendezvousError, which names the missing machines.
         """
         deadline = time.monotonic() + seconds
         while len(self.peers) < len(self.machines.others):
@@ -64,15 +64,16 @@ class Rendezvous:
         self.listener.close()
 
     def watch(self, lost: Callable[[Explanation, bool], None]) -> None:
-        """Has `lost` called from another thread, when a machine's ranks have failed or it is not heard of any more.
+        """Calls `lost` from another thread when a machine's ranks fail, or the machine goes silent.
 
-        It is given why, in words, and whether that machine says that another one's loss was the cause.
+        `lost` gets the reason, and whether that machine blames the loss of another one.
         """
         for name, peer in self.peers.values():
             threading.Thread(target=self._watch, args=(name, peer, lost), name=f"watch-{name}", daemon=True).start()
 
     def _place_of(self, address: str) -> int | None:
-        """Of those that are not here yet. Names are looked up anew: a pod's is known once the pod runs."""
+        """Returns the place of a missing machine by its address. Looks names up again: a pod's is known once it
+        runs."""
         for place, name in enumerate(self.machines.others, 1):
             if place not in self.peers and address_of(name) == address:
                 return place
@@ -96,7 +97,7 @@ class Rendezvous:
 
     def _missing(self, seconds: float) -> RendezvousError:
         names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.peers]
-        unknown = "".join(f" {name} is a name that is not known here." for name in names if not address_of(name))
+        unknown = "".join(f" The name {name} is not known here." for name in names if not address_of(name))
         return RendezvousError(
             f"{' and '.join(names)} did not join within {seconds:g} s.{unknown}",
             f"Run there, in the pack's folder: python -m worker.join {self.machines.address}:{self.machines.port}",
@@ -115,17 +116,17 @@ class Rendezvous:
 
 
 def address_of(name: str) -> str:
-    """The IPv4 address of a machine; empty where its name is not known."""
+    """Returns the IPv4 address of a machine; empty if its name is not known."""
     try:
         return socket.gethostbyname(name)
     except OSError:
         return ""
 
 
-def own_address(machines: Machines) -> str:
-    """Where the others meet this machine. Raises OSError where its name is not known.
+def find_own_address(machines: Machines) -> str:
+    """Returns the address at which the others reach this machine. Raises OSError if its name is not known.
 
-    Debian has a machine's own name mean 127.0.1.1; the address is then the one from which it speaks to another machine.
+    On Debian, a machine's own name means 127.0.1.1. Then we take the address from which it reaches another machine.
     """
     address = socket.gethostbyname(machines.address)
     if address != machines.address and address.startswith("127."):
@@ -137,9 +138,9 @@ def own_address(machines: Machines) -> str:
 
 
 def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
-    """Another machine's side: asks the first what to start.
+    """The other machines' side: asks the first machine what to start.
 
-    Raises OSError while no group is being started there, and RendezvousError if the first one refuses.
+    Raises OSError while no group is starting there, and RendezvousError if the first machine refuses.
     """
     peer = PeerConnection(socket.create_connection((address, port), HELLO_SECONDS))
     try:
@@ -147,7 +148,7 @@ def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
         start = peer.receive()
         if "refused" in start:
             raise RendezvousError(
-                f"{address} refuses: {start['refused']}.", "Use the same version of the pack on both."
+                f"{address} refuses: {start['refused']}.", "Use the same version of the pack on both machines."
             )
     except BaseException:  # Ctrl-C, too
         peer.close()

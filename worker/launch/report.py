@@ -1,4 +1,4 @@
-"""Why a machine's part of a worker group ended, from `worker.launch.agent` to who started it."""
+"""The file in which `worker.launch.agent` tells its starter why this machine's part of a group ended."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..errors import Explanation
 
 
 class Report:
-    """The file for the reason of a failure.
+    """The reason of a failure, as a JSON file.
 
-    reason: in words. rank: of this machine, if it is one's. of_another: whether it is that a peer was lost, which is no
-    root cause.
+    rank: the rank of this machine that failed, if one did. of_another: the reason is only that a peer was lost, so the
+    root cause is elsewhere.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -23,6 +23,6 @@ class Report:
         self.file.write_text(json.dumps({"reason": reason._asdict(), "rank": rank, "of_another": of_another}))
 
     def read(self) -> dict[str, Any]:
-        """Raises OSError if there is none, and ValueError if it is cut off."""
+        """Raises OSError if there is no file, and ValueError if it is cut off."""
         fields = json.loads(self.file.read_text())
         return {**fields, "reason": Explanation(**fields["reason"])}

@@ -1,4 +1,4 @@
-"""The command that starts a worker group, and which machines it runs on; torch is not imported here."""
+"""Builds the command and the environment that start a worker group. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .lifetime import PARENT
 
 DEVICE = "PARALLELDIT_DEVICE"
 THREADS = "OMP_NUM_THREADS"
-TOLD_THREADS = "PARALLELDIT_THREADS"  # what ComfyUI was told to use, empty for nothing
-EXPECTED = "PARALLELDIT_EXPECTED"  # the source of the model that the ranks will be asked for first, as JSON, or empty
+TOLD_THREADS = "PARALLELDIT_THREADS"  # OMP_NUM_THREADS of ComfyUI; empty if it is not set
+EXPECTED = "PARALLELDIT_EXPECTED"  # the source of the first model that the ranks will load, as JSON; or empty
 LOGS = "PARALLELDIT_LOGS"
 LOG_MEGABYTES = "PARALLELDIT_LOG_MEGABYTES"
 PACK = Path(__file__).resolve().parents[2]
-# Of torch's allocator: the old name of its options, which every release reads, and the new one.
+# The variables for the options of torch's allocator: the old name, which every release reads, and the new one.
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 COMFYUIS_ALLOCATOR, EXPANDABLE = "backend:cudaMallocAsync", "expandable_segments:"
 NCCL_AND_KERNELS = {
@@ -31,7 +31,10 @@ NCCL_AND_KERNELS = {
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines that work together. address, port: of the first, where the others meet it. others: addresses."""
+    """The machines that work together.
+
+    address, port: where the first machine listens for the others. others: the addresses of the other machines.
+    """
 
     address: str
     port: int
@@ -39,19 +42,19 @@ class Machines:
 
     @classmethod
     def parse(cls, machines: Sequence[str]) -> Machines:
-        """From the setting `machines`, like 10.0.0.1:29400 and 10.0.0.2. Raises SettingsError."""
+        """Reads the setting `machines`, like 10.0.0.1:29400 and 10.0.0.2. Raises SettingsError."""
         first, *others = machines
         address, _, port = first.rpartition(":")
         if not address or not port.isdecimal() or not 0 < int(port) < 65536:
             raise SettingsError(
-                f"The setting machines begins with {first!r}; it takes this machine's address and a port, "
-                "like 10.0.0.1:29400."
+                f"The setting machines begins with {first!r}, which is not an address with a port.",
+                "Begin it with this machine's address and a port, like 10.0.0.1:29400.",
             )
         wrong = [name for name in (address, *others) if ":" in name or not name.strip(".-")]
         if wrong or not others or len({address, *others}) <= len(others):
             raise SettingsError(
-                f"The setting machines is {','.join(machines)!r}; it takes the IPv4 addresses or names of two or more "
-                "different machines, the first alone with a port, like 10.0.0.1:29400,10.0.0.2."
+                f"The setting machines is {','.join(machines)!r}, which does not name two or more different machines.",
+                "List their IPv4 addresses or names. Only the first has a port, like 10.0.0.1:29400,10.0.0.2.",
             )
         return cls(address, int(port), tuple(others))
 
@@ -60,22 +63,22 @@ class Machines:
 
 
 def ranks_a_machine(ranks: int, settings: Settings) -> int:
-    """How many of the group's ranks run on each machine. Raises SettingsError if they don't divide evenly."""
+    """Returns how many of the group's ranks run on each machine. Raises SettingsError if they don't divide evenly."""
     count = len(settings.machines) or 1
     if ranks % count:
         below, above = ranks // count * count, (ranks // count + 1) * count
         works = f"{below} or {above}" if below else f"{above}"
         raise SettingsError(
             f"A plan of {ranks} ranks does not divide over {count} machines.",
-            f"Choose one of {works} ranks, or take machines out of the settings.",
+            f"Choose a plan of {works} ranks, or remove machines from the settings.",
         )
     return ranks // count
 
 
 def torchrun_command(ranks: int, folder: Path, settings: Settings) -> list[str]:
-    """The command of `worker.launch.agent` for a group of `ranks` ranks, of all machines. Raises SettingsError.
+    """Builds the command of `worker.launch.agent` on the first machine. Raises SettingsError.
 
-    folder: for the logs, and the reason of a failure.
+    ranks: of the whole group, on all machines. folder: for the logs, and the reason of a failure.
     """
     command = launch_command(settings.python, ranks_a_machine(ranks, settings), folder)
     if settings.machines:
@@ -85,18 +88,18 @@ def torchrun_command(ranks: int, folder: Path, settings: Settings) -> list[str]:
 
 
 def launch_command(python: str, ranks: int, folder: Path) -> list[str]:
-    """`worker.launch.agent` with what it takes on every machine; ranks: on this one."""
+    """Builds the part of the command that every machine needs. ranks: on this machine."""
     return [python, "-m", "worker.launch.agent", f"--folder={folder}", f"--ranks={ranks}"]
 
 
 def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) -> dict[str, str]:
-    """What the ranks on one machine find in their environment, beside their parent's own; ranks: on this one."""
+    """Returns the variables that the ranks get beside their parent's environment. ranks: on this machine."""
     return {
         PARENT: str(os.getpid()),
         DEVICE: device,
         LOGS: str(folder),
         LOG_MEGABYTES: str(settings.log_megabytes),
-        THREADS: str(threads_of(ranks, os.environ.get(THREADS, ""))),
+        THREADS: str(count_threads(ranks, os.environ.get(THREADS, ""))),
         TOLD_THREADS: os.environ.get(THREADS, ""),
         "OMP_WAIT_POLICY": "PASSIVE",  # ranks on the CPU share the cores with ComfyUI; spinning threads stall both
         "HF_HUB_OFFLINE": "1",
@@ -105,11 +108,11 @@ def rank_environment(device: str, ranks: int, folder: Path, settings: Settings) 
 
 
 def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks' CUDA and NCCL find, beside what was given; the user's own settings stay.
+    """Returns the variables for the ranks' CUDA and NCCL. The user's own settings stay.
 
-    ComfyUI's choice of an allocator is its own: NCCL's buffers do not come from cudaMallocAsync's pool, which keeps
-    what it has, so that memory runs out. Kernels are loaded at the start, since loading one waits for all that runs, a
-    receive included. What an aborted communicator leads to, `rank/job_groups.py` says, and not NCCL's watchdog.
+    ComfyUI's choice of an allocator is not passed on: cudaMallocAsync's pool keeps its memory, NCCL's buffers do not
+    come from it, and so memory runs out. Kernels are loaded at the start, because loading one waits for everything
+    that runs, even for a receive. NCCL's watchdog is off: `rank/job_groups.py` handles an aborted communicator.
     """
     found = {name: given.get(name, value) for name, value in NCCL_AND_KERNELS.items()}
     for name in ALLOCATORS:
@@ -121,12 +124,12 @@ def cuda_environment(given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def threads_of(ranks: int, told: str) -> int:
-    """How many threads each of so many ranks on a machine has; no more than ComfyUI was told to use, if it was."""
+def count_threads(ranks: int, told: str) -> int:
+    """Returns the threads of each rank on a machine with so many ranks; at most ComfyUI's own OMP_NUM_THREADS."""
     own = max(1, (os.cpu_count() or 1) // ranks)
     return min(own, int(told)) if told.isdecimal() and int(told) else own
 
 
 def machine_prefix() -> str:
-    """In a rank: what its errors begin with, so that it is known where they were met; empty on ComfyUI's machine."""
+    """Returns what a rank's errors begin with, so that the person knows the machine; empty on ComfyUI's machine."""
     return "" if os.environ["GROUP_RANK"] == "0" else f"On the machine {socket.gethostname()}: "

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel_backend.device import name_of
 from parallel_backend.groups.timeline import Timeline
 
-from ..launch.torchrun import THREADS, TOLD_THREADS, threads_of
+from ..launch.torchrun import THREADS, TOLD_THREADS, count_threads
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import DONE, Control, Outcome
@@ -135,6 +135,6 @@ class Executor:
 
 def use_threads(ranks: int, world: int) -> None:
     """Has this rank compute with as many threads as one of so many has. world: the ranks that there are."""
-    threads = int(os.environ[THREADS]) if ranks == world else threads_of(ranks, os.environ[TOLD_THREADS])
+    threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[TOLD_THREADS])
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

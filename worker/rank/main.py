@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..launch.imports import collector_at_rest
+from ..launch.imports import pause_garbage_collector
 
 
 def main() -> None:
-    with collector_at_rest():
+    with pause_garbage_collector():
         from .serving import run
     run()
 

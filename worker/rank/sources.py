@@ -10,7 +10,7 @@ from parallel_backend.weights.loading import ModelSource, class_of
 
 from ..comfyui.model import import_comfyui
 from ..comfyui.source import HostSource
-from ..launch.imports import collector_at_rest
+from ..launch.imports import pause_garbage_collector
 
 Source = ModelSource | HostSource
 
@@ -27,7 +27,7 @@ def import_ahead(expected: str) -> None:
         return
     try:
         source = source_of(json.loads(expected))
-        with collector_at_rest():
+        with pause_garbage_collector():
             if isinstance(source, HostSource):
                 import_comfyui(source)
             else:

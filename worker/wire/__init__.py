@@ -1,2 +1,2 @@
-"""What goes between ComfyUI and the ranks: requests, frames, tensors, the socket and its handshake. Imported by both
-sides; imports neither."""
+"""What ComfyUI and the ranks send each other: requests, frames, tensors, the socket and its handshake. Both sides
+import it; it imports neither."""

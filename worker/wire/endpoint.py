@@ -1,7 +1,7 @@
-"""The address at which ComfyUI waits for rank 0: AF_UNIX where there is one, else loopback TCP with a token.
+"""The socket at which ComfyUI waits for rank 0: AF_UNIX where the system has it, else TCP on the loopback with a token.
 
-A channel begins with a handshake: a hello from rank 0, {"channel", "token"}, and an empty welcome from ComfyUI. Each
-has its side's version in its prefix, so that both sides can say it where these differ.
+A channel begins with a handshake: rank 0 sends a hello, {"channel", "token"}, and ComfyUI an empty welcome. The prefix
+of each has the sender's version, so that both sides can report different versions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CHANNELS = ("job", "control")
 MAX_UNIX_PATH = 100
 HELLO_SECONDS = 10
 HELLO_BYTES = 4096
-MAX_HELLOS = 64  # under way at once; a rank's comes in one piece, right after it has connected
-BUFFER_BYTES = 4 << 20  # a latent in one go, where the kernel allows it
+MAX_HELLOS = 64  # at the same time; a rank sends its hello in one piece, right after it has connected
+BUFFER_BYTES = 4 << 20  # holds a whole latent, where the kernel allows it
 
 
 class Endpoint:
-    """Listens until both channels of one worker group have connected, then is gone: nobody else can connect.
+    """Listens until both channels of one worker group have connected. After that nobody can connect.
 
-    The socket is 0600 in a private 0700 folder; a random token guards the TCP fallback and costs nothing elsewhere.
+    The socket is 0600 in a private 0700 folder. A random token guards the TCP fallback; it costs nothing elsewhere.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Endpoint:
         path = str(self.folder / "socket")
         if hasattr(socket, "AF_UNIX") and len(os.fsencode(path)) <= MAX_UNIX_PATH:
             self.listener = socket.socket(socket.AF_UNIX)
-            with contextlib.suppress(OSError):  # the file gets this mode in Linux; elsewhere, the folder guards it
+            with contextlib.suppress(OSError):  # on Linux the file gets this mode; elsewhere the folder guards it
                 os.fchmod(self.listener.fileno(), 0o600)
             self.listener.bind(path)
             os.chmod(path, 0o600)
@@ -58,13 +58,14 @@ class Endpoint:
         self.channels: dict[str, socket.socket] = {}
 
     def environment(self) -> dict[str, str]:
-        """What a rank needs to connect."""
+        """Returns the variables that a rank needs to connect."""
         return {ADDRESS: self.address, TOKEN: self.token}
 
     def accept(self, seconds: float) -> bool:
-        """Waits up to `seconds` for connections; true once every channel is there.
+        """Waits up to `seconds` for connections. Returns whether every channel has connected.
 
-        Who connects and says nothing, or nonsense, holds up nobody. Raises ProtocolError for ranks of another version.
+        A stranger that connects and sends nothing, or nonsense, delays nobody. Raises ProtocolError for ranks of
+        another version.
         """
         until = time.monotonic() + seconds
         while len(self.channels) < len(CHANNELS) and (left := until - time.monotonic()) > 0:
@@ -78,7 +79,7 @@ class Endpoint:
         return len(self.channels) == len(CHANNELS)
 
     def close(self) -> None:
-        """Stops listening and removes the socket; accepted channels stay open."""
+        """Stops listening and removes the socket. Accepted channels stay open."""
         for connection in list(self.hellos):
             self._drop(connection)
         self.selector.close()
@@ -111,7 +112,7 @@ class Endpoint:
         self.selector.unregister(connection)
         del self.hellos[connection]
         prepare(connection)
-        with contextlib.suppress(ConnectionError):  # found out by whoever uses the channel first
+        with contextlib.suppress(ConnectionError):  # the first use of the channel will report it
             send_frame(connection, {})
         self.channels[hello.channel] = connection
         check_version(hello.version)
@@ -123,7 +124,7 @@ class Endpoint:
 
 
 class Hello:
-    """The first frame of a connection, as far as it has come. until: when it has to be whole."""
+    """The first frame of a connection, as far as it has arrived. until: the deadline for all of it."""
 
     def __init__(self) -> None:
         self.until = time.monotonic() + HELLO_SECONDS
@@ -132,7 +133,10 @@ class Hello:
         self.channel, self.token = "", ""
 
     def read(self, connection: socket.socket) -> bool:
-        """Reads what there is, and no more than the hello; true once it is whole. Raises ProtocolError, OSError."""
+        """Reads the bytes that have arrived, up to the end of the hello. Returns whether the hello is complete.
+
+        Raises ProtocolError and OSError.
+        """
         wanted = PREFIX.size
         while True:
             if len(self.received) >= PREFIX.size:
@@ -147,7 +151,7 @@ class Hello:
             except BlockingIOError:
                 return False
             if not piece:
-                raise ProtocolError("The other side has gone within its hello.")
+                raise ProtocolError("The other side closed the connection in the middle of its hello.")
             self.received += piece
         try:
             said = parse_object(self.received[PREFIX.size :][: lengths[0]])
@@ -158,7 +162,7 @@ class Hello:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Makes a connection what a channel has to be: blocking, with room for a latent, and without waiting for more."""
+    """Makes a connection a channel: blocking, with a buffer for a latent, and without TCP's delay for small packets."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     if connection.family == socket.AF_INET:
@@ -168,7 +172,7 @@ def prepare(connection: socket.socket) -> None:
 def connect(channel: str) -> socket.socket:
     """Connects rank 0's end of a channel to the endpoint that the environment names.
 
-    Raises ProtocolError for a ComfyUI of another version, and ConnectionError where it does not want this one.
+    Raises ProtocolError for a ComfyUI of another version, and ConnectionError if it refuses this rank.
     """
     kind, _, where = os.environ[ADDRESS].partition(":")
     try:

@@ -1,4 +1,4 @@
-"""JSON objects as frames carry them: in UTF-8, no name twice, as deep as Python reads them."""
+"""Reads the JSON objects of frames: UTF-8, with no name twice."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 
 def parse_object(text: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The object that the bytes are. Raises ValueError for whatever else they are.
+    """Parses a JSON object. Raises ValueError for anything else.
 
-    Infinity and NaN pass, as Python writes them: schedulers' configs hold the one, and what a user types the other.
+    Infinity and NaN are allowed in Python's form: schedulers' configs contain Infinity, and a user may type NaN.
     """
     try:
         value = json.loads(str(text, "utf-8"), object_pairs_hook=_without_repeats)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a name is in it twice")
+        raise ValueError("it has a name twice")
     return names

@@ -1,8 +1,8 @@
-"""What the ranks can be asked for: one table of operations, read on both sides of the wire.
+"""The operations that ComfyUI can ask of the ranks, in one table for both sides.
 
-The request checks, the limits of silence, the out-of-memory report, the status and ComfyUI's side know an operation
-from here alone. What it does is a handler in `rank/operations.py`, without which no rank starts; the editor's panel
-names it, which a test ties to this table.
+Request checks, silence limits, the out-of-memory report, the status and ComfyUI's side read the table. The work itself
+is a handler in `rank/operations.py`; a rank without one does not start. The editor's panel has a name for each
+operation; a test compares it with this table.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from .protocol import Header
 
 @dataclass(frozen=True)
 class Operation:
-    """One row.
+    """One row of the table.
 
-    name: the "op" of its requests. doing: what a rank does meanwhile, as the words after "it was". fields: that a
-    request's header has, with their types in JSON. tensors: that come with it. latents: the one of them in the shape of
-    the latents, if one is. moves_weights: it can hold up a rank's other threads, so that a longer silence of the
-    heartbeat is borne. drops_model: where it ends early, no model is loaded. brings_model: its request has the source
-    and the plan of another model. without_model: the loaded model and its plan have no part in it. is_step: it is one
-    step of a sampling, and its reply tells how long that took. is_of_plan: the ranks of the loaded plan alone run it,
-    where there are more.
+    name: the "op" of its requests. doing: what a rank does meanwhile; the words follow "it was".
+    fields: the fields of a request's header, with their JSON types. tensors: the tensors of a request.
+    latents: the tensor in the shape of the latents, if there is one.
+    moves_weights: it can block a rank's other threads, so a longer silence of the heartbeat is allowed.
+    drops_model: after an early end, no model is loaded. brings_model: its request has the source and plan of a new
+    model.
+    without_model: it does not use the loaded model and its plan.
+    is_step: it is one step of a sampling, and its reply has the time of the step.
+    is_of_plan: only the ranks of the loaded plan run it; other ranks do not.
     """
 
     name: str
@@ -40,7 +42,7 @@ class Operation:
     is_of_plan: bool = False
 
     def header(self, **fields: Any) -> Header:
-        """The header of a request for it. Raises TypeError for other fields than it has."""
+        """Builds the header of a request. Raises TypeError if the fields are not those of the operation."""
         if fields.keys() != self.fields.keys():
             raise TypeError(f"{self.name!r} takes the fields {[*self.fields]}, not {[*fields]}.")
         return {"op": self.name, **fields}
@@ -49,7 +51,7 @@ class Operation:
 LOAD = Operation(
     "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
 )
-ADAPTED = "adapted"  # what comes back where the weights have the additions still that they had
+ADAPTED = "adapted"  # in the reply: the weights still have their last additions
 ADAPT = Operation(
     "adapt", "adding to the weights", {"additions": list}, moves_weights=True, drops_model=True, is_of_plan=True
 )
@@ -82,8 +84,8 @@ SAMPLE = Operation(
     latents="noise",
     is_of_plan=True,
 )
-# Of a VAE: what comes with a request beside its input: weights, named so, and a random state; and
-# what comes back where its weights are to be sent.
+# The tensors of a VAE request beside its input: the prefix of its weights, and a random state. LACKING is in the reply
+# if ComfyUI has to send the weights.
 WEIGHTS, RANDOM, LACKING = "weights.", "random", "lacking"
 VAE = Operation(
     "vae",
@@ -94,11 +96,11 @@ VAE = Operation(
     without_model=True,
 )
 PARK = Operation("park", "parking the model", moves_weights=True)
-FREED = "freed"  # what comes back of a trim: how many bytes of its accelerator rank 0 gave back
+FREED = "freed"  # in the reply to a trim: the bytes of its accelerator that rank 0 gave back
 TRIM = Operation("trim", "giving back cached memory")
 UNLOAD = Operation("unload", "unloading the model", moves_weights=True)
 TRACE = Operation("trace", "gathering the trace")
-MEASURED = "measured"  # what comes back: the figures as JSON, byte by byte
+MEASURED = "measured"  # in the reply: the figures as JSON text, one byte an element
 MEASURE = Operation("measure", "measuring devices and links", {"dtype": str}, without_model=True)
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -108,7 +110,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def operation_of(header: Header) -> Operation:
-    """What a request asks for; of one that asks for nothing in the table, a row that knows its name alone."""
+    """Returns the operation of a request. For an unknown one, returns a row that has only its name."""
     name = header.get("op")
     known = OPERATIONS.get(name) if isinstance(name, str) else None
     return known or Operation(str(name), "reading a request")

@@ -1,4 +1,4 @@
-"""Folders that are this process's own: 0700, and gone once it is, however it ends."""
+"""Private folders of this process: mode 0700, and removed when the process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 
 PREFIX = "paralleldit"
 NAME = re.compile(rf"{PREFIX}-(\d+)-")
-# Signals that end a whole session or service are for the process that it waits for, with which its input ends.
+# The caretaker ignores signals that end a whole session or service. It ends after its parent, when its input closes.
 CARETAKER = """
 import os, shutil, signal, sys
 if hasattr(os, "fork") and os.fork():
@@ -31,21 +31,22 @@ for folder in sys.stdin.read().splitlines():
 
 
 def private_folder(purpose: str) -> Path:
-    """A new folder, which the caller may remove sooner. Those of processes whose caretaker was killed, too, are removed
-    first."""
+    """Creates a folder, which the caller may remove earlier. First removes the folders of processes that are gone."""
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-{os.getpid()}-{purpose}-"))
-    with contextlib.suppress(OSError):  # without one, the next process removes it
-        told = caretaker()
-        told.write(f"{folder}\n")
-        told.flush()
+    with contextlib.suppress(OSError):  # without a caretaker, the next process removes the folder
+        folders = start_caretaker()
+        folders.write(f"{folder}\n")
+        folders.flush()
     return folder
 
 
 @functools.cache
-def caretaker() -> IO[str]:
-    """What a process of ours reads that removes the folders it is told of, once this process has ended: one that is
-    killed cannot, and SIGTERM kills ComfyUI. Raises OSError."""
+def start_caretaker() -> IO[str]:
+    """Starts a process that removes folders after this one has ended, and returns the pipe for their names.
+
+    This process cannot always do it: SIGTERM kills ComfyUI at once. Raises OSError.
+    """
     command = [sys.executable, "-I", "-S", "-c", CARETAKER]
     started = subprocess.Popen(
         command,
@@ -56,9 +57,9 @@ def caretaker() -> IO[str]:
         text=True,
     )
     if hasattr(os, "fork"):
-        started.wait()  # for its child, which goes on, and is nobody's
+        started.wait()  # its child goes on, detached
     if started.stdin is None:
-        raise OSError("a pipe was asked for, and there is none")
+        raise OSError("the caretaker has no pipe for its input")
     return started.stdin
 
 

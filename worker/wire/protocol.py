@@ -1,9 +1,9 @@
-"""Frames on the socket between ComfyUI and rank 0: a length-capped JSON header and a safetensors payload.
+"""The frames on the socket between ComfyUI and rank 0. Each has a JSON header and a safetensors payload.
 
     magic 4s | version u16 | header length u32 | payload length u64 | header | payload     (big-endian)
 
-No pickle anywhere. Both lengths are checked against their caps before a byte is allocated for them. The prefix, and the
-JSON of a channel's first frames (see `endpoint`), are the same in every version, so that two can tell each other.
+Nothing is pickled. Both lengths are checked against their caps before memory is allocated. The prefix and the JSON of a
+channel's first frames (see `endpoint`) are the same in every version, so that two versions can recognise each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer
 
 MAGIC = b"PDiT"
 VERSION = 10
-FAILED, MEMORY = "failed", "memory"  # kinds of errors after which the ranks hold no model
+FAILED, MEMORY = "failed", "memory"  # the kinds of errors after which the ranks have no model
 PREFIX = struct.Struct("!4sHIQ")
 MAX_HEADER = 8 << 20
 MAX_PAYLOAD = 8 << 30
@@ -29,7 +29,7 @@ Header = dict[str, Any]
 
 
 class ProtocolError(Explained, RuntimeError):
-    """A frame that this version does not speak, or that is over a cap or malformed."""
+    """A frame is of another version, over a cap, or malformed."""
 
 
 class ConnectionClosed(ConnectionError):
@@ -37,9 +37,9 @@ class ConnectionClosed(ConnectionError):
 
 
 def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
-    """One frame, in pieces. Tensors may lie on any device; they arrive on the CPU, contiguous.
+    """Returns one frame, in pieces. Tensors may be on any device; they arrive contiguous on the CPU.
 
-    Raises UnsendableError for what no frame can carry, before anything of it is sent.
+    Raises UnsendableError for what a frame cannot carry, before anything is sent.
     """
     payload = to_buffers(tensors) if tensors else []
     text = json.dumps(header).encode()
@@ -47,33 +47,33 @@ def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:
     length = sum(map(len, payload))
     if len(text) > MAX_HEADER or length > MAX_PAYLOAD:
         raise UnsendableError(
-            f"What would go between ComfyUI and the ranks at once is {len(text)} + {length} bytes, and {MAX_HEADER} + "
-            f"{MAX_PAYLOAD} is the most.",
+            f"One message between ComfyUI and the ranks would have {len(text)} + {length} bytes. The limit is "
+            f"{MAX_HEADER} + {MAX_PAYLOAD}.",
             "Use a smaller batch, size or LoRA.",
         )
     return [PREFIX.pack(MAGIC, VERSION, len(text), length) + text, *payload]
 
 
 def send_frame(connection: socket.socket, header: Header, tensors: Tensors | None = None) -> None:
-    """Sends one frame, blocking. Raises ConnectionError when the other side has gone, and as `encode` does."""
+    """Sends one frame, blocking. Raises ConnectionError if the other side is gone, and what `encode` raises."""
     send_pieces(connection, encode(header, tensors))
 
 
 def send_pieces(connection: socket.socket, frame: Iterable[Buffer]) -> None:
-    """Sends what `encode` made. Raises ConnectionError when the other side has gone."""
+    """Sends a frame from `encode`. Raises ConnectionError if the other side is gone."""
     for piece in frame:
         connection.sendall(piece)
 
 
 def read_prefix(prefix: Buffer) -> tuple[int, int]:
-    """Header and payload length. Raises ProtocolError for a foreign, newer, or oversized frame."""
+    """Returns the lengths of header and payload. Raises ProtocolError for a foreign, newer, or oversized frame."""
     version, header_length, payload_length = read_any_prefix(prefix)
     check_version(version)
     return header_length, payload_length
 
 
 def read_any_prefix(prefix: Buffer) -> tuple[int, int, int]:
-    """Version, header and payload length of a frame of any version. Raises ProtocolError."""
+    """Returns version, header length and payload length of a frame of any version. Raises ProtocolError."""
     if len(prefix) < PREFIX.size:
         raise ProtocolError(f"A frame of {len(prefix)} bytes is cut off.")
     magic, version, header_length, payload_length = PREFIX.unpack(prefix)
@@ -90,14 +90,14 @@ def check_version(version: int) -> None:
     """Raises ProtocolError for a version other than this one."""
     if version != VERSION:
         raise ProtocolError(
-            f"The other side speaks version {version} of ParallelDiT's protocol and this one {VERSION}, so the pack "
-            "has changed under a running ComfyUI.",
+            f"The other side speaks version {version} of ParallelDiT's protocol and this one {VERSION}, because the "
+            "pack was updated while ComfyUI ran.",
             "Restart ComfyUI.",
         )
 
 
 def decode(frame: Buffer) -> tuple[Header, Tensors]:
-    """Header and tensors of a whole frame; the tensors are views of its memory. Raises ProtocolError if malformed."""
+    """Returns header and tensors of a frame. The tensors are views of its memory. Raises ProtocolError if malformed."""
     view = memoryview(frame)
     header_length, payload_length = read_prefix(view[: PREFIX.size])
     body = view[PREFIX.size :]
@@ -118,7 +118,7 @@ def receive_frame(
 ) -> WritableBuffer:
     """Reads one frame, blocking, into memory from `allocate`.
 
-    Raises ConnectionClosed when the other side has gone and ProtocolError for a frame that must not be read.
+    Raises ConnectionClosed if the other side is gone, and ProtocolError for a frame that must not be read.
     """
     prefix = bytearray(PREFIX.size)
     _receive_into(connection, memoryview(prefix))

@@ -1,4 +1,4 @@
-"""What a sampler call asks of the ranks, beside its tensors and conditions."""
+"""The JSON part of a sampler call; tensors and conditions travel beside it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# Tensors of a call. noise: in the shape of the latents.
-# original: the latents to begin from, or to keep. mask: 1 where latents may change, broadcast to them.
+# The tensors of a call. noise: has the shape of the latents. original: the latents to start from, or to keep.
+# mask: 1 where latents may change; broadcast to the latents.
 SAMPLER_TENSORS = ("noise", "original", "mask")
 
 
-# Where a pass for one of ComfyUI's own classes has the arguments of the class, and channels behind the latents' own.
+# Names in a pass for one of ComfyUI's classes: the arguments of the class, and channels after the latents' own.
 KWARGS, CHANNELS = "kwargs", "channels"
 
 
 @dataclass(frozen=True)
 class SamplerPass:
-    """One of a step's forwards. branches: what its rows are, one batch of latents after the other: 0 for cond, 1 for
-    uncond. conditions: what the model gets beside latents and timesteps, by name; on the wire, packed (`tree.py`)."""
+    """One forward of a step.
+
+    branches: the branch of each batch of latents in its rows, in order: 0 for cond, 1 for uncond.
+    conditions: the model's other arguments by name; packed (`tree.py`) on the wire.
+    """
 
     branches: tuple[int, ...]
     conditions: Any
@@ -35,12 +38,11 @@ class SamplerPass:
 class SamplerCall:
     """A run of the denoising loop.
 
-    scheduler: a name of the engine's SCHEDULERS. config: the model's scheduler config, and default its family's.
-    linear_sigmas: see Stepper.prepare. steps, denoise: as in ComfyUI's KSampler. guidance: the weight of the
-    conditions against the negative ones. seed: of the noise that the scheduler adds.
-    previews: whether the steps' events carry estimates of the clean latents.
-    timestep_scale: what a scheduler's timestep is multiplied with for one of ComfyUI's own classes; for diffusers' the
-    engine knows it.
+    scheduler: a name in the engine's SCHEDULERS. config: the model's scheduler config. default: its family's config.
+    linear_sigmas: see Stepper.prepare. steps, denoise: as in ComfyUI's KSampler. guidance: the cfg scale.
+    seed: of the noise that the scheduler adds. previews: whether each step's event has an estimate of the clean
+    latents.
+    timestep_scale: the factor from a scheduler's timestep to that of ComfyUI's class; the engine knows diffusers' own.
     cache, cache_threshold, cache_interval: see the engine's CacheSettings.
     """
 

@@ -1,7 +1,7 @@
-"""Tensors as a safetensors blob and back, without copying them.
+"""Writes tensors as a safetensors blob and reads them back, without copies.
 
-The safetensors package copies every byte twice on the way in and once on the way out; of a 1 MiB latent's hop from
-ComfyUI to the ranks and back that is a third. The format is its own: https://github.com/huggingface/safetensors#format
+The safetensors package copies every byte twice on writing and once on reading: a third of the time that a 1 MiB latent
+takes to the ranks and back. The format is its own: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTH = struct.Struct("<Q")
 ALIGNMENT = 8  # of the tensors in the blob
 MAX_HEADER = 8 << 20
 MAX_DIMS = 16
-MAX_ELEMENTS = 8 << 30  # also what an empty tensor's sizes other than 0 multiply to: torch computes strides of them
+MAX_ELEMENTS = 8 << 30  # sizes of 0 count as 1, because torch computes strides of an empty tensor, too
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -34,19 +34,19 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class UnsendableError(Explained, ValueError):
-    """What no frame can carry."""
+    """A value that a frame cannot carry."""
 
 
 def to_buffers(tensors: Tensors) -> list[Buffer]:
-    """The blob in pieces: its header, then each tensor's own memory. Tensors on a device are copied to the CPU.
+    """Returns the blob in pieces: its header, then each tensor's own memory. Tensors on a device are copied to the CPU.
 
-    Raises UnsendableError for a dtype that the format, as it is read here, does not have.
+    Raises UnsendableError for a dtype that is not in DTYPES.
     """
     header, pieces, end = {}, [], 0
-    # The widest first, as the format wants it: then each begins at a multiple of its own width.
+    # The widest dtype first, as the format requires: then each tensor begins at a multiple of its own width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         if tensor.dtype not in NAMES:
-            raise UnsendableError(f"The tensor {name} is of {tensor.dtype}, which cannot be sent to the ranks.")
+            raise UnsendableError(f"The tensor {name} has dtype {tensor.dtype}, which cannot be sent to the ranks.")
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         pieces.append(bytes_of(tensor).numpy().data)
@@ -56,14 +56,15 @@ def to_buffers(tensors: Tensors) -> list[Buffer]:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor as a row of bytes, a copy where it lies elsewhere or is not contiguous."""
+    """Returns a tensor's memory as a row of bytes. Copies it if it is on a device or not contiguous."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    # A row of one element is contiguous whatever its stride: a repeated one has 0, by which torch views no bytes.
+    # A row of one element counts as contiguous with any stride. An expanded one has stride 0, and torch refuses to view
+    # that as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def from_buffer(blob: Buffer) -> Tensors:
-    """The tensors of a blob, as views of its memory. Raises ValueError if it is cut off or contradicts itself."""
+    """Returns the tensors of a blob as views of its memory. Raises ValueError if it is cut off or inconsistent."""
     view = memoryview(blob)
     if len(view) < LENGTH.size or LENGTH.unpack_from(view)[0] > len(view) - LENGTH.size:
         raise ValueError("the tensors' header is cut off")
@@ -92,14 +93,14 @@ def from_buffer(blob: Buffer) -> Tensors:
 
 
 def element_count(shape: Any) -> int:
-    """How many elements a tensor of this shape has. Raises ValueError for what is no shape, or over the caps."""
+    """Counts the elements of a shape. Raises ValueError if it is not a shape, or over the caps."""
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not are_sizes(shape):
-        raise ValueError("a tensor's shape is no list of sizes")
+        raise ValueError("a tensor's shape is not a list of sizes")
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
         raise ValueError(f"a tensor's shape is over the cap of {MAX_ELEMENTS} elements")
     return math.prod(shape)
 
 
 def are_sizes(numbers: list[Any]) -> bool:
-    """Whether all are whole and not negative; True and 1.0 are no sizes."""
+    """Whether all are non-negative ints. True and 1.0 do not count."""
     return all(type(number) is int and number >= 0 for number in numbers)

@@ -1,4 +1,4 @@
-"""Whatever a diffusion model is called with, as JSON and tensors: lists, tuples and dicts of numbers, text and None."""
+"""Packs the arguments of a model call: JSON for lists, tuples, dicts, numbers, text and None; tensors beside it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 
 from .tensors import Tensors, UnsendableError
 
-# What stands in JSON where the value has a tensor, by name, a tuple, or a dict.
+# The JSON keys that mark a tensor (by name), a tuple, and a dict.
 TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
-# The paths of tensors that are others in each request; those of the others may have been sent before.
+# The paths of tensors that change with each request. All others may have been sent before.
 NEW_EACH_CALL = re.compile(r"calls\.\d+\.(args|kwargs\.control)\.")
-PREDICTION = "prediction"  # and the place of a call, and of a tensor of it: the path of what comes back
+PREDICTION = "prediction"  # a result's path is PREDICTION, the number of the call, and the number of its tensor
 PLAIN = (bool, int, float, str, type(None))
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def pack_call(call: Arguments, path: str, tensors: Tensors) -> dict[str, Any]:
-    """What a model is called with, as JSON; see `pack`."""
+    """Packs the arguments of a call as JSON; see `pack`."""
     args, kwargs = call
     return {
         "args": pack(list(args), f"{path}.args", tensors),
@@ -30,7 +30,7 @@ def pack_call(call: Arguments, path: str, tensors: Tensors) -> dict[str, Any]:
 
 
 def unpack_call(packed: dict[str, Any], tensors: Tensors) -> tuple[tuple, dict[str, Any]]:
-    """`pack_call`'s inverse. Raises as `unpack` does, and TypeError for what is of another kind."""
+    """The inverse of `pack_call`. Raises what `unpack` raises, and TypeError for another structure."""
     args, kwargs = packed["args"], packed["kwargs"]
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise TypeError("a call has a list and a dict of arguments")
@@ -38,7 +38,10 @@ def unpack_call(packed: dict[str, Any], tensors: Tensors) -> tuple[tuple, dict[s
 
 
 def pack(value: Any, path: str, tensors: Tensors) -> Any:
-    """The value as JSON. Its tensors go into `tensors`, by their path from this one on. Raises UnsendableError."""
+    """Returns the value as JSON, and puts its tensors into `tensors` under paths that begin with `path`.
+
+    Raises UnsendableError.
+    """
     if isinstance(value, torch.Tensor):
         tensors[path] = value
         return {TENSOR: path}
@@ -46,7 +49,7 @@ def pack(value: Any, path: str, tensors: Tensors) -> Any:
         return value
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise UnsendableError(f"{path} has keys that are no text, and cannot be sent to the ranks.")
+            raise UnsendableError(f"{path} has keys that are not text, so it cannot be sent to the ranks.")
         return {DICT: {key: pack(item, f"{path}.{key}", tensors) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
         items = [pack(item, f"{path}.{place}", tensors) for place, item in enumerate(value)]
@@ -55,13 +58,13 @@ def pack(value: Any, path: str, tensors: Tensors) -> Any:
 
 
 def unpack(packed: Any, tensors: Tensors) -> Any:
-    """`pack`'s inverse. Raises ValueError for what it does not make, KeyError for a tensor that is not there."""
+    """The inverse of `pack`. Raises ValueError for an unknown form, and KeyError for a missing tensor."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
     if not isinstance(packed, dict):
         return packed
     if len(packed) != 1:
-        raise ValueError(f"{packed!r:.100} is no value of a call")
+        raise ValueError(f"{packed!r:.100} is not a packed value")
     ((kind, value),) = packed.items()
     if kind == TENSOR:
         return tensors[value]
@@ -69,4 +72,4 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
         return tuple(unpack(item, tensors) for item in value)
     if kind == DICT:
         return {key: unpack(item, tensors) for key, item in value.items()}
-    raise ValueError(f"{kind!r:.100} is no kind of value")
+    raise ValueError(f"{kind!r:.100} is not a kind of packed value")

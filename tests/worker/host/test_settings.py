@@ -26,12 +26,12 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(t
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"restart": 5}', "'restart', which is none of device, ranks"),
-        ('{"restarts": "many"}', "restarts to 'many'; it takes a number"),
+        ('{"restart": 5}', "'restart', which is not a setting. The settings are device, ranks"),
+        ('{"restarts": "many"}', "restarts to 'many'; it must be a number"),
         ('{"on_free": "burn"}', "one of park, unload, keep"),
         ('{"silence_seconds": 0}', "more than 0"),
         ('{"restarts": -1}', "more than 0"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{", "cannot be read as JSON"),
     ],
 )
@@ -44,7 +44,7 @@ def test_a_wrong_setting_is_named_with_its_source(text: str, says: str, tmp_path
 
 
 def test_a_wrong_variable_is_named() -> None:
-    with pytest.raises(SettingsError, match="PARALLELDIT_DEVICE sets device to 'tpu'; it is one of cpu, cuda"):
+    with pytest.raises(SettingsError, match="PARALLELDIT_DEVICE sets device to 'tpu'; it must be one of cpu, cuda"):
         Settings.read({"PARALLELDIT_DEVICE": "tpu"}, Path("nowhere.json"))
 
 
