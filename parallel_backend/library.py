@@ -16,11 +16,11 @@ from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, build_mesh, replica_axis
 from .models import spec_for
-from .placing import Placing
 from .plan import ON, ParallelPlan
 from .seams.batch import BatchSplit
 from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
+from .weights.placement import WeightPlacement
 from .weights.sizes import FETCHED
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def load_transformer(
     """
     check_world(plan)
     transformer = ParallelTransformer.build(transformer_source(folder, dtype), build_mesh(plan, device))
-    Placing().place(AllRanks(device), transformer, plan)
+    WeightPlacement().place(AllRanks(device), transformer, plan)
     return transformer
 
 

@@ -29,7 +29,7 @@ from .seams.filled.stages import StageEnds
 from .seams.filled.streams import StreamLayout
 from .seams.forward import Forward, ForwardSlot
 from .seams.stages import StageExit, StageLink, StandIn, keep_stage
-from .weights.fetching import FetchedBlocks, blocks_at
+from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_host
 
 BATCH_DIM, CHANNEL_DIM = 0, 1
@@ -68,7 +68,7 @@ class ParallelModule:
         shared = [path for blocks in self.spec.blocks for path in blocks.shared] if self.spec else []
         self._install(mesh)
         own = {path: block for path, block in blocks_at(model, lists).items() if not isinstance(block, StandIn)}
-        self.fetched = FetchedBlocks(model, own, mesh.device, shared, dtypes, mesh.timeline)
+        self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
         every = [block for blocks in self.spec.blocks for block in modules_at(model, blocks.path)] if self.spec else []
         self.compiled = CompiledBlocks(
             [each for each in every if not isinstance(each, StandIn)] or [model], mesh.device

@@ -31,10 +31,10 @@ from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
 from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
-from .weights.fetching import FetchedBlocks, blocks_at
+from .weights.flat_block import FlatBlock, Values
 from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, local_part, read_tensors
-from .weights.packing import Row, Values
 from .weights.parking import Parking
+from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_module
 from .weights.stores import Store
 from .weights.tensors import held_bytes
@@ -74,7 +74,7 @@ class ParallelTransformer:
         self._install(mesh, self._backend_for(mesh))
         self.whole_bytes = held_bytes(model)  # read by other threads, which are not to look into the model meanwhile
         own = {path: block for path, block in blocks_at(model, self.spec.blocks).items() if block in self.stage.blocks}
-        self.fetched = FetchedBlocks(model, own, mesh.device, self.spec.shared, timeline=mesh.timeline)
+        self.fetched = BlockPrefetcher(model, own, mesh.device, self.spec.shared, timeline=mesh.timeline)
         self.compiled = CompiledBlocks(self.stage.blocks, mesh.device)
 
     @property
@@ -217,7 +217,7 @@ class ParallelTransformer:
             load_weights(self.model, unread, self.mesh.device, self.parts, check, names)
         self.fetched.park_with(self.parking)
 
-    def _stored(self, source: ModelSource, check: Check, row: Row) -> Values:
+    def _stored(self, source: ModelSource, check: Check, row: FlatBlock) -> Values:
         """A block's parameters as the files have them, whose pages are read once somebody looks."""
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
         tensors = read_tensors(source, shapes, self.parts, check)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 
-from ...parallel_backend.costs.forward import META, Forward, forward_of
+from ...parallel_backend.costs.forward import META, ForwardCost, forward_of
 from ...parallel_backend.models.comfyui import host_spec
 from ...parallel_backend.models.comfyui.checks import kv_heads_of, modules_at, sizes_of
 from ...parallel_backend.models.overlap_rows import rows_beside
@@ -25,7 +25,7 @@ REPLACED = ("forward", "_forward")  # attributes by which a module's calls go el
 
 def forward_of_call(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int
-) -> Forward | None:
+) -> ForwardCost | None:
     """Of a call of the class with these arguments, of which only the shapes count; None where its code looks at values,
     or its weights are kept in a way that cannot be counted."""
     own = copy.copy(module)
@@ -54,7 +54,7 @@ def forward_of_call(
         return None
 
 
-def forward_of_latents(module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype) -> Forward | None:
+def forward_of_latents(module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype) -> ForwardCost | None:
     """Likewise, of latents of this shape, and a text as long as is usual."""
     with META:
         sample, timestep = torch.empty(*latents, dtype=dtype), torch.empty(latents[0], dtype=dtype)

@@ -12,7 +12,7 @@ from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.choose import Weights, fitted, ranked
 from ...parallel_backend.costs.correct import Correction, preferred
-from ...parallel_backend.costs.forward import Forward
+from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.models.comfyui.checks import check_module
@@ -33,14 +33,14 @@ class ModelCosts:
         self.sizes = sizes
         self.torch_dtype = dtype
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
-        self.counted: dict[Any, Forward | None] = {}
+        self.counted: dict[Any, ForwardCost | None] = {}
 
     @property
     def is_measured(self) -> bool:
         """Whether what is predicted follows from what was measured here."""
         return machine_of(self.dtype).is_measured
 
-    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Forward | None:
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForwardCost | None:
         """What one row of a call takes; counted once for each size."""
         key = shapes_of([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
         if key not in self.counted:
@@ -48,14 +48,14 @@ class ModelCosts:
             self.counted[key] = forward_of_call(self.module, args, kwargs, rows)
         return self.counted[key]
 
-    def of_latents(self, shape: Sequence[int]) -> Forward | None:
+    def of_latents(self, shape: Sequence[int]) -> ForwardCost | None:
         """Likewise, before a sampling, of one image's latents and a text as long as is usual."""
         key = ("latents", *shape)
         if key not in self.counted:
             self.counted[key] = forward_of_latents(self.module, [1, *shape[1:]], self.torch_dtype)
         return self.counted[key]
 
-    def ranked(self, forward: Forward, work: Work) -> list[Prediction]:
+    def ranked(self, forward: ForwardCost, work: Work) -> list[Prediction]:
         """The plans that may run this, the best first, as corrected."""
 
         def check(plan: ParallelPlan) -> None:
@@ -76,36 +76,36 @@ class ModelCosts:
         best = preferred(found, self.correction(forward, work)) if found else None
         return sorted(found, key=lambda each: each is not best)
 
-    def predict(self, forward: Forward, work: Work, plan: ParallelPlan) -> Prediction:
+    def predict(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
         """Of any plan, as corrected."""
         return self.correction(forward, work).of(self.uncorrected(forward, work, plan))
 
-    def has_run(self, forward: Forward, work: Work, plan: ParallelPlan) -> bool:
+    def has_run(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> bool:
         """Whether what is predicted of a plan is what a step of it took here."""
         return str(plan) in self.correction(forward, work).plans
 
-    def uncorrected(self, forward: Forward, work: Work, plan: ParallelPlan) -> Prediction:
+    def uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
         return fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights(plan.world_size))
 
     def weights(self, ranks: int) -> Weights:
-        """Room for weights and a forward is what ComfyUI does not keep free."""
+        """WeightRoom for weights and a forward is what ComfyUI does not keep free."""
         room = room_for_weights(ParallelPlan(dp=ranks))
         return Weights(self.sizes, room.device, room.host) if room else Weights(self.sizes)
 
-    def correction(self, forward: Forward, work: Work) -> Correction:
+    def correction(self, forward: ForwardCost, work: Work) -> Correction:
         held = file_of(self.dtype).steps.get(self.key(forward, work))
         try:
             return Correction.from_json(held) if held else Correction()
         except (KeyError, TypeError, ValueError, AttributeError):
             return Correction()
 
-    def learn(self, forward: Forward, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
+    def learn(self, forward: ForwardCost, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
         """What a step has taken."""
         predicted = self.uncorrected(forward, work, plan)
         noted = self.correction(forward, work).noted(replace(predicted, plan=plan), seconds, communication)
         file_of(self.dtype).note(self.key(forward, work), noted.to_json())
 
-    def key(self, forward: Forward, work: Work) -> str:
+    def key(self, forward: ForwardCost, work: Work) -> str:
         """Of model and size."""
         name = type(self.module).__name__
         return f"{name} of {self.sizes.total} bytes, {work.parts} × {forward.flops:.4g} FLOPs"

@@ -44,7 +44,7 @@ from ..parallel_plan import (
 from ..plan_words import Remark, remark, remarks_json, why_auto
 from ..workers.group import device_count, device_type
 from ..workers.room import cards_of
-from .memory import Foresight, ModelMemory
+from .memory_estimate import MemoryEstimate, ModelMemory
 from .predicted import Sampled, expected, predictions
 from .question import Loader, Question, Sampler, read_question
 from .remedies import remedies
@@ -97,9 +97,10 @@ def answer(question: Question) -> dict[str, Any]:
     """What would run, or the error that the backend would raise and the widgets that it is about.
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
-    memory: what they keep of the weights and need, see `Foresight.to_json`; null where no model is known. predicted: as
-    `predictions` has it. sized: whether it is known what size will be sampled. note: why it is not the plan that was
-    asked for, or may be another in the run. unknown: why a loader's model is not known. Raises SettingsError.
+    memory: what they keep of the weights and need, see `MemoryEstimate.to_json`; null where no model is known.
+    predicted: as `predictions` has it. sized: whether it is known what size will be sampled. note: why it is not the
+    plan that was asked for, or may be another in the run. unknown: why a loader's model is not known. Raises
+    SettingsError.
     """
     samplers = question.samplers
     models, unknown = find_models(question.loaders)
@@ -135,15 +136,15 @@ def answer(question: Question) -> dict[str, Any]:
     }
 
 
-def foresee(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> Foresight:
+def foresee(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> MemoryEstimate:
     """What the plan's ranks keep, need and fetch for a model, and what samples with it."""
     samplers = [sampler for loader in loaders for sampler in loader.samplers]
     pictures = [one.picture for one in samplers if one.picture]
     is_guided = not samplers or any(one.cfg != 1 for one in samplers)
-    return Foresight.of(plan, model.memory, pictures, is_guided, loaders[0].group)
+    return MemoryEstimate.of(plan, model.memory, pictures, is_guided, loaders[0].group)
 
 
-def remedies_json(foresight: Foresight, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
+def remedies_json(foresight: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
     """What would fit, as `found`, in place of what does not; and under which words of the locale: whole_would where it
     fits as it is, with weights that are fetched, or held by ComfyUI's partial loading. null where nothing is amiss."""
     if foresight.fits and not foresight.is_fetched_by_auto:

@@ -14,7 +14,7 @@ from ..costs.plans import ModelCosts, is_covered
 from ..parallel_plan import ResolvedPlan, devices_of_machine
 from ..plan_words import Remark, devices_of_auto, remark
 from ..workers.group import device_count
-from .memory import ModelMemory, Picture
+from .memory_estimate import ModelMemory, Picture
 from .question import Sampler
 
 BEST = 3  # plans that are told of

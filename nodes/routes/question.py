@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..load_model import DEFAULT
 from ..parallel_plan import AUTO, MANUAL
 from ..workers.group import GROUPS
-from .memory import Picture
+from .memory_estimate import Picture
 
 MAX_ITEMS = 64
 MAX_SIZE = 1 << 20  # of a picture, in pixels or frames

@@ -17,13 +17,13 @@ from ...parallel_backend.weights.sizes import FETCHED, WeightSizes
 from ..plan_words import Remark, remark
 from ..workers.group import most_ranks
 from ..workers.room import room_for_weights
-from .memory import Foresight, Picture
+from .memory_estimate import MemoryEstimate, Picture
 
 Check = Callable[[ParallelPlan], None]
 FACTORS = range(2, 9)  # by which a plan may share weights over more ranks
 
 
-def remedies(foresight: Foresight, check: Check) -> list[Remark]:
+def remedies(foresight: MemoryEstimate, check: Check) -> list[Remark]:
     """What would fit where the plan does not, each by itself; where it does since weights are fetched, what would have
     them whole. check: raises PlanError for a plan that the model, the machine or what samples does not allow."""
     only_whole = foresight.fits
@@ -40,11 +40,11 @@ def remedies(foresight: Foresight, check: Check) -> list[Remark]:
     return found if only_whole else [*found, *smaller_picture(foresight, asked)]
 
 
-def fits(foresight: Foresight, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
+def fits(foresight: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
     """Whether a plan's ranks have room for what it keeps of weights of these sizes, the model's own by default, and for
     a forward."""
     memory = replace(foresight.memory, sizes=sizes or foresight.memory.sizes)
-    other = Foresight.of(plan, memory, foresight.pictures, foresight.is_guided, foresight.group)
+    other = MemoryEstimate.of(plan, memory, foresight.pictures, foresight.is_guided, foresight.group)
     room = room_for_weights(plan)
     return other.fits and (room is None or in_host(other.plan, memory.sizes) <= room.host)
 
@@ -70,7 +70,7 @@ def sharing_weights(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
             yield axis, more
 
 
-def smaller_picture(foresight: Foresight, plan: ParallelPlan) -> list[Remark]:
+def smaller_picture(foresight: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
     """One image at a time, or half its sides, if that is what fits."""
     for factor, images in ((1, 1), (2, 1)):
         pictures = [
@@ -78,7 +78,7 @@ def smaller_picture(foresight: Foresight, plan: ParallelPlan) -> list[Remark]:
             for each in foresight.pictures
         ]
         if pictures and pictures != [*foresight.pictures]:
-            other = Foresight.of(plan, foresight.memory, pictures, foresight.is_guided, foresight.group)
+            other = MemoryEstimate.of(plan, foresight.memory, pictures, foresight.is_guided, foresight.group)
             if other.fits:
                 largest = max(pictures, key=lambda each: each.width * each.height)
                 return [remark("would_picture", width=largest.width, height=largest.height, images=largest.batch_size)]

@@ -16,7 +16,7 @@ from ...parallel_backend.axes import TOKEN_AXES
 from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import GB, OF_HOST, Room, fitted_weights
+from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
 from .group import cards_in_order, settings
 
@@ -38,7 +38,7 @@ def kept_free(working: float) -> int:
     return math.ceil(max(management.minimum_inference_memory(), working + management.extra_reserved_memory()))
 
 
-def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
+def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
     """What is left of the smallest card by what ComfyUI keeps free on its own, and by a forward that takes `working`
     bytes; if ComfyUI's other models leave, as they do when it makes room. As its arguments have it (--highvram,
     --novram), all or none. None on the CPU. Whole GB of RAM: it changes all the time, and what follows is asked for
@@ -52,11 +52,11 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> Room | None:
     if management.vram_state == management.VRAMState.NO_VRAM:
         card = 0
     in_ram: Any = management.get_free_memory(torch.device(CPU))
-    return Room(max(0, card - free), int(OF_HOST * in_ram // GB * GB))
+    return WeightRoom(max(0, card - free), int(OF_HOST * in_ram // GB * GB))
 
 
 @functools.lru_cache(maxsize=64)
-def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room | None) -> ParallelPlan:
+def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom | None) -> ParallelPlan:
     """The plan with its weights as the ranks will decide on them, if this is the room that they find."""
     if room is None:
         return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan

@@ -16,7 +16,7 @@ from ..axes import BATCH_AXES
 from ..models.comfyui.checks import changes_of, sizes_of
 from ..models.comfyui.spec import HostSpec, host_spec
 from ..plan import ParallelPlan, ulysses_of
-from .forward import Forward
+from .forward import ForwardCost
 
 IDLE_REQUESTS = 2
 
@@ -35,7 +35,7 @@ class Work:
     has_branches: bool = False
     tokens: bool = True
     rows: bool = True
-    forward: Forward | None = None
+    forward: ForwardCost | None = None
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from ..errors import PlanError
 from ..plan import AUTO, ParallelPlan
-from ..weights.fitting import Room, fitted_weights
+from ..weights.fitting import WeightRoom, fitted_weights
 from ..weights.sizes import WeightSizes
-from .forward import Forward
+from .forward import ForwardCost
 from .machine import Machine
 from .predict import Prediction, parts_of, predict, speeds_of, working_bytes
 
@@ -31,7 +31,7 @@ class Weights:
 
 
 def ranked(
-    forward: Forward,
+    forward: ForwardCost,
     rows: int,
     machine: Machine,
     ranks: int,
@@ -85,12 +85,14 @@ def divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def fitted(forward: Forward, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None) -> Prediction:
+def fitted(
+    forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None
+) -> Prediction:
     """The prediction of a plan, with its weights as the ranks would decide on them."""
     if weights is None or weights.device is None:
         return predict(forward, rows, plan, machine, weights and weights.sizes)
     working = max(working_bytes(forward, part) for part in parts_of(forward, rows, plan))
-    room = Room(int(max(0, weights.device - working)), weights.host)
+    room = WeightRoom(int(max(0, weights.device - working)), weights.host)
     decided = fitted_weights(plan, weights.sizes, room, machine.links)
     predicted = predict(forward, rows, decided, machine, weights.sizes)
     return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=predicted.bytes <= weights.device)

@@ -45,7 +45,7 @@ BESIDE = Cost._fields.index("beside")
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardCost:
     """A forward of one row of a batch, on one rank by itself.
 
     blocks: what all blocks take, of which there are `count`; rest: what is before and after them, which every rank
@@ -227,7 +227,7 @@ def forward_of(
     kv_heads: int | None = None,
     beside: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
-) -> Forward:
+) -> ForwardCost:
     """What a forward takes, for each of its rows.
 
     model: on the meta device, or anywhere if `run` gives it tensors of its device that have no memory. run: calls it
@@ -243,7 +243,7 @@ def forward_of(
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
     blocks_cost, rest = (Cost(*own).times(1 / rows) for own in (tally.blocks, tally.rest))
     count = max(1, tally.count)
-    return Forward(
+    return ForwardCost(
         blocks_cost,
         rest,
         count=count,

@@ -18,7 +18,7 @@ from ..axes import BATCH_AXES, TOKEN_AXES
 from ..groups.mesh_layout import axis_shares, fraction, own_heads, places_of_ranks, shard_sizes, split_sizes
 from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
-from .forward import Cost, Forward
+from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
 
 # A rank has all tokens before, after and, in ComfyUI's classes, between its blocks: so many times A beside what it has
@@ -83,7 +83,7 @@ class Prediction:
         return self.computing + self.waiting
 
 
-class Part(NamedTuple):
+class RankShare(NamedTuple):
     """A rank's of a step: rows of the batch, a share of their tokens, and in attention of the queries and of the
     heads."""
 
@@ -106,7 +106,7 @@ class Busy(NamedTuple):
 
 
 def predict(
-    forward: Forward, rows: int, plan: ParallelPlan, machine: Machine, sizes: WeightSizes | None = None
+    forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, sizes: WeightSizes | None = None
 ) -> Prediction:
     """A step in which the model sees so many rows at once. sizes: of the weights, where they are known; those of a plan
     with weights=auto count as whole."""
@@ -124,7 +124,7 @@ def predict(
     return Prediction(plan, computing, waiting, kept + max(working_bytes(forward, each) for each in parts))
 
 
-def parts_of(forward: Forward, rows: int, plan: ParallelPlan) -> list[Part]:
+def parts_of(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
     """The ranks' parts, in their order: rows are shared over dp and cfg, tokens over ring and ulysses, heads over
     ulysses and tp."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
@@ -137,10 +137,10 @@ def parts_of(forward: Forward, rows: int, plan: ParallelPlan) -> list[Part]:
         ring = tuple(places[axis] for axis in ("batch", "ring", "tp"))
         queries[ring] += stop - start
         found.append((own_rows, stop - start, ring, heads))
-    return [Part(own_rows, tokens, queries[ring], heads) for own_rows, tokens, ring, heads in found]
+    return [RankShare(own_rows, tokens, queries[ring], heads) for own_rows, tokens, ring, heads in found]
 
 
-def busy_of(forward: Forward, plan: ParallelPlan, ranks: Sequence[tuple[Part, Speed]]) -> Busy:
+def busy_of(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
     """Of a group of the batch, whose ranks wait for each other before and after attention. Under tp a rank has a share
     of products alone; what is outside of the blocks, every rank has whole."""
     attending, other, beside = [], [], []
@@ -155,17 +155,17 @@ def busy_of(forward: Forward, plan: ParallelPlan, ranks: Sequence[tuple[Part, Sp
     return Busy(max(attending), max(other), min(beside) if plan.tp == 1 and plan.compile == OFF else 0.0)
 
 
-def speeds_of(forward: Forward, machine: Machine) -> tuple[float, ...]:
+def speeds_of(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
     """How fast each rank would run this by itself, the fastest being 1, to two digits; none where they are alike."""
     unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
-    alone = Part(1, 1.0, 1.0, 1.0)
+    alone = RankShare(1, 1.0, 1.0, 1.0)
     seconds = [busy_of(forward, ParallelPlan(), [(alone, speed)]).seconds for speed in machine.speeds]
     if max(seconds) < unlike * min(seconds):
         return ()
     return tuple(round(min(seconds) / each, 2) for each in seconds)
 
 
-def merged_bytes(forward: Forward, plan: ParallelPlan) -> float:
+def merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     return forward.count * MERGED * forward.activation / plan.ulysses / plan.tp if plan.ring > 1 else 0.0
 
 
@@ -174,7 +174,7 @@ def seconds_of(cost: Cost, speed: Speed) -> float:
     return products + cost.moved / speed.memory + cost.operations * speed.operation
 
 
-def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
+def exchange_seconds(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
     """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them. rows: of the
     group of the batch that has the most. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
@@ -195,12 +195,12 @@ def exchange_seconds(forward: Forward, plan: ParallelPlan, rows: int, busy: Busy
     return exposed * forward.count + ends
 
 
-def collect_seconds(forward: Forward, others: int, machine: Machine) -> float:
+def collect_seconds(forward: ForwardCost, others: int, machine: Machine) -> float:
     """Rank 0 gets the results of the other groups of the batch, so many rows."""
     return machine.send.seconds(forward.prediction * others, 1) if others else 0.0
 
 
-def working_bytes(forward: Forward, part: Part) -> float:
+def working_bytes(forward: ForwardCost, part: RankShare) -> float:
     """Beside the weights, for a forward."""
     whole = min(forward.peak, WHOLE_STREAMS * forward.activation)
     return part.rows * (whole + (forward.peak - whole) * part.tokens)

@@ -34,7 +34,7 @@ ASSUMED = Links()
 
 
 @dataclass(frozen=True)
-class Room:
+class WeightRoom:
     """Bytes for weights. device: on the smallest of the ranks' devices, beside what a forward takes. host: in the
     host's memory, of the machine that has the least, for one copy of what its ranks have."""
 
@@ -42,7 +42,7 @@ class Room:
     host: int
 
 
-def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room, links: Links = ASSUMED) -> ParallelPlan:
+def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links: Links = ASSUMED) -> ParallelPlan:
     """The plan with its weights decided: those that were asked for; or for weights=auto whole ones, if they fit, else
     the fewest blocks that must go over the link that brings them sooner.
 
@@ -63,7 +63,7 @@ def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: Room, links: Li
     return min((each for each in most if in_host(each, sizes) <= room.host), key=lambda each: max(sizes.kept(each)))
 
 
-def fewest_that_fit(plan: ParallelPlan, sizes: WeightSizes, room: Room) -> ParallelPlan | None:
+def fewest_that_fit(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan | None:
     """The plan with the fewest blocks fetched with which it fits, if it does with any."""
     for count in range(1, max(map(len, sizes.by_stage(plan))) + 1):
         found = replace(plan, weight_blocks=count)

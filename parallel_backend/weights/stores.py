@@ -13,8 +13,8 @@ from ..device import copier
 from ..groups.collectives import ALL_GATHER
 from ..groups.mesh import Axis
 from ..plan import HOST, SHARED
+from .flat_block import FlatBlock, Values
 from .host_memory import HostMemory
-from .packing import Row, Values
 from .tensors import ALIGNMENT, align
 
 PAGE = 4096  # bytes, of what can be pinned by itself
@@ -33,17 +33,17 @@ class Store(Protocol):
     is_collective: bool
     index: int
 
-    def allocate(self, place: int, row: Row) -> None:
+    def allocate(self, place: int, row: FlatBlock) -> None:
         """Makes room for a row. Raises as torch does where memory lacks."""
         ...
 
-    def write(self, place: int, row: Row, values: Values, only: str = "") -> None:
-        """Writes what this rank is to write of a row, see `Row.write`."""
+    def write(self, place: int, row: FlatBlock, values: Values, only: str = "") -> None:
+        """Writes what this rank is to write of a row, see `FlatBlock.write`."""
         ...
 
     def drop(self, place: int) -> None: ...
 
-    def length(self, row: Row) -> int:
+    def length(self, row: FlatBlock) -> int:
         """Of the buffer that a row comes to."""
         ...
 
@@ -56,7 +56,7 @@ class Store(Protocol):
         ...
 
 
-class PeerStore:
+class ShardedStore:
     """Each of the ranks that compute with the same weights keeps as many bytes of a row, and all give theirs.
 
     axis: these ranks, with a group of its own: in that of other collectives, a row that is on its way would have those
@@ -71,14 +71,14 @@ class PeerStore:
         self.axis, self.device, self.index = axis, device, axis.index
         self.shares: dict[int, torch.Tensor] = {}
 
-    def length(self, row: Row) -> int:
+    def length(self, row: FlatBlock) -> int:
         unit = ALIGNMENT * self.axis.degree
         return -(-row.size // unit) * unit
 
-    def allocate(self, place: int, row: Row) -> None:
+    def allocate(self, place: int, row: FlatBlock) -> None:
         self.shares[place] = torch.zeros(self.length(row) // self.axis.degree, dtype=torch.uint8, device=self.device)
 
-    def write(self, place: int, row: Row, values: Values, only: str = "") -> None:
+    def write(self, place: int, row: FlatBlock, values: Values, only: str = "") -> None:
         share = self.shares[place]
         row.write(share, self.axis.index * len(share), values, only)
 
@@ -111,13 +111,13 @@ class HostStore:
         """The bytes that it maps."""
         return sum(map(whole_pages, sizes))
 
-    def length(self, row: Row) -> int:
+    def length(self, row: FlatBlock) -> int:
         return align(row.size)
 
-    def allocate(self, place: int, row: Row) -> None:
+    def allocate(self, place: int, row: FlatBlock) -> None:
         self.rows[place] = self.memory.allocate(self.offsets[place], self.length(row), self.device)
 
-    def write(self, place: int, row: Row, values: Values, only: str = "") -> None:
+    def write(self, place: int, row: FlatBlock, values: Values, only: str = "") -> None:
         start, stop = self.memory.own_part(self.length(row))
         row.write(self.rows[place][start:stop], start, values, only)
 

@@ -18,7 +18,7 @@ from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
 from parallel_backend.seams.backends import choose_backend
 from parallel_backend.seams.exchange import ring
 from worker.rank.job_groups import JobGroups
-from worker.rank.memory.room import Room, memory_use
+from worker.rank.memory.device_memory import DeviceMemory, memory_use
 
 GB = 1 << 30
 BIG, SMALL = ("RTX 3090", 24 * GB, (8, 6)), ("GTX 1660", 6 * GB, (7, 5))
@@ -66,7 +66,7 @@ def test_the_kind_that_is_there_is_asked_for_everything(machine: Machine) -> Non
     assert (device.default_kind(), device.count(machine.kind)) == (machine.kind, 3)
     assert device.group_backends(machine.kind) == {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}[own.type]
     assert device.name_of(own) == "GTX 1660"
-    assert Room.now(own) == Room(small, 2 * GB, 6 * GB)
+    assert DeviceMemory.now(own) == DeviceMemory(small, 2 * GB, 6 * GB)
     assert memory_use(own)["accelerator"] == 3 * GB and memory_use(own)["total"] == small
     device.synchronise(own)
     device.empty_caches(own)

@@ -20,10 +20,10 @@ from parallel_backend.groups.mesh_layout import largest_share
 from parallel_backend.module import ParallelModule, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
-from parallel_backend.weights.fetching import FetchedBlocks
+from parallel_backend.weights.flat_block import FlatBlock, Values, alias
 from parallel_backend.weights.loading import Check, go_on
-from parallel_backend.weights.packing import Row, Values, alias
 from parallel_backend.weights.parking import Parking
+from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
@@ -89,9 +89,9 @@ class HostModel:
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Has the weights of these of this rank's blocks fetched from a store, and all others on the device, or where
-        ComfyUI puts them. Raises as `FetchedBlocks.rearrange` does, or what `check` does."""
+        ComfyUI puts them. Raises as `BlockPrefetcher.rearrange` does, or what `check` does."""
 
-        def values(row: Row) -> Values:
+        def values(row: FlatBlock) -> Values:
             check()
             return row.block.get_parameter
 
@@ -108,7 +108,7 @@ class HostModel:
         self.place(self.working_bytes)
 
     @property
-    def fetched(self) -> FetchedBlocks:
+    def fetched(self) -> BlockPrefetcher:
         return self.module.fetched
 
     def fetched_names(self) -> dict[str, tuple[int, str]]:

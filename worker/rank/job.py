@@ -21,8 +21,8 @@ from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
 from .job_groups import GroupsError, JobGroups
-from .memory.room import Room, asked
-from .memory.shortage import Shortage, devices_of, latents_of, plan_of
+from .memory.device_memory import DeviceMemory, asked
+from .memory.out_of_memory import OutOfMemoryReport, devices_of, latents_of, plan_of
 from .state import RankState
 
 Result = TypeVar("Result")
@@ -144,7 +144,7 @@ class Job:
         lack = lack_of_memory(error)
         if lack is None:
             return self._judge_failure(error)
-        full = Room.now(self.state.device)
+        full = DeviceMemory.now(self.state.device)
         self.heartbeat.break_off(self.id)
         self._cut()
         logging.error("out of memory", exc_info=error)
@@ -167,13 +167,15 @@ class Job:
         self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
         return Outcome(BROKEN)
 
-    def _report(self, lack: BaseException, full: Room) -> Explanation:
+    def _report(self, lack: BaseException, full: DeviceMemory) -> Explanation:
         """What there is to say of a lack of memory. full: the room when it came. Raises nothing: the group lives on."""
         rank, device = dist.get_rank(), self.state.device
         try:
             model = plan_of(self.operation, self.header, self.latents, self.state.transformer)
-            empty, devices = Room.now(device), devices_of(device)
-            return Shortage(rank, self.operation, asked(lack), full, empty, **model, devices=devices).explanation
+            empty, devices = DeviceMemory.now(device), devices_of(device)
+            return OutOfMemoryReport(
+                rank, self.operation, asked(lack), full, empty, **model, devices=devices
+            ).explanation
         except Exception:
             logging.exception("the lack of memory cannot be told in full")
             return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")

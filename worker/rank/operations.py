@@ -59,8 +59,8 @@ from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
 from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
+from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
-from .memory.room import memory_use, own_bytes
 from .request_checks import made
 from .sampling import cache_of, first_latents, given_passes, inpainting_of, kept_by, scale_of, stepper_of
 from .sources import Source, source_of
@@ -138,14 +138,14 @@ class Operations:
         return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
 
     def place(self, job: Job, model: ParallelTransformer | HostModel, plan: ParallelPlan, working: int = 0) -> None:
-        """Puts the weights where the plan has them, see `Placing.place`. If that fails, no model is loaded."""
+        """Puts the weights where the plan has them, see `WeightPlacement.place`. If that fails, no model is loaded."""
         self.state.before = own_bytes(self.state.device)
         try:
-            self.state.placing.place(job, model, plan, working)
+            self.state.placement.place(job, model, plan, working)
         except Ended:
             self.state.drop_model()
             raise
-        self.state.loaded = {**self.state.loaded, "weights": self.state.placing.told(job, model)}
+        self.state.loaded = {**self.state.loaded, "weights": self.state.placement.told(job, model)}
 
     def make_room(self, job: Job, model: ParallelTransformer | HostModel, working: int) -> None:
         """Before forwards that take so many bytes beside the weights: lets weights go if none before took as many."""

@@ -9,15 +9,15 @@ import torch
 
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
-from parallel_backend.placing import Placing
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.weights.placement import WeightPlacement
 
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 from .host_model import HostModel
+from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
-from .memory.room import memory_use, own_bytes
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class RankState:
         self.transformer: ParallelTransformer | HostModel | None = None
         self.source: Source | None = None  # what the transformer was loaded from
         self.plan: ParallelPlan | None = None  # that was asked for
-        self.placing = Placing()
+        self.placement = WeightPlacement()
         self.before = 0  # of this process's own memory, when the weights began to come
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
@@ -69,7 +69,7 @@ class RankState:
     def drop_model(self) -> None:
         """Gives the model's memory back."""
         self.transformer, self.source, self.plan, self.loaded = None, None, None, {}
-        self.placing.forget()
+        self.placement.forget()
         self.conditions.clear()
         release_memory(self.device)
 
@@ -97,7 +97,7 @@ class RankState:
     def memory(self) -> dict[str, int]:
         """What this process holds, see `memory_use`; and the weights of the transformer: on this rank, and resident on
         its device, in bytes. read: while they come, how many in a hundred have, by the memory that they take."""
-        model, bringing = self.transformer, self.placing.bringing
+        model, bringing = self.transformer, self.placement.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
         told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
         if bringing:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from parallel_backend.axes import BATCH_AXES
 from parallel_backend.costs.choose import ranked
 from parallel_backend.costs.correct import Correction, preferred
-from parallel_backend.costs.forward import Forward, forward_of
+from parallel_backend.costs.forward import ForwardCost, forward_of
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.groups.mesh import Axis
@@ -25,7 +25,7 @@ from parallel_backend.models import spec_for
 from parallel_backend.models.overlap_rows import rows_beside
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measured
-from parallel_backend.seams.forward import Forward as Running
+from parallel_backend.seams.forward import ForwardCost as Running
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.contest import CPU, UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
 from tests.benchmarks.speed.link_cases import CASES, Case
@@ -83,7 +83,7 @@ class Runner:
         return sorted(found)[SAMPLES // 2]
 
 
-def forward_cost(case: Case) -> Forward:
+def forward_cost(case: Case) -> ForwardCost:
     """What auto knows of a model before it runs: what is counted on the meta device."""
     with torch.device("meta"):
         model = case.build(case.depth).eval()

@@ -18,7 +18,7 @@ from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.sizes import fetched_places
-from parallel_backend.weights.stores import Arrive, HostStore, PeerStore
+from parallel_backend.weights.stores import Arrive, HostStore, ShardedStore
 from tests.support.links.link import limit
 from tests.support.links.profiles import PROFILES, measured_flops
 from tests.support.ranks.leaving import leave
@@ -73,11 +73,11 @@ CASES = {
 }
 
 
-class UnhiddenStore(PeerStore):
+class UnhiddenStore(ShardedStore):
     """Each row is asked for when its block is about to run, and not before."""
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
-        return lambda: PeerStore.fetch(self, place, buffer)()
+        return lambda: ShardedStore.fetch(self, place, buffer)()
 
 
 STORES = {"shared, no overlap": UnhiddenStore}
@@ -106,7 +106,7 @@ class Contender:
         kind = HOST if way == "host" else SHARED
         asked = replace(mesh.plan, weights=kind, weight_blocks=len(sizes) // 2 if way == "half shared" else 0)
         self.host = CopyEngine(sizes, CPU)
-        store = self.host if kind == HOST else STORES.get(way, PeerStore)(replicas, CPU)
+        store = self.host if kind == HOST else STORES.get(way, ShardedStore)(replicas, CPU)
         places = [] if way == "whole" else fetched_places(sizes, asked)
         self.transformer.bring(places, store if places else None)
         received = 1.0 if kind == HOST else 1 - 1 / replicas.degree

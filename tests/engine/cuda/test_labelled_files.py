@@ -54,8 +54,8 @@ UNASKED = {
     "parallel_backend.rates.measured": "how large samples are",
     "parallel_backend.seams.compiled.lack": "looks for Triton",
     "parallel_backend.seams.compiled.CompiledBlocks.settings_for": "asked where auto compiles: test_compiled_blocks",
-    "worker.rank.memory.room.own_bytes": "tells how much of the weights has been read",
-    "worker.rank.memory.shortage.devices_of": "is asked when memory lacks",
+    "worker.rank.memory.device_memory.own_bytes": "tells how much of the weights has been read",
+    "worker.rank.memory.out_of_memory.devices_of": "is asked when memory lacks",
     "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
 }

@@ -12,7 +12,7 @@ import torch
 
 from parallel_backend.costs.auto import PlanOfRun, Work
 from parallel_backend.costs.choose import Weights, ranked
-from parallel_backend.costs.forward import Cost, Forward, forward_of
+from parallel_backend.costs.forward import Cost, ForwardCost, forward_of
 from parallel_backend.costs.machine import Link, Machine, Speed, assumed
 from parallel_backend.costs.predict import EXCHANGES, predict
 from parallel_backend.models.overlap_rows import MLP_BESIDE, rows_beside
@@ -92,11 +92,11 @@ def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str
     )
 
 
-def shaped_like_flux(tokens: int) -> Forward:
+def shaped_like_flux(tokens: int) -> ForwardCost:
     """Of Flux-dev's blocks, in bf16; its rest is nothing beside them."""
     linear, attention = 57 * 2 * 2.1e8 * tokens, 57 * 4 * tokens**2 * 3072
     activation = tokens * 3072 * 2
-    return Forward(
+    return ForwardCost(
         Cost(linear, attention, 60 * 57 * activation, 3400),
         Cost(),
         57,
@@ -114,7 +114,7 @@ def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
     return Machine((Speed("card", own.card, own.card, 1e12, 4e-6),) * ranks, link, link, link, own.host)
 
 
-def best(forward: Forward, rows: int, where: Machine, **more: Any) -> str:
+def best(forward: ForwardCost, rows: int, where: Machine, **more: Any) -> str:
     heads = lambda plan: plan.check_model(heads=24)  # noqa: E731
     return str(ranked(forward, rows, where, len(where.speeds), check=heads, **more)[0].plan)
 
@@ -144,7 +144,7 @@ def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
 
 
 def test_seconds_by_hand():
-    forward = Forward(Cost(100, 50, 20, 10), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
+    forward = ForwardCost(Cost(100, 50, 20, 10), Cost(10, 0, 0, 0), 5, 8.0, 40.0, 4.0, 4, 1000)
     link = Link(10.0, 0.5)
     where = Machine((Speed("", 10.0, 5.0, 2.0, 0.1),) * 2, link, link, link)
     told = predict(forward, 1, ParallelPlan(ulysses=2), where)

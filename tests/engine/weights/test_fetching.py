@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from parallel_backend.errors import RequestError
+from parallel_backend.weights.flat_block import FlatBlock
 from parallel_backend.weights.host_memory import HostMemory
-from parallel_backend.weights.packing import Row
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import ALIGNMENT, align, storages_of
@@ -26,7 +26,7 @@ def whole() -> torch.Tensor:
         return Model()(given())
 
 
-def row_of(model: Model, place: int) -> Row:
+def row_of(model: Model, place: int) -> FlatBlock:
     return fetched_of(model).rows_of([place])[place]
 
 

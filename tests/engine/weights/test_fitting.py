@@ -12,7 +12,7 @@ from parallel_backend.plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from parallel_backend.weights.fitting import (
     ASSUMED,
     Links,
-    Room,
+    WeightRoom,
     fewest_that_fit,
     fitted_weights,
     in_host,
@@ -34,16 +34,16 @@ def kept(plan: ParallelPlan, sizes: WeightSizes) -> int:
 
 
 def test_weights_that_fit_stay_whole() -> None:
-    exactly = Room(FLUX.total, 0)
+    exactly = WeightRoom(FLUX.total, 0)
     assert fitted_weights(TWO, FLUX, exactly) == replace(TWO, weights=WHOLE)
-    assert fitted_weights(TWO, FLUX, Room(FLUX.total - 1, PLENTY)).weights != WHOLE
+    assert fitted_weights(TWO, FLUX, WeightRoom(FLUX.total - 1, PLENTY)).weights != WHOLE
 
 
 @pytest.mark.parametrize("links", [PEERS_FASTER, HOST_FASTER], ids=["peers", "host"])
 @pytest.mark.parametrize("sizes", [FLUX, EVEN], ids=["flux", "even"])
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
 def test_what_does_not_fit_goes_in_the_fewest_blocks(sizes: WeightSizes, share: float, links: Links) -> None:
-    room = Room(int(share * sizes.total), PLENTY)
+    room = WeightRoom(int(share * sizes.total), PLENTY)
     found = fitted_weights(TWO, sizes, room, links)
     assert found.weights in (SHARED, HOST)
     assert kept(found, sizes) <= room.device
@@ -55,7 +55,7 @@ def test_what_does_not_fit_goes_in_the_fewest_blocks(sizes: WeightSizes, share: 
 def test_the_link_that_brings_them_sooner_wins(links: Links, faster: str) -> None:
     """Of two ranks, more blocks have to be shared than put in the host's memory for the same room, since each keeps
     half of them; but half of a block need not come, either."""
-    room = Room(int(0.8 * EVEN.total), PLENTY)
+    room = WeightRoom(int(0.8 * EVEN.total), PLENTY)
     found = fitted_weights(TWO, EVEN, room, links)
     assert found.weights == faster
     other = fewest_that_fit(replace(TWO, weights=HOST if faster == SHARED else SHARED), EVEN, room)
@@ -64,7 +64,7 @@ def test_the_link_that_brings_them_sooner_wins(links: Links, faster: str) -> Non
 
 
 def test_a_rank_without_others_like_it_has_the_host_alone() -> None:
-    room = Room(EVEN.total // 2, PLENTY)
+    room = WeightRoom(EVEN.total // 2, PLENTY)
     for plan in (ParallelPlan(), ParallelPlan(tp=2), ParallelPlan(pipefusion=2)):
         small = replace(room, device=kept(plan, EVEN) * 2 // 3)
         assert fitted_weights(plan, EVEN, small, PEERS_FASTER).weights == HOST
@@ -74,36 +74,38 @@ def test_a_rank_without_others_like_it_has_the_host_alone() -> None:
 
 def test_a_host_without_room_leaves_the_peers_even_where_they_are_slower() -> None:
     device = int(0.8 * EVEN.total)
-    by_host = fitted_weights(TWO, EVEN, Room(device, PLENTY), HOST_FASTER)
+    by_host = fitted_weights(TWO, EVEN, WeightRoom(device, PLENTY), HOST_FASTER)
     assert by_host.weights == HOST
-    too_small = Room(device, in_host(by_host, EVEN) - 1)
+    too_small = WeightRoom(device, in_host(by_host, EVEN) - 1)
     assert fitted_weights(TWO, EVEN, too_small, HOST_FASTER).weights == SHARED
     assert fitted_weights(TWO, EVEN, replace(too_small, host=too_small.host + 1), HOST_FASTER) == by_host
 
 
 def test_where_nothing_fits_as_much_goes_as_can() -> None:
-    found = fitted_weights(TWO, EVEN, Room(0, PLENTY), PEERS_FASTER)
+    found = fitted_weights(TWO, EVEN, WeightRoom(0, PLENTY), PEERS_FASTER)
     assert (found.weights, found.weight_blocks) == (HOST, 40)
     assert kept(found, EVEN) == EVEN.rest + BUFFERS * max(EVEN.blocks)
-    assert fitted_weights(TWO, EVEN, Room(0, 0)).weights == SHARED, "the host has no room at all"
-    assert fitted_weights(ParallelPlan(), EVEN, Room(0, 0)).weights == WHOLE, (
+    assert fitted_weights(TWO, EVEN, WeightRoom(0, 0)).weights == SHARED, "the host has no room at all"
+    assert fitted_weights(ParallelPlan(), EVEN, WeightRoom(0, 0)).weights == WHOLE, (
         "what is too much for the host is not tried there"
     )
-    assert fitted_weights(TWO, WeightSizes(rest=GB), Room(0, 0)).weights == WHOLE, "a class whose blocks nobody knows"
+    assert fitted_weights(TWO, WeightSizes(rest=GB), WeightRoom(0, 0)).weights == WHOLE, (
+        "a class whose blocks nobody knows"
+    )
 
 
 @pytest.mark.parametrize("weights", [WHOLE, SHARED, HOST])
 def test_what_was_asked_for_is_what_there_is(weights: str) -> None:
     asked = replace(TWO, weights=weights, weight_blocks=3)
-    assert fitted_weights(asked, FLUX, Room(0, 0)) == asked
-    assert fitted_weights(asked, FLUX, Room(PLENTY, PLENTY)) == asked
+    assert fitted_weights(asked, FLUX, WeightRoom(0, 0)) == asked
+    assert fitted_weights(asked, FLUX, WeightRoom(PLENTY, PLENTY)) == asked
 
 
 @pytest.mark.parametrize("plan", [ParallelPlan(pipefusion=2, ulysses=2), ParallelPlan(tp=2, ulysses=2)], ids=str)
 def test_stages_and_tensor_parallel_places_fit_what_is_theirs(plan: ParallelPlan) -> None:
     stages = EVEN.by_stage(plan)
-    assert fitted_weights(plan, EVEN, Room(EVEN.rest + max(map(sum, stages)), 0)).weights == WHOLE
-    room = Room(EVEN.rest + max(map(sum, stages)) * 3 // 4, PLENTY)
+    assert fitted_weights(plan, EVEN, WeightRoom(EVEN.rest + max(map(sum, stages)), 0)).weights == WHOLE
+    room = WeightRoom(EVEN.rest + max(map(sum, stages)) * 3 // 4, PLENTY)
     found = fitted_weights(plan, EVEN, room, HOST_FASTER)
     assert found.weights == HOST
     assert kept(found, EVEN) <= room.device < kept(replace(found, weight_blocks=found.weight_blocks - 1), EVEN)

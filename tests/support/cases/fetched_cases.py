@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from parallel_backend.weights.fetching import FetchedBlocks, blocks_at
+from parallel_backend.weights.prefetcher import BlockPrefetcher, blocks_at
 from parallel_backend.weights.stores import Arrive, HostStore, Store
 
 CPU = torch.device("cpu")
@@ -83,15 +83,15 @@ class Told:
         return self.store.fetch(place, buffer) if not self.is_late else lambda: self.store.fetch(place, buffer)()
 
 
-def fetched_of(model: Model) -> FetchedBlocks:
-    return FetchedBlocks(model, blocks_at(model, LISTS), CPU, SHARED)
+def fetched_of(model: Model) -> BlockPrefetcher:
+    return BlockPrefetcher(model, blocks_at(model, LISTS), CPU, SHARED)
 
 
-def host_store(fetched: FetchedBlocks, is_late: bool = True) -> Told:
+def host_store(fetched: BlockPrefetcher, is_late: bool = True) -> Told:
     return Told(HostStore(fetched.sizes, CPU), is_late)
 
 
-def run(model: Model, fetched: FetchedBlocks, x_BD: torch.Tensor) -> torch.Tensor | None:
+def run(model: Model, fetched: BlockPrefetcher, x_BD: torch.Tensor) -> torch.Tensor | None:
     """A forward; None where it ended early."""
     try:
         with torch.inference_mode(), fetched.forward(EarlyEnd):

@@ -22,7 +22,7 @@ from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource, local_part
 from parallel_backend.weights.sizes import fetched_places
-from parallel_backend.weights.stores import PeerStore
+from parallel_backend.weights.stores import ShardedStore
 from tests.support.fakes.models import Model
 from tests.support.fakes.rank import pretended
 from tests.support.fakes.tally import Exchange, Tally
@@ -94,7 +94,7 @@ def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:
     store = None
     if plan.weights == SHARED:
         with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):
-            store = PeerStore(replica_axis(plan, GPU), GPU)
+            store = ShardedStore(replica_axis(plan, GPU), GPU)
     if model.shelf == "diffusers":
         parallel = ParallelTransformer.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
         parallel.bring(places_of(parallel), store)

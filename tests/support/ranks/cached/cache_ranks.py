@@ -25,7 +25,7 @@ from parallel_backend.sampling.caches import FIRST_BLOCK, CacheSettings
 from parallel_backend.sampling.denoiser import Denoiser, Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.weights.stores import PeerStore, Store
+from parallel_backend.weights.stores import ShardedStore, Store
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.host import CASES as ROWS
 from tests.support.ranks.cached.oracle import SerialFirstBlock, SerialTaylorSeer
@@ -47,7 +47,7 @@ def everywhere(model: ParallelModule | ParallelTransformer, fetched: bool) -> tu
     """All of the blocks, and where their weights are shared out; or none."""
     if not fetched:
         return (), None
-    return range(len(model.fetched.blocks)), PeerStore(replica_axis(model.mesh.plan, CPU), CPU)
+    return range(len(model.fetched.blocks)), ShardedStore(replica_axis(model.mesh.plan, CPU), CPU)
 
 
 class HostRun:

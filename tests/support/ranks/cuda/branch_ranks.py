@@ -30,8 +30,8 @@ def main(comfyui: str, file: str, out: str) -> None:
     from worker.comfyui.model import import_comfyui
     from worker.comfyui.source import HostSource
     from worker.rank.job_groups import JobGroups
+    from worker.rank.memory.device_memory import DeviceMemory, memory_use
     from worker.rank.memory.release import release_memory
-    from worker.rank.memory.room import Room, memory_use
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -49,7 +49,7 @@ def main(comfyui: str, file: str, out: str) -> None:
             of_diffusers(Bench(GPU, Path(out).parent, partial(with_more, watch)), name, plan, "fp32")
         of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 0.75), comfyui, watch, there)
         name_of(GPU)
-        Room.now(GPU)
+        DeviceMemory.now(GPU)
         memory_use(GPU)
         release_memory(GPU)
         share_random_state(GPU)

@@ -26,8 +26,8 @@ from parallel_backend.groups.calls import Call  # noqa: E402
 from parallel_backend.groups.mesh import build_mesh  # noqa: E402
 from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.comfyui.checks import modules_at  # noqa: E402
-from parallel_backend.placing import Placing  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
+from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
 from parallel_backend.weights.tensors import plain_parts  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
@@ -109,7 +109,7 @@ def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, An
 
     before = memory.in_use
     model = Noted.build(source, build_mesh(plan, GPU))
-    Placing().place(AllRanks(GPU), model, plan)
+    WeightPlacement().place(AllRanks(GPU), model, plan)
     told: dict[str, Any] = {"weights": weights, "loaded": memory.in_use - before, "in RAM": model.in_ram}
     blocks = [block for row in model.module.spec.blocks for block in modules_at(model.module.model, row.path)]
     made = [counted(watch, blocks, lambda: call(model))]

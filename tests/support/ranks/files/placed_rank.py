@@ -17,18 +17,18 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from parallel_backend import placing
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights import placement
 from tests.support.ranks.leaving import leave
 from worker.comfyui.model import import_comfyui
 from worker.comfyui.patches import packed
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
-from worker.rank.memory.room import Room
-from worker.rank.memory.shortage import Shortage, plan_of
+from worker.rank.memory.device_memory import DeviceMemory
+from worker.rank.memory.out_of_memory import OutOfMemoryReport, plan_of
 from worker.wire.operations import CALL
 
 CPU = torch.device("cpu")
@@ -50,8 +50,8 @@ def card(free: float) -> Iterator[list[HostModel]]:
 
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (placing, "is_accelerator", lambda _: True),
-            (placing, "device_bytes", left),
+            (placement, "is_accelerator", lambda _: True),
+            (placement, "device_bytes", left),
             (management, "minimum_inference_memory", lambda: 0),
             (management, "extra_reserved_memory", lambda: 0),
         ):
@@ -86,7 +86,7 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
     world = dist.get_world_size()
     source = HostSource(comfyui, ("--cpu", "--use-pytorch-cross-attention"), file, "Flux", "float32", "float32")
     import_comfyui(source)
-    direct, place = AllRanks(CPU), placing.Placing()
+    direct, place = AllRanks(CPU), placement.WeightPlacement()
 
     def load(**degrees: int) -> HostModel:
         plan = ParallelPlan(**degrees or {"ulysses": world})
@@ -125,8 +125,8 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
         found["resident when larger"] = model.resident_bytes
         found["and smaller again"] = equal(call(model), right[SMALL])
         asked = plan_of(CALL, {}, torch.Size((1, *LARGE)), model)
-        room = Room(4 * total, model.resident_bytes, total)
-        found["out of memory"] = str(Shortage(0, CALL, 2 * total, room, room, **asked).explanation)
+        room = DeviceMemory(4 * total, model.resident_bytes, total)
+        found["out of memory"] = str(OutOfMemoryReport(0, CALL, 2 * total, room, room, **asked).explanation)
     if world > 1:
         stage = load(pipefusion=world, patches=1)
         found["stage"] = stage.resident_bytes

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from parallel_backend.weights.fetching import FetchedBlocks
 from parallel_backend.weights.host_memory import agree_on_memory
-from parallel_backend.weights.stores import HostStore, PeerStore, Store
+from parallel_backend.weights.prefetcher import BlockPrefetcher
+from parallel_backend.weights.stores import HostStore, ShardedStore, Store
 
 CPU = torch.device("cpu")
 POISON = 0xFF  # in every byte: NaN in any floating point dtype, -1 in integers
@@ -45,13 +45,13 @@ def ways_from(kind: str, plan: ParallelPlan) -> list[Way]:
 def poison_buffers() -> None:
     """From here on, what has run leaves no weights in its buffer, where a block that is read out of turn would find
     them."""
-    leave = FetchedBlocks._leave
+    leave = BlockPrefetcher._leave
 
-    def poisoned(fetched: FetchedBlocks, index: int, *given: Any) -> None:
+    def poisoned(fetched: BlockPrefetcher, index: int, *given: Any) -> None:
         list(fetched.turns.values())[index].fill_(POISON)
         leave(fetched, index, *given)
 
-    FetchedBlocks._leave = poisoned
+    BlockPrefetcher._leave = poisoned
 
 
 class Meshes:
@@ -65,21 +65,21 @@ class Meshes:
             self.made[plan] = build_mesh(plan, CPU), replica_axis(plan, CPU)
         return self.made[plan][0]
 
-    def store(self, kind: str, mesh: Mesh, fetched: FetchedBlocks) -> Store | None:
+    def store(self, kind: str, mesh: Mesh, fetched: BlockPrefetcher) -> Store | None:
         """That of before, if it is of the same kind."""
         if kind == WHOLE:
             return None
         if fetched.store and fetched.store.kind == kind:
             return fetched.store
         if kind == SHARED:
-            return PeerStore(self.made[mesh.plan][1], CPU)
+            return ShardedStore(self.made[mesh.plan][1], CPU)
         sizes = fetched.sizes
         memory = agree_on_memory((mesh.weight_places, sizes), HostStore.total(sizes), None)
         return HostStore(sizes, CPU, memory)
 
 
 def equal_by_way(
-    fetched: FetchedBlocks,
+    fetched: BlockPrefetcher,
     ways: Sequence[Way],
     store_of: Callable[[str], Store | None],
     bring: Callable[[Sequence[int], Store | None], None],

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
-from parallel_backend.placing import Placing
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.fitting import in_host
 from parallel_backend.weights.loading import DTYPES, ModelSource
+from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.sizes import BUFFERS, fetched_places
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import storages_of
@@ -66,7 +66,7 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
         with Highest() as loading:
             model, dtype = built(case, ranks, plan)
             storages.peak = storages.live  # a model of ComfyUI's is made with room that nothing is written to
-            Placing().place(ranks, model, plan)
+            WeightPlacement().place(ranks, model, plan)
         loaded, rest, held = storages.peak, settled_bytes() - before, storages.live
         dist.barrier()
         run(model, case["latents"], case["conditions"])  # buffers and libraries warm up

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.mesh import world_axis
-from parallel_backend.weights.stores import PeerStore
+from parallel_backend.weights.stores import ShardedStore
 from tests.support.cases.fetched_cases import BLOCKS, Model, Told, fetched_of, given, run
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import CPU
@@ -35,7 +35,7 @@ def main(out: str) -> None:
         """What happens to rank 1's model, and what that one then gives on it."""
         model, plain = Model(), Model()
         fetched = fetched_of(model)
-        store = Told(PeerStore(axis, CPU))
+        store = Told(ShardedStore(axis, CPU))
         fetched.rearrange(range(BLOCKS), store)
         if rank == 1:
             happens(model)

@@ -18,7 +18,7 @@ UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <<
 
 
 @dataclass(frozen=True)
-class Room:
+class DeviceMemory:
     """Of the memory that a rank computes in, in bytes. used: by this rank. free: what it could still have.
 
     total: with what other processes have; or a limit of this process's own.
@@ -29,7 +29,7 @@ class Room:
     free: int
 
     @classmethod
-    def now(cls, device: torch.device) -> Room:
+    def now(cls, device: torch.device) -> DeviceMemory:
         if is_accelerator(device):
             return cls(total_bytes(device), allocated_bytes(device), available_bytes(device))
         machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")

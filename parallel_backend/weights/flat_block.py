@@ -13,7 +13,7 @@ from .tensors import align, plain_parts
 Values = Callable[[str], torch.Tensor]  # of a block's parameters, by name
 
 
-class Part(NamedTuple):
+class FlatTensor(NamedTuple):
     """A plain tensor that a parameter is made of: a quantised one has several. offset: in bytes, in the row."""
 
     name: str
@@ -31,7 +31,7 @@ class Part(NamedTuple):
         return row[self.offset : self.offset + self.size].view(self.dtype).view(self.shape)
 
 
-class Row:
+class FlatBlock:
     """Where each weight of a block is in a row of `size` bytes. Each begins where any kernel may ask for it to."""
 
     @torch.no_grad()
@@ -42,13 +42,15 @@ class Row:
         model, those that a parameter is computed in where its values are of another yet."""
         self.path = path
         self.block = block
-        self.parts: list[Part] = []
+        self.parts: list[FlatTensor] = []
         self.size = 0
         for name, held in block.named_parameters():
             if id(held) in keep or not held.numel():
                 continue
             for which, part in enumerate(plain_parts(held)):
-                self.parts.append(Part(name, which, self.size, dtypes.get(f"{path}.{name}", part.dtype), part.shape))
+                self.parts.append(
+                    FlatTensor(name, which, self.size, dtypes.get(f"{path}.{name}", part.dtype), part.shape)
+                )
                 self.size += align(self.parts[-1].size)
 
     @property

@@ -12,18 +12,18 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from .device import available_bytes as device_bytes
-from .device import is_accelerator
-from .groups.collectives import gather_numbers
-from .groups.mesh import Axis, Mesh
-from .plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
-from .rates import host_rate, peer_rate
-from .weights.fetching import FetchedBlocks
-from .weights.fitting import OF_HOST, Links, Room, fitted_weights, in_host, seconds_a_forward
-from .weights.host_memory import agree_on_memory, available_bytes
-from .weights.loading import Check
-from .weights.sizes import FETCHED, WeightSizes, fetched_places
-from .weights.stores import HostStore, PeerStore, Store
+from ..device import available_bytes as device_bytes
+from ..device import is_accelerator
+from ..groups.collectives import gather_numbers
+from ..groups.mesh import Axis, Mesh
+from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
+from ..rates import host_rate, peer_rate
+from .fitting import OF_HOST, Links, WeightRoom, fitted_weights, in_host, seconds_a_forward
+from .host_memory import agree_on_memory, available_bytes
+from .loading import Check
+from .prefetcher import BlockPrefetcher
+from .sizes import FETCHED, WeightSizes, fetched_places
+from .stores import HostStore, ShardedStore, Store
 
 TOO_LITTLE_RAM = f"Use weights={SHARED} or a lower weight_blocks in the plan, or a machine with more RAM."
 
@@ -40,7 +40,7 @@ class PlacedModel(Protocol):
     def sizes(self) -> WeightSizes: ...
 
     @property
-    def fetched(self) -> FetchedBlocks: ...
+    def fetched(self) -> BlockPrefetcher: ...
 
     @property
     def resident_bytes(self) -> int: ...
@@ -78,7 +78,7 @@ class Ranks(Protocol):
     def check(self) -> None: ...
 
 
-class Placing:
+class WeightPlacement:
     """The weights of the model that is loaded. asked: what its plan says of them; decided: the plan with that
     decided. bringing: how many bytes this rank is about to keep, while they come."""
 
@@ -143,7 +143,7 @@ class Placing:
         if held and held.kind == plan.weights:
             return held
         if plan.weights == SHARED:
-            return PeerStore(ranks.groups.replicas(plan), device)
+            return ShardedStore(ranks.groups.replicas(plan), device)
         sizes = model.fetched.sizes
         memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
         needed = in_host(plan, model.sizes) // plan.tp // plan.pipefusion
@@ -186,9 +186,9 @@ def of_weights(plan: ParallelPlan) -> tuple[str, int]:
     return plan.weights, plan.weight_blocks
 
 
-def room_of_all(ranks: Ranks, model: PlacedModel) -> Room:
+def room_of_all(ranks: Ranks, model: PlacedModel) -> WeightRoom:
     """The least that any rank has for weights, beside what its largest request takes."""
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes
     own = (min(max(0, model.spared(free)), sys.maxsize), int(OF_HOST * available_bytes()))
-    return Room(*(min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True)))
+    return WeightRoom(*(min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True)))

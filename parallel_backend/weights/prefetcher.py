@@ -17,13 +17,13 @@ import torch
 from ..errors import RequestError
 from ..groups.timeline import SILENT, Timeline
 from ..hooks import Hooks
-from .packing import Row, Values
+from .flat_block import FlatBlock, Values
 from .parking import Parking
 from .sizes import BUFFERS, NUMBER
 from .stores import Arrive, Store
 
 
-class FetchedBlocks:
+class BlockPrefetcher:
     """Of a rank's blocks, those that are fetched, in the order in which they run; none at first.
 
     A forward asks for each of them once, in this order, on every rank: also where a rank has nothing to compute
@@ -51,7 +51,7 @@ class FetchedBlocks:
         self.dtypes = dtypes or {}
         self.timeline = timeline
         self.hooks = Hooks()
-        self.rows: dict[int, Row] = {}  # by the block's place, in order
+        self.rows: dict[int, FlatBlock] = {}  # by the block's place, in order
         self.buffers: list[torch.Tensor] = []
         self.turns: dict[int, torch.Tensor] = {}  # of the buffers, where a row comes to
         self.store: Store | None = None
@@ -59,11 +59,11 @@ class FetchedBlocks:
         self.asked = self.done = 0  # how many, in the running forward
         self.underway: deque[Arrive] = deque()
 
-    def rows_of(self, places: Iterable[int]) -> dict[int, Row]:
+    def rows_of(self, places: Iterable[int]) -> dict[int, FlatBlock]:
         """Of any blocks."""
         keep = {id(held) for held in read_elsewhere(self.model, self.shared)}
         return {
-            place: self.rows.get(place) or Row(self.paths[place], self.blocks[place], keep, self.dtypes)
+            place: self.rows.get(place) or FlatBlock(self.paths[place], self.blocks[place], keep, self.dtypes)
             for place in sorted(places)
         }
 
@@ -79,7 +79,7 @@ class FetchedBlocks:
                 yield f"{row.path}.{name}", place, name
 
     def rearrange(
-        self, places: Iterable[int], store: Store | None, values: Callable[[Row], Values] | None = None
+        self, places: Iterable[int], store: Store | None, values: Callable[[FlatBlock], Values] | None = None
     ) -> None:
         """Has these blocks fetched from a store, and no others. All ranks that share one call it together.
 
@@ -114,7 +114,7 @@ class FetchedBlocks:
         self.rebind()
         self.install()
 
-    def _make_buffers(self, rows: Mapping[int, Row], store: Store | None) -> list[torch.Tensor]:
+    def _make_buffers(self, rows: Mapping[int, FlatBlock], store: Store | None) -> list[torch.Tensor]:
         """Those that there are, if they are as long as the longest row. Made outside of inference mode: what is made in
         it cannot be written to outside."""
         longest = max((store.length(row) for row in rows.values()), default=0) if store else 0

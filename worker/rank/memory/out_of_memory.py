@@ -27,7 +27,7 @@ from ...wire.operations import Operation
 from ...wire.protocol import Header
 from ...wire.tensors import Tensors
 from ..sources import source_of
-from .room import Room
+from .device_memory import DeviceMemory
 
 MORE_RANKS = (1, 2, 4, 8)  # times those that there are
 MARGIN = 0.9  # of a room, that an estimate may fill
@@ -52,7 +52,7 @@ class HeldModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Shortage:
+class OutOfMemoryReport:
     """A request that a rank had not the memory for. Sizes are in bytes.
 
     asked: by the allocation that failed, if that is known. full, empty: the rank's room when it failed, and without
@@ -65,8 +65,8 @@ class Shortage:
     rank: int
     operation: Operation
     asked: int | None
-    full: Room
-    empty: Room
+    full: DeviceMemory
+    empty: DeviceMemory
     weights: int = 0
     tokens: int = 0
     plan: ParallelPlan | None = None
@@ -93,7 +93,7 @@ class Shortage:
         return Explanation(" ".join(lines), "\n".join(advice(self)))
 
 
-def advice(short: Shortage) -> list[str]:
+def advice(short: OutOfMemoryReport) -> list[str]:
     """What would fit, as sentences. The estimates take what a rank needs to go with its share of it."""
     found = []
     plan = fitting_plan(short)
@@ -117,7 +117,7 @@ def advice(short: Shortage) -> list[str]:
     return found or ["Use a smaller model, weights in a smaller dtype, or a machine with more memory."]
 
 
-def fitting_plan(short: Shortage) -> ParallelPlan | None:
+def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
     """The plan that leaves the most room, of those for the fewest ranks that leave any; None where none does."""
     own, sizes = short.plan, short.sizes
     if not own or not sizes:
@@ -139,7 +139,7 @@ def fitting_plan(short: Shortage) -> ParallelPlan | None:
     return None
 
 
-def alternatives(short: Shortage, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
+def alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
     """Other plans for so many times the ranks that the model allows, with the batch split as it is."""
     axes = (*WEIGHT_AXES, *TOKEN_AXES)
     ranks = plan.ways(axes) * times
@@ -178,7 +178,7 @@ def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
 def plan_of(
     operation: Operation, header: Header, latents: torch.Size | None, model: HeldModel | None
 ) -> dict[str, Any]:
-    """What a Shortage tells of the model that a request is about: weights, tokens, plan, check and sizes."""
+    """What a OutOfMemoryReport tells of the model that a request is about: weights, tokens, plan, check and sizes."""
     if operation.brings_model:
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
         if not isinstance(source, ModelSource):

@@ -17,7 +17,7 @@ from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.device import CPU
 from ...parallel_backend.groups.mesh_layout import joint_place, largest_rows, largest_share, places_of_ranks
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import ASSUMED, Room
+from ...parallel_backend.weights.fitting import ASSUMED, WeightRoom
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
 from ..plan_words import Remark, gibibytes, remark, seconds
 from ..workers.group import device_type, told_weights
@@ -87,7 +87,7 @@ def work_of(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture]
 
 
 @dataclass(frozen=True)
-class Foresight:
+class MemoryEstimate:
     """plan: with its weights as they are expected. asked: as it was asked for. pictures: what is sampled, as far as
     that is known. work: None where nobody knows. room: None on the CPU. group: of the worker group that is to hold the
     model."""
@@ -98,13 +98,13 @@ class Foresight:
     pictures: tuple[Picture, ...]
     is_guided: bool
     work: Work | None
-    room: Room | None
+    room: WeightRoom | None
     group: int
 
     @classmethod
     def of(
         cls, plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], is_guided: bool, group: int
-    ) -> Foresight:
+    ) -> MemoryEstimate:
         """is_guided: whether cond and uncond are computed, or may be."""
         on_cpu = device_type() == CPU  # for which ComfyUI's estimate is not made
         work = None if on_cpu else work_of(plan, memory, pictures, 2 if is_guided else 1)

@@ -10,8 +10,8 @@ import torch
 from parallel_backend.errors import ModelFileError, is_out_of_memory, lack_of_memory, reasons
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes
-from worker.rank.memory.room import Room, asked
-from worker.rank.memory.shortage import Shortage, within
+from worker.rank.memory.device_memory import DeviceMemory, asked
+from worker.rank.memory.out_of_memory import OutOfMemoryReport, within
 from worker.wire.operations import FORWARD, LOAD, SAMPLE, VAE, Operation
 
 GB = 10**9
@@ -22,20 +22,20 @@ ANY, NO_TENSOR_PARALLEL = (
 )
 
 
-def shortage(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
+def report(operation: Operation = FORWARD, weights: int = 0, needed: int = 0, room: int = 24, **more: object) -> str:
     """Of a rank with `room` GB in all, of which it has nothing but the weights when the request comes; in GB."""
     held = 0 if operation is LOAD else weights
-    empty = Room(room * GB, held * GB, (room - held) * GB)
-    full = Room(room * GB, room * GB - GB, GB)
+    empty = DeviceMemory(room * GB, held * GB, (room - held) * GB)
+    full = DeviceMemory(room * GB, room * GB - GB, GB)
     missing = needed - (room - held - 1)
     blocks = (weights * GB // BLOCKS,) * BLOCKS
     if "plan" in more:
         more["sizes"] = WeightSizes(0, blocks, blocks)
-    return str(Shortage(1, operation, missing * GB, full, empty, weights * GB, **more).explanation)
+    return str(OutOfMemoryReport(1, operation, missing * GB, full, empty, weights * GB, **more).explanation)
 
 
 def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
-    text = shortage(weights=10, needed=20, tokens=4096, plan=ParallelPlan(ulysses=2), check=ANY)
+    text = report(weights=10, needed=20, tokens=4096, plan=ParallelPlan(ulysses=2), check=ANY)
     assert "Rank 1 ran out of memory while it was running the model" in text
     assert "asked for 7.0 GB more, where it used 23.0 GB of 24.0 GB and had 1.0 GB left" in text
     assert "weights take about 10.0 GB" in text
@@ -44,23 +44,23 @@ def test_it_says_which_rank_what_it_asked_for_and_what_there_was() -> None:
 
 @pytest.mark.parametrize(("check", "plan"), [(ANY, "tp=2"), (NO_TENSOR_PARALLEL, "pipefusion=2 with patches=1")])
 def test_weights_that_do_not_fit_are_shared_where_the_model_can_be(check: Check, plan: str) -> None:
-    text = shortage(LOAD, weights=30, plan=ParallelPlan(ulysses=2), check=check)
+    text = report(LOAD, weights=30, plan=ParallelPlan(ulysses=2), check=check)
     assert f"The plan {plan} should fit" in text or "The plan pipefusion=2 with patches=1 should fit" in text
 
 
 def test_weights_that_no_plan_of_these_ranks_can_hold_call_for_more_ranks() -> None:
-    text = shortage(LOAD, weights=60, plan=ParallelPlan(ulysses=2), check=NO_TENSOR_PARALLEL)
+    text = report(LOAD, weights=60, plan=ParallelPlan(ulysses=2), check=NO_TENSOR_PARALLEL)
     assert "The plan pipefusion=4 with patches=1 on 4 ranks, each with a device of its own, should fit" in text
 
 
 def test_more_ranks_than_there_are_devices_are_not_advised() -> None:
     lacking = {"weights": 60, "plan": ParallelPlan(ulysses=2), "check": NO_TENSOR_PARALLEL}
-    assert "on 4 ranks" not in shortage(LOAD, **lacking, devices=2)
-    assert "on 4 ranks" in shortage(LOAD, **lacking, devices=4)
+    assert "on 4 ranks" not in report(LOAD, **lacking, devices=2)
+    assert "on 4 ranks" in report(LOAD, **lacking, devices=4)
 
 
 def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for() -> None:
-    text = shortage(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), check=ANY)
+    text = report(weights=4, needed=30, tokens=30_000, plan=ParallelPlan(), check=ANY)
     assert "The plan ulysses=2 on 2 ranks" in text
     assert "no more than about 18,000 tokens fit" in text
 
@@ -68,17 +68,19 @@ def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for(
 def test_stages_are_advised_where_the_loop_runs_on_the_ranks_and_not_for_single_forwards() -> None:
     """Their result is on the last stage, and rank 0 is asked for it."""
     request = {"weights": 20, "needed": 30, "plan": ParallelPlan(ulysses=2), "check": NO_TENSOR_PARALLEL}
-    assert "The plan pipefusion=" in shortage(SAMPLE, **request)
-    assert "pipefusion=" not in shortage(FORWARD, **request)
+    assert "The plan pipefusion=" in report(SAMPLE, **request)
+    assert "pipefusion=" not in report(FORWARD, **request)
 
 
 def test_memory_of_other_processes_is_pointed_to() -> None:
-    empty, full = Room(24 * GB, 4 * GB, 8 * GB), Room(24 * GB, 11 * GB, 1 * GB)
-    assert "12.0 GB of this memory is in use by other processes" in str(Shortage(0, VAE, GB, full, empty).explanation)
+    empty, full = DeviceMemory(24 * GB, 4 * GB, 8 * GB), DeviceMemory(24 * GB, 11 * GB, 1 * GB)
+    assert "12.0 GB of this memory is in use by other processes" in str(
+        OutOfMemoryReport(0, VAE, GB, full, empty).explanation
+    )
 
 
 def test_where_nothing_would_fit_no_plan_is_named() -> None:
-    text = shortage(LOAD, weights=5000, plan=ParallelPlan(ulysses=2), check=ANY)
+    text = report(LOAD, weights=5000, plan=ParallelPlan(ulysses=2), check=ANY)
     assert "The plan" not in text
     assert "smaller" in text
 
