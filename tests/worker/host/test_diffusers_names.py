@@ -90,3 +90,22 @@ def test_a_setting_that_comfyuis_class_lacks_is_refused_by_name() -> None:
     assert read_settings(WAN.model_class, config)["num_heads"] == WAN.config["num_attention_heads"]
     with pytest.raises(ModelFileError, match="patch_size"):
         read_settings(WAN.model_class, {**config, "patch_size": (1, 4, 4)})
+
+
+def test_vace_blocks_that_comfyuis_class_would_place_otherwise_are_refused() -> None:
+    config = {"num_layers": 4, "vace_layers": (0, 2)}
+    assert read_settings("WanVACETransformer3DModel", config) == {}
+    with pytest.raises(ModelFileError, match="vace_layers"):
+        read_settings("WanVACETransformer3DModel", {**config, "vace_layers": (0, 1)})
+
+
+def test_cogvideox_2b_whose_positions_comfyui_computes_otherwise_is_refused() -> None:
+    config = FAMILIES["cogvideox-2b"].build().config
+    with pytest.raises(ModelFileError, match="use_rotary_positional_embeddings=False"):
+        read_settings("CogVideoXTransformer3DModel", config)
+
+
+def test_the_pipeline_says_where_ltx_has_its_first_frame() -> None:
+    config = FAMILIES["ltx"].build().config
+    of_pipeline = read_settings("LTXVideoTransformer3DModel", config, "LTXConditionPipeline")
+    assert of_pipeline == {**read_settings("LTXVideoTransformer3DModel", config), "causal_temporal_positioning": True}

@@ -71,18 +71,23 @@ def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.
     return converted
 
 
-def read_settings(model_class: str, config: Config) -> dict[str, Any]:
-    """What ComfyUI's config (`unet_config`) of this model is to say where the weights' shapes do not.
+def read_settings(model_class: str, config: Config, pipeline: str = "") -> dict[str, Any]:
+    """What ComfyUI's config (`unet_config`) of this model is to say where the weights' shapes do not. pipeline: the
+    class of the folder's pipeline.
 
     Raises ModelFileError for a class without a table, and for a setting that ComfyUI's class does not have.
     """
     table = find_table(model_class)
-    for name, values in table.fixed.items():
-        if name in config and plain(config[name]) not in values:
+    for name, find_value in table.fixed.items():
+        if name in config and plain(config[name]) != (value := find_value(config)):
             raise ModelFileError(
-                f"ComfyUI has no {model_class} with {name}={config[name]!r}, only with {values[0]!r}.", OTHER_FILE
+                f"ComfyUI has no {model_class} with {name}={config[name]!r}, only with {value!r}.", OTHER_FILE
             )
-    return {own: plain(config[theirs]) for own, theirs in table.settings.items() if config.get(theirs) is not None}
+    found = {
+        own: config.get(theirs) if isinstance(theirs, str) else theirs(config) for own, theirs in table.settings.items()
+    }
+    told = {own: plain(value) for own, value in found.items() if value is not None}
+    return {**told, **table.by_pipeline.get(pipeline, {})}
 
 
 def plain(value: Any) -> Any:

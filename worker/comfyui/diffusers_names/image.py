@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import Names, add_prefix, width_of
+from .table import Names, add_prefix, always, width_of
 
 QKV = ("to_q", "to_k", "to_v")
 ADDED_QKV = ("add_q_proj", "add_k_proj", "add_v_proj")
@@ -160,6 +160,7 @@ IMAGE_CLASSES = {
                 "n_layers": config["num_mmdit_layers"] + config["num_single_dit_layers"],
             },
         ),
+        settings={"n_heads": "num_attention_heads"},
     ),
     "ChromaTransformer2DModel": Names(
         rows=CHROMA,
@@ -168,14 +169,14 @@ IMAGE_CLASSES = {
             "distilled_guidance_layer.layers": "approximator_layers",
             "distilled_guidance_layer.norms": "approximator_layers",
         },
-        settings={"axes_dim": "axes_dims_rope"},
+        settings={"axes_dim": "axes_dims_rope", "num_heads": "num_attention_heads"},
     ),
     "Flux2Transformer2DModel": Names(
         rows=FLUX_2,
         blocks=FLUX_BLOCKS,
         swapped=LAST_NORM,
         optional=("time_guidance_embed.guidance_embedder.*",),
-        settings={"axes_dim": "axes_dims_rope"},
+        settings={"axes_dim": "axes_dims_rope", "num_heads": "num_attention_heads", "theta": "rope_theta"},
     ),
     "FluxTransformer2DModel": Names(
         own_map=(
@@ -190,7 +191,7 @@ IMAGE_CLASSES = {
             "time_text_embed.guidance_embedder.*",
             "controlnet_x_embedder.*",
         ),
-        settings={"axes_dim": "axes_dims_rope"},
+        settings={"axes_dim": "axes_dims_rope", "num_heads": "num_attention_heads"},
     ),
     "HunyuanDiT2DModel": Names(
         rows=HUNYUAN_DIT,
@@ -198,6 +199,12 @@ IMAGE_CLASSES = {
         swapped=LAST_NORM,
         optional=("time_extra_emb.style_embedder", "blocks.*.skip_*"),
         settings={"num_heads": "num_attention_heads"},
+        fixed={
+            "patch_size": always(2),
+            "learn_sigma": always(True),
+            "text_len": always(77),
+            "text_len_t5": always(256),
+        },
     ),
     "Lumina2Transformer2DModel": Names(
         rows=LUMINA_2,
@@ -206,6 +213,16 @@ IMAGE_CLASSES = {
             "context_refiner": "num_refiner_layers",
             "layers": "num_layers",
         },
+        settings={
+            "in_channels": "in_channels",
+            "n_refiner_layers": "num_refiner_layers",
+            "n_heads": "num_attention_heads",
+            "n_kv_heads": "num_kv_heads",
+            "multiple_of": "multiple_of",
+            "norm_eps": "norm_eps",
+            "axes_dims": "axes_dim_rope",
+            "axes_lens": "axes_lens",
+        },
     ),
     "PixArtTransformer2DModel": Names(
         own_map=(
@@ -213,12 +230,28 @@ IMAGE_CLASSES = {
             lambda config: {"depth": config["num_layers"], "hidden_size": width_of(config)},
         ),
         optional=("*.resolution_embedder.*", "*.aspect_ratio_embedder.*", "caption_projection.y_embedding"),
+        settings={
+            "hidden_size": width_of,
+            "num_heads": "num_attention_heads",
+            "caption_channels": "caption_channels",
+        },
     ),
     "QwenImageTransformer2DModel": Names(
         rows=QWEN_IMAGE,
         blocks={"transformer_blocks": "num_layers"},
         optional=("time_text_embed.addition_t_embedding",),
         markers={"__index_timestep_zero__": "zero_cond_t"},
+        settings={
+            name: name
+            for name in (
+                "patch_size",
+                "out_channels",
+                "attention_head_dim",
+                "num_attention_heads",
+                "joint_attention_dim",
+                "axes_dims_rope",
+            )
+        },
     ),
     "SD3Transformer2DModel": Names(
         own_map=(
@@ -239,5 +272,14 @@ IMAGE_CLASSES = {
             "x_pad_token",
             "cap_pad_token",
         ),
+        settings={
+            "n_refiner_layers": "n_refiner_layers",
+            "n_heads": "n_heads",
+            "n_kv_heads": "n_kv_heads",
+            "axes_dims": "axes_dims",
+            "axes_lens": "axes_lens",
+            "rope_theta": "rope_theta",
+            "norm_eps": "norm_eps",
+        },
     ),
 }

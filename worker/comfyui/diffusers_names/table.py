@@ -22,8 +22,10 @@ class Names:
     unused: patterns of names that published folders have, and that diffusers leaves unread.
     own_map: the function in `comfy.utils` that has ComfyUI's own map of the names, and what it asks of the config.
     markers: ComfyUI's name of an empty tensor that tells ComfyUI of a setting, to the field of the config.
-    settings: fields of ComfyUI's config that it does not find in the weights, to fields of diffusers' config.
-    fixed: fields of diffusers' config that ComfyUI's class has no setting for, to the values that it computes with.
+    settings: fields of ComfyUI's config that it does not find in the weights, to fields of diffusers' config, or to
+    what makes it of that. by_pipeline: the same for one class of pipelines, as values.
+    fixed: fields of diffusers' config that ComfyUI's class has no setting for, to what makes the value that it computes
+    with of the config.
     """
 
     rows: Rows = field(default_factory=dict)
@@ -33,13 +35,19 @@ class Names:
     unused: tuple[str, ...] = ()
     own_map: tuple[str, Callable[[Config], dict[str, int]]] | None = None
     markers: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    settings: Mapping[str, str | Callable[[Config], Any]] = field(default_factory=dict)
+    by_pipeline: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fixed: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
 
 
 def width_of(config: Config) -> int:
     """How many features a token has."""
     return int(config["num_attention_heads"] * config["attention_head_dim"])
+
+
+def always(value: Any) -> Callable[[Config], Any]:
+    """The same for each model of the class."""
+    return lambda _config: value
 
 
 def add_prefix(comfyui: str, diffusers: str, rows: Rows) -> dict[str, str | tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import Names, add_prefix
+from .table import Config, Names, add_prefix, always
 
 FEED_FORWARD = {"0": "net.0.proj", "2": "net.2"}
 WAN_BLOCK = {
@@ -33,7 +33,18 @@ WAN = {
 }
 OF_IMAGES = ("condition_embedder.image_embedder.*", "*blocks.*.attn2.add_[kv]_proj", "*blocks.*.attn2.norm_added_k")
 WAN_SETTINGS = {"num_heads": "num_attention_heads", "freq_dim": "freq_dim", "text_dim": "text_dim", "eps": "eps"}
-WAN_FIXED = {"patch_size": ([1, 2, 2],), "qk_norm": ("rms_norm_across_heads",), "cross_attn_norm": (True,)}
+WAN_FIXED = {
+    "patch_size": always([1, 2, 2]),
+    "qk_norm": always("rms_norm_across_heads"),
+    "cross_attn_norm": always(True),
+}
+
+
+def space_evenly(config: Config) -> list[int]:
+    """The blocks after which ComfyUI's class adds those of VACE."""
+    blocks, added = config["num_layers"], len(config["vace_layers"])
+    return list(range(0, blocks, blocks // added))
+
 
 IN_OUT = {"in_layer": "linear_1", "out_layer": "linear_2"}
 HUNYUAN_VIDEO = {
@@ -153,21 +164,26 @@ VIDEO_CLASSES = {
         blocks={"transformer_blocks": "num_layers"},
         optional=("patch_embed.pos_embedding", "ofs_embedding.*"),
         settings={
-            name: name
-            for name in (
-                "num_attention_heads",
-                "attention_head_dim",
-                "sample_width",
-                "sample_height",
-                "sample_frames",
-                "max_text_seq_length",
-                "use_rotary_positional_embeddings",
-                "use_learned_positional_embeddings",
-                "temporal_compression_ratio",
-                "spatial_interpolation_scale",
-                "temporal_interpolation_scale",
-            )
+            **{
+                name: name
+                for name in (
+                    "num_attention_heads",
+                    "attention_head_dim",
+                    "out_channels",
+                    "sample_width",
+                    "sample_height",
+                    "sample_frames",
+                    "max_text_seq_length",
+                    "use_rotary_positional_embeddings",
+                    "use_learned_positional_embeddings",
+                    "temporal_compression_ratio",
+                )
+            },
+            # ComfyUI's class multiplies the rotary positions by it, diffusers' does not.
+            "spatial_interpolation_scale": always(1.0),
         },
+        # ComfyUI's sine and cosine positions, those of CogVideoX 2B, are others than diffusers'.
+        fixed={"use_rotary_positional_embeddings": always(True), "patch_size": always(2)},
     ),
     "HunyuanVideoTransformer3DModel": Names(
         rows=HUNYUAN_VIDEO,
@@ -193,6 +209,8 @@ VIDEO_CLASSES = {
                 "caption_channels",
             )
         },
+        # Its latents' first frame is one of the video's.
+        by_pipeline={"LTXConditionPipeline": {"causal_temporal_positioning": True}},
     ),
     "WanTransformer3DModel": Names(
         rows=WAN,
@@ -214,6 +232,6 @@ VIDEO_CLASSES = {
         optional=(*OF_IMAGES, "vace_blocks.*.proj_in"),
         unused=("*.norm_added_q.*",),
         settings=WAN_SETTINGS,
-        fixed=WAN_FIXED,
+        fixed={**WAN_FIXED, "vace_layers": space_evenly},
     ),
 }
