@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from .video import VIDEO_CLASSES
 
 TABLES: Mapping[str, Names] = {**IMAGE_CLASSES, **VIDEO_CLASSES}
 ADVICE = "Download the folder again, or use a single file of this model."
+Count = str | Callable[[Config], int]
 OTHER_FILE = "Use a single file of this model, in ComfyUI's format."
 
 
@@ -64,7 +65,11 @@ def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.
             if source.optional and len(missing) == len(source.names):
                 continue
             raise ModelFileError(f"The weight {missing[0]} of this {model_class} is not there.", ADVICE)
-        converted[own] = join([tensors[name] for name in source.names], source.swapped)
+        joined = join([tensors[name] for name in source.names], source.swapped)
+        converted[own] = joined.view(1, -1, 1, 1) if matches(own, table.per_channel) else joined
+    like = next(iter(tensors.values()), torch.empty(0))
+    for own, values in table.constants.items():
+        converted[own] = torch.tensor(values, dtype=like.dtype, device=like.device)
     for marker, setting in table.markers.items():
         if config.get(setting):
             converted[marker] = torch.empty(0)
@@ -156,11 +161,12 @@ def leave_out_number(name: str, blocks: Iterable[str]) -> str:
     return name
 
 
-def block_numbers(name: str, blocks: Mapping[str, str], config: Config) -> Iterator[str]:
+def block_numbers(name: str, blocks: Mapping[str, Count], config: Config) -> Iterator[str]:
     """The numbers of the blocks that have a layer of this name; one empty text for a layer outside of blocks."""
     prefix, star, _rest = name.partition(".*")
-    count = config[blocks[prefix]] if star else None
-    if count is None:
+    if not star:
         yield ""
-    else:
-        yield from map(str, range(count if isinstance(count, int) else len(count)))
+        return
+    counted = blocks[prefix]
+    count = config[counted] if isinstance(counted, str) else counted(config)
+    yield from map(str, range(count if isinstance(count, int) else len(count)))

@@ -40,6 +40,48 @@ WAN_FIXED = {
 }
 
 
+# The encoder of a face's motion, of 7 residual blocks; what blurs before a convolution that halves the sizes.
+CONVOLUTIONS = "motion_encoder.enc.net_app.convs"
+BLUR = [[high * wide / 64 for wide in (1.0, 3.0, 3.0, 1.0)] for high in (1.0, 3.0, 3.0, 1.0)]
+RESIDUAL_BLOCK = {
+    "conv1.0.weight": "conv1.weight",
+    "conv1.1.bias": "conv1.act_fn.bias",
+    "conv2.1.weight": "conv2.weight",
+    "conv2.2.bias": "conv2.act_fn.bias",
+    "skip.1.weight": "conv_skip.weight",
+}
+WAN_ANIMATE = {
+    **WAN,
+    "pose_patch_embedding": "pose_patch_embedding",
+    "motion_encoder.dec.direction.weight": "motion_encoder.motion_synthesis_weight",
+    f"{CONVOLUTIONS}.0.0.weight": "motion_encoder.conv_in.weight",
+    f"{CONVOLUTIONS}.0.1.bias": "motion_encoder.conv_in.act_fn.bias",
+    f"{CONVOLUTIONS}.8.weight": "motion_encoder.conv_out.weight",
+    **{f"motion_encoder.enc.fc.{number}": f"motion_encoder.motion_network.{number}" for number in range(5)},
+    **{
+        f"{CONVOLUTIONS}.{number + 1}.{own}": f"motion_encoder.res_blocks.{number}.{theirs}"
+        for number in range(7)
+        for own, theirs in RESIDUAL_BLOCK.items()
+    },
+    "face_encoder.padding_tokens": "face_encoder.padding_tokens",
+    "face_encoder.conv1_local.conv": "face_encoder.conv1_local",
+    "face_encoder.conv2.conv": "face_encoder.conv2",
+    "face_encoder.conv3.conv": "face_encoder.conv3",
+    "face_encoder.out_proj": "face_encoder.out_proj",
+    **add_prefix(
+        "face_adapter.fuser_blocks.*.",
+        "face_adapter.*.",
+        {
+            "linear1_q": "to_q",
+            "linear1_kv": ("to_k", "to_v"),
+            "linear2": "to_out",
+            "q_norm": "norm_q",
+            "k_norm": "norm_k",
+        },
+    ),
+}
+
+
 def space_evenly(config: Config) -> list[int]:
     """The blocks after which ComfyUI's class adds those of VACE."""
     blocks, added = config["num_layers"], len(config["vace_layers"])
@@ -219,6 +261,32 @@ VIDEO_CLASSES = {
         unused=("*.norm_added_q.*",),
         settings=WAN_SETTINGS,
         fixed=WAN_FIXED,
+    ),
+    "WanAnimateTransformer3DModel": Names(
+        rows=WAN_ANIMATE,
+        blocks={
+            "blocks": "num_layers",
+            "face_adapter": lambda config: config["num_layers"] // config["inject_face_latents_blocks"],
+        },
+        optional=OF_IMAGES,
+        unused=("*.norm_added_q.*",),
+        per_channel=(f"{CONVOLUTIONS}.*.bias",),
+        constants={
+            f"{CONVOLUTIONS}.{number}.{blurred}.0.kernel": BLUR
+            for number in range(1, 8)
+            for blurred in ("conv2", "skip")
+        },
+        settings=WAN_SETTINGS,
+        fixed={
+            **WAN_FIXED,
+            "latent_channels": always(16),
+            "motion_encoder_size": always(512),
+            "motion_style_dim": always(512),
+            "motion_dim": always(20),
+            "face_encoder_hidden_dim": always(1024),
+            "face_encoder_num_heads": always(4),
+            "inject_face_latents_blocks": always(5),
+        },
     ),
     "WanVACETransformer3DModel": Names(
         rows={

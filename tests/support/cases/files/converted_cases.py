@@ -153,6 +153,32 @@ def vace_call(latents: torch.Tensor, timestep: torch.Tensor, given: Tensors) -> 
     return (latents, timestep, given["encoder_hidden_states"]), {"vace_context": context, "vace_strength": [1.0]}
 
 
+def wan_animate() -> Family:
+    config = {
+        **FAMILIES["wan-t2v"].config,
+        **IMAGE_WIDTHS,
+        "in_channels": 36,
+        "out_channels": 16,
+        "latent_channels": 16,
+        "num_layers": 5,
+        "face_encoder_num_heads": 4,
+    }
+
+    def conditions(batch: int, frames: int, height: int, width: int) -> Tensors:
+        """Of every latent frame but the first: a pose, and four of the face, of which the first stands alone."""
+        return {
+            "encoder_hidden_states": torch.randn(batch, 512, 16),
+            "encoder_hidden_states_image": torch.randn(batch, 257, 1280),
+            "pose_hidden_states": torch.randn(batch, 16, frames - 1, height, width),
+            "face_pixel_values": torch.rand(batch, 3, 4 * (frames - 2) + 1, 512, 512),
+        }
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        return model(latents, timestep, **given).sample
+
+    return Family("WanAnimateTransformer3DModel", config, conditions, reference, VIDEOS)
+
+
 def hunyuan_dit(name: str) -> Family:
     """With as many tokens of text, and pooled ones as wide, as ComfyUI's class takes for granted."""
     base = resized(name, text_len=77, text_len_t5=256, pooled_projection_dim=1024)
@@ -332,6 +358,17 @@ CONVERTED: dict[str, ConvertedCase] = {
     ),
     "wan-2.2-i2v": ConvertedCase(FAMILIES["wan-2.2-i2v"], WAN, WAN_CONFIG | {"in_dim": 9}, TEXT_ONLY),
     "wan-2.2-ti2v": ConvertedCase(FAMILIES["wan-2.2-ti2v"], WAN, WAN_CONFIG, TEXT_ONLY),
+    "wan-animate": ConvertedCase(
+        wan_animate(),
+        "wan.model_animate.AnimateWanModel",
+        WAN_CONFIG | {"model_type": "animate", "in_dim": 36, "out_dim": 16, "num_layers": 5},
+        pass_conditions(
+            clip_fea="encoder_hidden_states_image",
+            pose_latents="pose_hidden_states",
+            face_pixel_values="face_pixel_values",
+        ),
+        size=(1, 2, 6, 10),
+    ),
     "wan-vace": ConvertedCase(wan_vace(), "wan.model.VaceWanModel", WAN_CONFIG | VACE, vace_call),
     "z-image": ConvertedCase(
         resized("z-image", **Z_IMAGE, axes_lens=[1536, 512, 512]), NEXT, Z_IMAGE_CONFIG, lumina_call

@@ -156,6 +156,11 @@ PUBLISHED_FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
         WAN | {"num_layers": 10, "vace_layers": [0, 5], "vace_in_channels": 96},
         "WAN21_Vace",
     ),
+    "wan-2.2-animate-14b": (
+        "WanAnimateTransformer3DModel",
+        WAN_I2V | {"num_layers": 10, "latent_channels": 16},
+        "WAN22_Animate",
+    ),
     "wan-2.2-i2v-14b": ("WanTransformer3DModel", WAN | {"in_channels": 36}, "WAN21_T2V"),
     "wan-2.2-ti2v-5b": (
         "WanTransformer3DModel",
