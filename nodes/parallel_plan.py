@@ -64,7 +64,7 @@ class ParallelPlanNode(io.ComfyNode):
                     "that is predicted, or has been seen, to be the fastest here for what is sampled. manual: the "
                     "degrees below.",
                 ),
-                *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses", "tp")),
+                *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
                 io.Combo.Input(
                     "attention",
                     options=list(ATTENTION),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What can be split. Weights are each block's; whoever holds fewer blocks holds fewer weights too.
-BATCH, BLOCKS, TOKENS, WEIGHTS = "batch", "blocks", "tokens", "weights"
+# What can be split. Whoever holds fewer blocks holds fewer weights too.
+BATCH, BLOCKS, TOKENS = "batch", "blocks", "tokens"
 # Who on an axis has the prediction of a forward: each rank that of its own rows, the last rank, or every rank.
 OWN, LAST, EVERY = "own", "last", "every"
 
@@ -21,12 +21,6 @@ class PlanAxis:
     splits: str
     result: str
     words: str
-    # Whether its ranks share attention's heads while they attend.
-    splits_heads: bool = False
-
-    @property
-    def splits_memory_of_weights(self) -> bool:
-        return self.splits in (BLOCKS, WEIGHTS)
 
 
 # Outermost first: the order of the mesh.
@@ -38,18 +32,7 @@ AXES = (
         "ring", TOKENS, EVERY, "Ranks that share one image's tokens; keys and values travel round. Any degree works."
     ),
     PlanAxis(
-        "ulysses",
-        TOKENS,
-        EVERY,
-        "Ranks that share one image's tokens; any number up to the model's attention heads.",
-        splits_heads=True,
-    ),
-    PlanAxis(
-        "tp",
-        WEIGHTS,
-        EVERY,
-        "Ranks that share the blocks' weights, for models that allow it; must divide the heads.",
-        splits_heads=True,
+        "ulysses", TOKENS, EVERY, "Ranks that share one image's tokens; any number up to the model's attention heads."
     ),
 )
 BY_NAME = {axis.name: axis for axis in AXES}
@@ -60,15 +43,12 @@ def names_that(**facts: object) -> tuple[str, ...]:
     return tuple(a.name for a in AXES if all(getattr(a, fact) == value for fact, value in facts.items()))
 
 
-WEIGHT_AXES = names_that(splits_memory_of_weights=True)
-# Along which ranks compute with the same weights.
-REPLICA_AXES = names_that(splits_memory_of_weights=False)
 TOKEN_AXES = names_that(splits=TOKENS)
 BATCH_AXES = names_that(splits=BATCH)
 STAGE_AXES = names_that(splits=BLOCKS)
+# Along which ranks compute with the same weights.
+REPLICA_AXES = tuple(axis.name for axis in AXES if axis.name not in STAGE_AXES)
 LAST_AXES = names_that(result=LAST)
 EVERY_AXES = names_that(result=EVERY)
-# Innermost first: a rank has the heads of its weights, and Ulysses shares out those.
-HEAD_AXES = names_that(splits_heads=True)[::-1]
 # Axes that count as one, by its name on the mesh.
 JOINT_AXES = {"batch": BATCH_AXES, "sequence": TOKEN_AXES}

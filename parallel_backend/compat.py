@@ -8,7 +8,7 @@ themselves: ComfyUI's process imports what imports this, and takes neither torch
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -55,17 +55,6 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return storage._cdata
 
 
-def forget_meshes() -> None:
-    """Makes DTensor forget how it computed. It takes equal meshes for the same, and would look for groups that were
-    given up. Torch 2.9 has no function for it: there the cache is emptied itself."""
-    from torch.distributed.tensor import DTensor, debug
-
-    clear = getattr(debug, "_clear_sharding_prop_cache", None)
-    if clear is None:
-        clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear  # pyright: ignore
-    clear()
-
-
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
     """While entered, the default group is bound to no device. A rank that is has NCCL split that group for each new
@@ -80,28 +69,9 @@ def unbound() -> Iterator[None]:
         group.bound_device_id = bound
 
 
-def is_underway(tensor: torch.Tensor) -> bool:
-    """Whether a DTensor's collective has only been started for this tensor; `trigger_wait` ends it. Since torch 2.1."""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    return isinstance(tensor, AsyncCollectiveTensor)
-
-
 def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """The hooks before a module's forward and after it; torch takes one off by its handle alone. Since torch 1.2."""
     return module._forward_pre_hooks, module._forward_hooks
-
-
-def tensor_parallel_plan(model: torch.nn.Module) -> Mapping[str, Any] | None:
-    """Which linear layers diffusers splits, by name or pattern; None where it says nothing. Since diffusers 0.40."""
-    return getattr(model, "_tp_plan", None)
-
-
-def tensor_parallel_styles(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """torch's styles for such a plan; diffusers' own caller takes whole models, and no stage. Since diffusers 0.40."""
-    from diffusers.hooks.tensor_parallel import _styles
-
-    return _styles(dict(plan))
 
 
 def kept_in_fp32(model: torch.nn.Module) -> Collection[str]:

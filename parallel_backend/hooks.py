@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from .compat import hooks_of
 
 if TYPE_CHECKING:
     import torch
@@ -38,16 +34,6 @@ class Hooks:
     def on_removal(self, undo: Callable[[], None]) -> None:
         """Has `remove` call this too, for a change of another kind."""
         self._undo.append(undo)
-
-    @contextmanager
-    def kept(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-        """Keeps what somebody who hands out no handles puts on these modules while entered: hooks and attributes."""
-        found = [(place, set(place)) for module in modules for place in (vars(module), *hooks_of(module))]
-        try:
-            yield
-        finally:
-            added = [(place, key) for place, before in found for key in place if key not in before]
-            self._undo += [partial(place.pop, key, None) for place, key in added]
 
     def remove(self) -> None:
         """Takes off everything, the last first."""

@@ -54,7 +54,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
         raise PlanError(
             f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
             "calls the transformer one step at a time.",
-            "Use load_transformer and Denoiser, or ulysses, ring, tp, cfg or dp.",
+            "Use load_transformer and Denoiser, or ulysses, ring, cfg or dp.",
         )
     if plan.weights in FETCHED:
         raise PlanError(

@@ -26,7 +26,7 @@ class Memo:
         hooks.on_removal(self.take_off)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) is not torch.Tensor:  # a DTensor's memory says nothing of what it is
+        if type(tensor) is not torch.Tensor:  # a subclass's memory may say nothing of what it is
             return self.compute(tensor)
         key = identity(tensor)
         if key not in self.held:

@@ -140,7 +140,7 @@ class ParallelModule:
             raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
         axis, sizes = self.mesh["batch"], [call.size for call in calls]
         parts = share_out(sizes, axis)
-        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"), self.compiling(steps):
+        with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
             outputs = []
             for call, _, rows in (part for part in parts if part.group == axis.index):
                 args, kwargs = moved(tuple(calls[call]), self.mesh.device)

@@ -42,7 +42,6 @@ class ParallelPlan:
     ring: ranks that share the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
     ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
     ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
-    tp: ranks that share every block's weights, by heads and by columns (Megatron, https://arxiv.org/abs/1909.08053).
     attention: the kernel that computes it; auto takes the best that the device has.
     weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
     where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
@@ -59,7 +58,6 @@ class ParallelPlan:
     pipefusion: int = 1
     ring: int = 1
     ulysses: int = 1
-    tp: int = 1
     patches: int = 0
     sync_steps: int = 1
     attention: str = "auto"
@@ -98,15 +96,6 @@ class ParallelPlan:
                 f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}.",
                 "Give one for each rank, or none where all are alike.",
                 "speeds",
-            )
-        unlike = [speeds[start : start + self.tp] for start in range(0, len(speeds), self.tp)]
-        if any(len(set(row)) > 1 for row in unlike):
-            raise PlanError(
-                f"tp={self.tp} gives each rank as much of every weight, and ranks that share them differ in speed: "
-                f"{' and '.join(in_proportion(row) for row in unlike if len(set(row)) > 1)}.",
-                "Use equal speeds for each run of tp ranks, or tp=1 and ulysses, ring or pipefusion in its place.",
-                "speeds",
-                "tp",
             )
         return tuple(map(float, speeds)) if len(set(speeds)) > 1 else ()
 
@@ -166,13 +155,12 @@ class ParallelPlan:
     def check_model(
         self,
         heads: int,
-        tensor_parallel: bool = False,
         blocks: int | None = None,
         pipefusion: bool = True,
     ) -> None:
         """Raises PlanError, naming the degree and the nearest that works, if a model of this size forbids it.
 
-        tensor_parallel, pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
+        pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
         """
         self.check_weights()
         if self.patch_count > 1 and not pipefusion:
@@ -189,26 +177,11 @@ class ParallelPlan:
                 f"Use {blocks} or less.",
                 "pipefusion",
             )
-        if self.tp > 1 and not tensor_parallel:
+        if self.ulysses > heads:
             raise PlanError(
-                f"tp={self.tp} needs a model for which diffusers has a tensor-parallel plan, and it has none for this "
-                "one.",
-                f"Use tp=1 and ring={self.tp}; or, for the Parallel Sampler alone, tp=1 and pipefusion={self.tp}.",
-                "tp",
-            )
-        if heads % self.tp:
-            nearest = nearest_divisors(heads, self.tp)
-            raise PlanError(
-                f"tp={self.tp} does not divide the model's {heads} heads.", f"Use {nearest}, or ring={self.tp}.", "tp"
-            )
-        if self.ulysses > heads // self.tp:
-            of_heads = (
-                f"the {heads // self.tp} heads of a tp={self.tp} rank" if self.tp > 1 else f"the model's {heads} heads"
-            )
-            raise PlanError(
-                f"ulysses={self.ulysses} is more than {of_heads}.",
-                f"Lower it to {heads // self.tp} or less, or take ring={self.ulysses}.",
-                *(("ulysses", "tp") if self.tp > 1 else ("ulysses",)),
+                f"ulysses={self.ulysses} is more than the model's {heads} heads.",
+                f"Lower it to {heads} or less, or take ring={self.ulysses}.",
+                "ulysses",
             )
 
     def check_weights(self) -> None:
@@ -226,7 +199,7 @@ class ParallelPlan:
             raise PlanError(
                 f"The plan {self} has PipeFusion, which carries state from step to step, and a stock sampler sends "
                 "one forward at a time.",
-                "Use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
+                "Use the Parallel Sampler node for it, or ulysses, ring, cfg or dp.",
                 *(name for name in ("pipefusion", "patches") if getattr(self, name) > 1),
             )
 
@@ -237,7 +210,7 @@ class ParallelPlan:
             raise PlanError(
                 f"The plan {self} has its result on the last stage, and a sampler that sends one forward at a time "
                 "waits for it on the first.",
-                "Use the Parallel Sampler node for it, or ulysses, ring, tp, cfg or dp.",
+                "Use the Parallel Sampler node for it, or ulysses, ring, cfg or dp.",
                 *(axis for axis in LAST_AXES if getattr(self, axis) > 1),
             )
 
@@ -304,11 +277,3 @@ def ulysses_of(ranks: int, heads: int) -> int:
     the fullest not too many."""
     degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
     return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)
-
-
-def nearest_divisors(number: int, degree: int) -> str:
-    """The divisors of `number` next to a degree above one that does not divide it, in words."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = max(divisor for divisor in divisors if divisor < degree)
-    above = [divisor for divisor in divisors if divisor > degree][:1]
-    return " or ".join(str(divisor) for divisor in [below, *above])

@@ -29,10 +29,9 @@ from .seams.exchange.heads import with_unrepeated
 from .seams.forward import Forward, ForwardSlot
 from .seams.layout import TokenLayout
 from .seams.stages import StageExit, StageLink, keep_stage
-from .seams.tensor_parallel import join_weights, put_parts, shard_weights, take_parts
 from .weights.adapters import Addition, write_weights
 from .weights.flat_block import FlatBlock, Values
-from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, local_part, read_tensors
+from .weights.loading import Check, ModelSource, build_transformer, go_on, load_weights, read_tensors
 from .weights.parking import Parking
 from .weights.prefetcher import BlockPrefetcher, blocks_at
 from .weights.sizes import sizes_of_module
@@ -62,7 +61,7 @@ class ParallelTransformer:
         self.model = model
         self.dtype = model.dtype
         self.spec: ModelSpec = spec_for(type(model).__name__)
-        self.sizes = sizes_of_module(model, self.spec.blocks, self.spec.tensor_parallel)
+        self.sizes = sizes_of_module(model, self.spec.blocks)
         self.remembers = remembers
         self.hooks = Hooks()
         self.parking = Parking(model, mesh.device)
@@ -133,12 +132,11 @@ class ParallelTransformer:
         own = stages_of(plan, self.sizes.blocks)[mesh["pipefusion"].index]
         self.stage = keep_stage(model, spec.rows(), own, hooks, skips)
         self.link = StageLink(mesh, self.slot) if plan.pipefusion > 1 else None
-        self.parts = shard_weights(model, mesh, hooks) if plan.tp > 1 else {}
         if mesh["sequence"].degree * plan.pipefusion * plan.patch_count > 1 or backend is not NATIVE:
             sizes = spec.sizes(model.config)
             install_token_boundary(model, spec, layout, hooks, self.stage, self.link)
             for block in self.stage.blocks:
-                if mesh["ulysses"].degree > 1 and plan.tp == 1:
+                if mesh["ulysses"].degree > 1:
                     Beside(block, spec.beside, sizes.heads * sizes.head_dim, self.slot).install(hooks)
                 for name, streams in spec.self_attention.items():
                     if getattr(block, name, None) is not None:
@@ -162,17 +160,14 @@ class ParallelTransformer:
         backend = self._backend_for(mesh)
         self.forget()
         self.hooks.remove()
-        parts = take_parts(self.model)
         self._install(mesh, backend)
-        put_parts(self.model, parts)
         self.fetched.install()
 
     def remove(self) -> None:
         """Takes all of it off the model, which then is as it was before, and this transformer of no use.
 
-        Additions to the weights stay in them. All ranks call it together: tensor
-        parallel weights are gathered. Raises RequestError where other stages' weights were never read; nothing has
-        changed then.
+        Additions to the weights stay in them. Raises RequestError where other stages' weights were never
+        read; nothing has changed then.
         """
         if self.stage.missing:
             raise RequestError(
@@ -185,7 +180,6 @@ class ParallelTransformer:
         self.fetched.rearrange((), None)
         self.forget()
         self.hooks.remove()
-        join_weights(self.model, self.parts, self.mesh["tp"])
 
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh, check: Check = go_on) -> ParallelTransformer:
@@ -214,13 +208,13 @@ class ParallelTransformer:
         self.fetched.rearrange(places, store, partial(self._stored, unread, check) if unread else None)
         if unread:
             names = [name for name, _, _ in self.fetched.names()]
-            load_weights(self.model, unread, self.mesh.device, self.parts, check, names)
+            load_weights(self.model, unread, self.mesh.device, check, names)
         self.fetched.park_with(self.parking)
 
     def _stored(self, source: ModelSource, check: Check, row: FlatBlock) -> Values:
         """A block's parameters as the files have them, whose pages are read once somebody looks."""
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
-        tensors = read_tensors(source, shapes, self.parts, check)
+        tensors = read_tensors(source, shapes, check)
         return lambda name: tensors[f"{row.path}.{name}"]
 
     def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor], check: Check = go_on) -> None:
@@ -240,9 +234,9 @@ class ParallelTransformer:
             if where := fetched.get(name):
                 self.fetched.rewrite(*where, value)
             else:
-                local_part(self.model.state_dict()[name]).copy_(value)
+                self.model.state_dict()[name].copy_(value)
 
-        write_weights(self.model, self.source, self.parts, names, additions, tensors, put, check)
+        write_weights(self.model, self.source, names, additions, tensors, put, check)
         self.adapted = wanted
 
     def __call__(
@@ -256,7 +250,7 @@ class ParallelTransformer:
         """
         self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
-        with self.mesh.without_autograd(), self.mesh.timeline.step("forward"), self.compiling(steps):
+        with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
             forward = Forward(self.slot.every_segment())
             local = self.forward(latents, timestep_B, conditions, self.mesh["batch"], forward)
             if local is None or any(self.mesh[axis].index for axis in EVERY_AXES):
@@ -375,7 +369,7 @@ class ParallelTransformer:
             if self.mesh.plan.patch_count > 1:
                 raise RequestError(
                     f"PipeFusion's patches are of the image alone, and {name} adds tokens to it.",
-                    "Use pipefusion=1 and patches=1, and ulysses, ring, tp, cfg or dp in their place.",
+                    "Use pipefusion=1 and patches=1, and ulysses, ring, cfg or dp in their place.",
                 )
             sizes = zip(shape[2:], patch, strict=False)
             if len(shape) != 2 + len(patch) or shape[1] != channels or any(size % side for size, side in sizes):

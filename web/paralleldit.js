@@ -1842,8 +1842,7 @@ const MOST_COLUMNS = 4;
 
 /**
  * The ranks as nested groups: shares of the batch, in each the pipeline's stages, in each the ranks.
- * A group's rows and a cell's tokens, heads and weights are [start, stop] fractions; heads and weights are null where they
- * are not shared.
+ * A group's rows and a cell's tokens and heads are [start, stop] fractions; heads are null where they are not shared.
  */
 function meshGroups({ ranks, memory }) {
   const oneOf = ([index, count]) => (count > 1 ? [index + 1, count] : null);
@@ -1858,8 +1857,7 @@ function meshGroups({ ranks, memory }) {
       kept: memory?.kept[stage] ?? memory?.kept[0],
       tokens: rank.tokens,
       heads: rank.head_share,
-      headRange: rank.heads,
-      weights: rank.weight_share
+      headRange: rank.heads
     });
   }
   return groups
@@ -1903,7 +1901,6 @@ function cellWords(cell, group, stage, device, say) {
     const [first, last] = cell.headRange;
     parts.push(first === last ? say('plan.head', { first }) : say('plan.heads_of', { first, last }));
   }
-  if (cell.weights) parts.push(say('plan.weights_of', { percent: percent(cell.weights[0], cell.weights[1]) }));
   if (cell.kept !== undefined) parts.push(say('plan.keeps', { size: bytes(cell.kept) }));
   const holds = parts.filter(Boolean).join(', ');
   const named = cell.card

@@ -81,7 +81,7 @@ def work_of(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture]
             all_rows = rows * shape[0]
             estimate = memory.model.memory_required([all_rows, *shape[1:]])
             tokens = memory.tokens(shape) * largest_rows(plan, all_rows) * largest_share(plan, TOKEN_AXES)
-            products = FLOPS_A_WEIGHT * memory.parameters / (plan.pipefusion * plan.tp) * tokens
+            products = FLOPS_A_WEIGHT * memory.parameters / plan.pipefusion * tokens
             known.append(Work(working_on_a_rank(estimate, all_rows, plan), products / ASSUMED_TERAFLOPS / 1e12))
     return max(known, default=None)
 

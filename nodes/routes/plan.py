@@ -228,7 +228,6 @@ def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
         "heads": part.heads and [part.heads[0], part.heads[-1]],
         "tokens": part.tokens,
         "head_share": part.head_share,
-        "weight_share": part.weight_share,
     }
 
 

@@ -5,11 +5,10 @@ Each is counted by the same sizes as the plan itself, and named only if it fits.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ...parallel_backend.axes import REPLICA_AXES, WEIGHT_AXES
+from ...parallel_backend.axes import REPLICA_AXES
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import in_host
@@ -32,11 +31,9 @@ def remedies(foresight: MemoryEstimate, check: Check) -> list[Remark]:
     if not only_whole:
         others = (replace(asked, weights=way, weight_blocks=0) for way in FETCHED)
         found += [remark(f"would_{each.weights}") for each in others if allows(check, each) and fits(foresight, each)]
-    by_axis: dict[str, ParallelPlan] = {}
-    for axis, each in sharing_weights(asked):
-        if axis not in by_axis and allows(check, each) and fits(foresight, each):
-            by_axis[axis] = each
-    found += [remark("would_plan", plan=str(replace(each, weights=AUTO))) for each in by_axis.values()]
+    staged = (each for each in more_stages(asked) if allows(check, each) and fits(foresight, each))
+    if plan := next(staged, None):
+        found.append(remark("would_plan", plan=str(replace(plan, weights=AUTO))))
     return found if only_whole else [*found, *smaller_picture(foresight, asked)]
 
 
@@ -57,17 +54,17 @@ def allows(check: Check, plan: ParallelPlan) -> bool:
     return True
 
 
-def sharing_weights(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
-    """Plans that share each rank's weights over more ranks, tp before stages, the fewest ranks first: ranks of another
-    axis, or such as the plan leaves out."""
+def more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
+    """Plans that share the blocks over more pipeline stages, the fewest first: ranks of another axis, or such as the
+    plan leaves out."""
     whole = replace(plan, weights=WHOLE, weight_blocks=0, speeds=())
-    for axis, factor in itertools.product(reversed(WEIGHT_AXES), FACTORS):
-        more = replace(whole, **{axis: getattr(plan, axis) * factor})
+    for factor in FACTORS:
+        more = replace(whole, pipefusion=plan.pipefusion * factor)
         for other in REPLICA_AXES:
             if getattr(plan, other) % factor == 0:
-                yield axis, replace(more, **{other: getattr(plan, other) // factor})
+                yield replace(more, **{other: getattr(plan, other) // factor})
         if more.world_size <= most_ranks():
-            yield axis, more
+            yield more
 
 
 def smaller_picture(foresight: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:

@@ -66,19 +66,17 @@ def order(predicted: Prediction) -> tuple:
     """What fits before what does not, of that what lacks least; then by seconds; then what sends less often."""
     plan = predicted.plan
     lacking = 0.0 if predicted.fits else predicted.bytes
-    return lacking, predicted.seconds, plan.tp, plan.ring, plan.ulysses
+    return lacking, predicted.seconds, plan.ring, plan.ulysses
 
 
 def plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
     """All ways to share work over so many ranks; over ranks of these speeds, each way evenly and in proportion."""
-    for degrees in itertools.product(divisors(ranks), repeat=3):
-        ways, rest = divmod(ranks, degrees[0] * degrees[1] * degrees[2])
+    for ring, ulysses in itertools.product(divisors(ranks), repeat=2):
+        ways, rest = divmod(ranks, ring * ulysses)
         if not rest:
             cfg = 2 if branches and ways % 2 == 0 else 1
-            ring, ulysses, tp = degrees
-            even = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses, tp=tp)
-            runs = [min(speeds[start : start + tp]) for start in range(0, len(speeds), tp)]  # these have to be alike
-            yield from dict.fromkeys((even, replace(even, speeds=tuple(speed for speed in runs for _ in range(tp)))))
+            even = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
+            yield from dict.fromkeys((even, replace(even, speeds=tuple(speeds))))
 
 
 def divisors(number: int) -> list[int]:

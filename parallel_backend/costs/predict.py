@@ -63,7 +63,6 @@ EXCHANGES = {
         3 / 4 / EXCHANGE_PARTS,
     ),
     "ring": Exchange(lambda A, N, K: 2 * K * A * (N - 1) / N, lambda N: N - 1, "send", 1.0, lambda N: (N - 1) / N),
-    "tp": Exchange(lambda A, N, K: 4 * A * (N - 1) / N, lambda N: 2, "all_gather"),
 }
 
 
@@ -110,7 +109,7 @@ def predict(
 ) -> Prediction:
     """A step in which the model sees so many rows at once. sizes: of the weights, where they are known; those of a plan
     with weights=auto count as whole."""
-    parts, members = parts_of(forward, rows, plan), plan.token_ways * plan.tp
+    parts, members = parts_of(forward, rows, plan), plan.token_ways
     ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
     slowest = max(groups, key=lambda group: busy_of(forward, plan, group).seconds)
@@ -120,13 +119,13 @@ def predict(
     waiting += collect_seconds(forward, rows - parts[0].rows, machine)
     if sizes and plan.weights in (SHARED, HOST):
         waiting += max(0.0, sizes.fetched(plan) / machine.links.of(plan.weights) - computing - waiting)
-    kept = max(sizes.kept(plan)) if sizes else forward.weights / plan.tp
+    kept = max(sizes.kept(plan)) if sizes else forward.weights
     return Prediction(plan, computing, waiting, kept + max(working_bytes(forward, each) for each in parts))
 
 
 def parts_of(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
     """The ranks' parts, in their order: rows are shared over dp and cfg, tokens over ring and ulysses, heads over
-    ulysses and tp."""
+    ulysses."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
     for places in places_of_ranks(plan):
         by_batch, by_tokens = (axis_shares(plan, axes, places) for axes in (BATCH_AXES, TOKEN_AXES))
@@ -134,25 +133,25 @@ def parts_of(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankSh
         own_rows = (split_sizes(rows, by_batch) if by_batch else shard_sizes(rows, ways))[places["batch"]]
         start, stop = fraction(places["sequence"], plan.token_ways, by_tokens)
         heads = len(own_heads(forward.heads, plan, places)) / forward.heads
-        ring = tuple(places[axis] for axis in ("batch", "ring", "tp"))
+        ring = tuple(places[axis] for axis in ("batch", "ring"))
         queries[ring] += stop - start
         found.append((own_rows, stop - start, ring, heads))
     return [RankShare(own_rows, tokens, queries[ring], heads) for own_rows, tokens, ring, heads in found]
 
 
 def busy_of(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
-    """Of a group of the batch, whose ranks wait for each other before and after attention. Under tp a rank has a share
-    of products alone; what is outside of the blocks, every rank has whole."""
+    """Of a group of the batch, whose ranks wait for each other before and after attention. What is outside of the
+    blocks, every rank has whole."""
     attending, other, beside = [], [], []
     for part, speed in ranks:
-        products = forward.blocks.linear * part.tokens / plan.tp
+        products = forward.blocks.linear * part.tokens
         moved = forward.blocks.moved * part.tokens + merged_bytes(forward, plan)
         blocks = Cost(products, 0.0, moved, forward.blocks.operations)
         attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
         seconds = sum(seconds_of(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
         beside.append(part.rows * forward.blocks.beside * part.tokens / speed.linear)
-    return Busy(max(attending), max(other), min(beside) if plan.tp == 1 and plan.compile == OFF else 0.0)
+    return Busy(max(attending), max(other), min(beside) if plan.compile == OFF else 0.0)
 
 
 def speeds_of(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
@@ -166,7 +165,7 @@ def speeds_of(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
 
 
 def merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
-    return forward.count * MERGED * forward.activation / plan.ulysses / plan.tp if plan.ring > 1 else 0.0
+    return forward.count * MERGED * forward.activation / plan.ulysses if plan.ring > 1 else 0.0
 
 
 def seconds_of(cost: Cost, speed: Speed) -> float:
@@ -181,9 +180,10 @@ def exchange_seconds(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: 
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
             continue
-        inside = plan.token_ways if axis == "tp" else plan.token_ways * plan.tp // degree
         link = getattr(machine, exchange.link)
-        needed = link.seconds(exchange.sent(all_tokens / inside, degree, forward.kv), exchange.times(degree))
+        needed = link.seconds(
+            exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv), exchange.times(degree)
+        )
         meanwhile = busy.attending / forward.count * exchange.during(degree)
         parallel = forward.parallel if exchange.beside and busy.beside else 0.0
         exposed += needed - min(needed * exchange.covered, meanwhile) * (1 - parallel)

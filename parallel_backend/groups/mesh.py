@@ -6,17 +6,16 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from ..axes import JOINT_AXES, REPLICA_AXES, WEIGHT_AXES
-from ..compat import forget_meshes, unbound
+from ..axes import JOINT_AXES, REPLICA_AXES, STAGE_AXES
+from ..compat import unbound
 from ..device import (
     CPU,
     THROUGH_THE_HOST,
@@ -80,15 +79,13 @@ class Axis:
 class Mesh:
     """A plan laid over the ranks of the default process group, and the device that this rank computes on.
 
-    axes: those of the plan, and the joint ones, whose index counts row by row. tensor_mesh: torch's own of the axis tp,
-    None where it splits nothing.
+    axes: those of the plan, and the joint ones, whose index counts row by row.
     link_in, link_out: from the stage before and to the next, round from the last to the first; None without stages.
     """
 
     plan: ParallelPlan
     device: torch.device
     axes: dict[str, Axis]
-    tensor_mesh: DeviceMesh | None = None
     link_in: dist.ProcessGroup | None = None
     link_out: dist.ProcessGroup | None = None
     timeline: Timeline = SILENT
@@ -99,23 +96,16 @@ class Mesh:
     @property
     def weight_places(self) -> tuple[int, ...]:
         """This rank's places on the axes along which ranks have other weights."""
-        return tuple(self[axis].index for axis in WEIGHT_AXES)
+        return tuple(self[axis].index for axis in STAGE_AXES)
 
     def groups(self) -> list[dist.ProcessGroup]:
         """Those of this rank's axes and links, all of them the mesh's own, in the order of all ranks."""
         return in_order([*(axis.group for axis in self.axes.values()), self.link_in, self.link_out])
 
-    def without_autograd(self) -> AbstractContextManager[None]:
-        """While entered, nothing is kept for gradients. Inference mode, but where weights are DTensors: these do not
-        remember in it how they compute, and a block takes the host eleven times as long."""
-        return torch.no_grad() if self.plan.tp > 1 else torch.inference_mode()
-
     def close(self) -> None:
         """Gives up the groups. All ranks call it together, with nothing in flight; the mesh is not usable after it."""
         for group in self.groups():
             dist.destroy_process_group(group)
-        if self.plan.tp > 1:
-            forget_meshes()
 
 
 def start_distributed(device_type: str | None = None) -> torch.device:
@@ -159,14 +149,11 @@ def build_mesh(
     link_in = link_out = stages.group
     if plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups):
         link_in, link_out = layout.links("pipefusion")
-    tensor_mesh = None
-    if group := axes["tp"].group:
-        tensor_mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("tp",))
     places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
     axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks do not run on no tokens
-    mesh = Mesh(plan, device, axes, tensor_mesh, link_in, link_out, timeline)
+    mesh = Mesh(plan, device, axes, link_in, link_out, timeline)
     for group in mesh.groups():
         shake_hands(group, device)
     return mesh

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..axes import BATCH_AXES, HEAD_AXES, JOINT_AXES, STAGE_AXES, TOKEN_AXES, WEIGHT_AXES, WEIGHTS, names_that
+from ..axes import BATCH_AXES, JOINT_AXES, STAGE_AXES, TOKEN_AXES
 from ..plan import ParallelPlan
 
 Share = tuple[float, float]
@@ -27,8 +27,7 @@ class RankPart:
     rows: its share of the batch as (start, stop), fractions, which is exact to a row.
     blocks: those of its stage; None where their number is not known.
     heads: those that it computes in attention; None where their number is not known.
-    head_share, weight_share: (start, stop) of what it has of the heads in attention and of each block's weights, as
-    fractions; None where every rank has all.
+    head_share: (start, stop) of what it has of the heads in attention, as fractions; None where every rank has all.
     tokens: what it holds of the image's tokens outside of attention, one (start, stop) a patch, as fractions of all,
     which is exact to a token; its share of the text is the same.
     """
@@ -42,7 +41,6 @@ class RankPart:
     heads: range | None
     tokens: tuple[Share, ...]
     head_share: Share | None
-    weight_share: Share | None
 
 
 def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[int] | None = None) -> list[RankPart]:
@@ -51,9 +49,8 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
     stages = None if blocks is None else stages_of(plan, blocks)
     parts = []
     for rank, places in enumerate(places_of_ranks(plan)):
-        batch, stage, weights_of = (
-            (joint_place(axes, plan.degrees(), places), plan.ways(axes))
-            for axes in (BATCH_AXES, STAGE_AXES, names_that(splits=WEIGHTS))
+        batch, stage = (
+            (joint_place(axes, plan.degrees(), places), plan.ways(axes)) for axes in (BATCH_AXES, STAGE_AXES)
         )
         own = None if heads is None else own_heads(heads, plan, places)
         parts.append(
@@ -67,7 +64,6 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
                 own,
                 token_spans(plan, places),
                 head_share(heads, own, plan, places),
-                fraction(*weights_of) if weights_of[1] > 1 else None,
             )
         )
     return parts
@@ -91,7 +87,7 @@ def axis_shares(plan: ParallelPlan, axes: Sequence[str], places: Mapping[str, in
     """
     if not plan.speeds:
         return ()
-    fixed = [] if set(axes) <= set(WEIGHT_AXES) else [axis for axis in BATCH_AXES if axis not in axes]
+    fixed = [] if set(axes) <= set(STAGE_AXES) else [axis for axis in BATCH_AXES if axis not in axes]
     behind: list[list[float]] = [[] for _ in range(plan.ways(axes))]
     for speed, others in zip(plan.speeds, places_of_ranks(plan), strict=True):
         if all(others[axis] == places[axis] for axis in fixed):
@@ -107,27 +103,20 @@ def largest_share(plan: ParallelPlan, axes: Sequence[str]) -> float:
 
 
 def own_heads(heads: int, plan: ParallelPlan, places: Mapping[str, int]) -> range:
-    """The heads at a rank's places: each axis shares out those that the one before left."""
-    own = range(heads)
-    for axis in HEAD_AXES:
-        shares = axis_shares(plan, (axis,), places)
-        sizes = split_sizes(len(own), shares) if shares else shard_sizes(len(own), getattr(plan, axis))
-        start = sum(sizes[: places[axis]])
-        own = own[start : start + sizes[places[axis]]]
-    return own
+    """The heads that a rank at these places computes in attention."""
+    shares, place = axis_shares(plan, ("ulysses",), places), places["ulysses"]
+    sizes = split_sizes(heads, shares) if shares else shard_sizes(heads, plan.ulysses)
+    start = sum(sizes[:place])
+    return range(start, start + sizes[place])
 
 
 def head_share(heads: int | None, own: range | None, plan: ParallelPlan, places: Mapping[str, int]) -> Share | None:
     """What a rank has of the heads, as fractions; of heads whose number is not known, about. None where it has all."""
-    if plan.ways(HEAD_AXES) == 1:
+    if plan.ulysses == 1:
         return None
     if heads and own is not None:
         return own.start / heads, own.stop / heads
-    start, stop = 0.0, 1.0
-    for axis in HEAD_AXES:
-        first, last = fraction(places[axis], getattr(plan, axis), axis_shares(plan, (axis,), places))
-        start, stop = start + first * (stop - start), start + last * (stop - start)
-    return start, stop
+    return fraction(places["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), places))
 
 
 def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping[str, int]) -> int:
@@ -152,12 +141,12 @@ def fraction(place: int, ways: int, shares: Sequence[float] = ()) -> Share:
 
 def same_weights(plan: ParallelPlan, other: ParallelPlan) -> bool:
     """Whether every rank of the other plan holds the same weights under both."""
-    if plan.world_size < other.world_size or any(getattr(plan, a) != getattr(other, a) for a in WEIGHT_AXES):
+    if plan.world_size < other.world_size or any(getattr(plan, a) != getattr(other, a) for a in STAGE_AXES):
         return False
     if plan.pipefusion > 1 and stage_rule(plan) != stage_rule(other):
         return False
     pairs = zip(places_of_ranks(plan), places_of_ranks(other), strict=False)  # it may have fewer ranks
-    return all(one[axis] == two[axis] for one, two in pairs for axis in WEIGHT_AXES)
+    return all(one[axis] == two[axis] for one, two in pairs for axis in STAGE_AXES)
 
 
 def token_spans(plan: ParallelPlan, places: Mapping[str, int]) -> tuple[Share, ...]:

@@ -52,7 +52,6 @@ register(
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),
         guided=lambda _config: False,
-        tensor_parallel=("attn", "ff", "ff_context", "proj_mlp", "proj_out"),
         timestep_scale=1e-3,
         check=needs(
             guidance=lambda config: config["guidance_embeds"],

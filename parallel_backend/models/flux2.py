@@ -49,7 +49,6 @@ register(
         appended=REFERENCES,
         head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim"},
-        tensor_parallel=("attn", "ff", "ff_context"),
         timestep_scale=1e-3,
         guided=lambda config: not config["guidance_embeds"],
         check=needs(guidance=lambda config: config["guidance_embeds"]),

@@ -68,7 +68,6 @@ register(
         memoised=("txt_norm", "txt_in"),
         widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (1, 2, 2)),
-        tensor_parallel=("attn", "img_mlp", "txt_mlp"),
         pipefusion=False,
         timestep_scale=1e-3,
         prepare=prepare,

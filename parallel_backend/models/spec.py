@@ -42,7 +42,6 @@ class Limits(TypedDict):
 
     heads: int
     blocks: int | None
-    tensor_parallel: bool
     pipefusion: bool
 
 
@@ -131,9 +130,6 @@ class ModelSpec:
     skips: str | None = None
     # Submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
     shared: tuple[str, ...] = ()
-    # Submodules of the blocks that diffusers' `_tp_plan` for the class splits, if it ships one; here, so that a plan
-    # can be checked, and what a rank keeps be told, without it.
-    tensor_parallel: tuple[str, ...] = ()
     # Whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others, and run
     # without the text.
     pipefusion: bool = True
@@ -159,7 +155,6 @@ class ModelSpec:
         return {
             "heads": heads,
             "blocks": blocks,
-            "tensor_parallel": bool(self.tensor_parallel),
             "pipefusion": self.pipefusion,
         }
 

@@ -158,7 +158,7 @@ def denoise(
 
     timestep_scale: a scheduler's timestep times this is what the model takes.
     """
-    with model.mesh.without_autograd(), model.compiling(len(stepper.timesteps)):
+    with torch.inference_mode(), model.compiling(len(stepper.timesteps)):
         run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
         timeline = model.mesh.timeline
         try:

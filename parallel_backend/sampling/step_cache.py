@@ -181,7 +181,7 @@ class Decision:
     def agree(self, change_and_size: torch.Tensor) -> bool:
         """By the sums over all ranks, whether the change is above the threshold; if one rank thinks so, all do. Waits
         for the device, once: what runs next depends on it."""
-        axes = (self.axis, self.mesh["sequence"], self.mesh["tp"])
+        axes = (self.axis, self.mesh["sequence"])
         for axis in axes:
             change_and_size = gather(change_and_size[None], 0, axis.degree, axis).sum(0)
         runs = (change_and_size[:1] / change_and_size[1:] > self.threshold).float()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .loading import Check, LocalPart, ModelSource, go_on, loaded_dtype, read_tensors
+from .loading import Check, ModelSource, go_on, loaded_dtype, read_tensors
 
 Put = Callable[[str, torch.Tensor], None]
 
@@ -46,7 +46,6 @@ class Addition:
 def write_weights(
     model: torch.nn.Module,
     source: ModelSource,
-    parts: Mapping[str, LocalPart],
     names: Collection[str],
     additions: list[Addition],
     tensors: Mapping[str, torch.Tensor],
@@ -55,7 +54,7 @@ def write_weights(
 ) -> None:
     """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
 
-    parts: what this rank holds of the parameters that it does not hold whole. put: takes a parameter's name and value.
+    put: takes a parameter's name and value.
     Sums are in fp32, in the order given.
     Raises ModelFileError, or what `check` does.
     """
@@ -63,7 +62,7 @@ def write_weights(
     wanted = [name for name in held if name in names]
     for first in range(0, len(wanted), AT_ONCE):
         shapes = {name: held[name].shape for name in wanted[first : first + AT_ONCE]}
-        stored = read_tensors(source, shapes, parts, check)
+        stored = read_tensors(source, shapes, check)
         for name in list(stored):
             check()
             device = held[name].device
@@ -72,33 +71,13 @@ def write_weights(
             if added:
                 weight = weight.to(device, torch.float32, copy=True)
             for addition in added:
-                add(weight, addition, tensors, parts.get(name))
+                add(weight, addition, tensors)
             put(name, weight.to(device, dtype))
 
 
-def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor], part: LocalPart | None) -> None:
-    """Adds to a parameter, or to the part of it that `weight` is, in place."""
-    columns = part.ranges if part and part.dim else None
-    ranges = part.ranges if part and not part.dim else ((0, len(weight)),)
-    above = 0
-    for start, stop in ranges:
-        first, last = max(start, addition.row), min(stop, addition.row + addition.count)
-        if first < last:
-            target = weight[above + first - start : above + last - start]
-            shift = addition.up_row - addition.row
-            rows = tensors[addition.up][first + shift : last + shift].to(weight)
-            target.add_(delta(rows, addition, tensors, columns).reshape(target.shape), alpha=addition.scale)
-        above += stop - start
-
-
-def delta(
-    up: torch.Tensor,
-    addition: Addition,
-    tensors: Mapping[str, torch.Tensor],
-    columns: tuple[tuple[int, int], ...] | None,
-) -> torch.Tensor:
-    """The difference for these rows of up, and for all columns or for ranges of them, before it is scaled."""
-    last = up if addition.down is None else tensors[addition.down].to(up).flatten(1)
-    if columns:
-        last = torch.cat([last[:, start:stop] for start, stop in columns], 1)
-    return last if addition.down is None else up.flatten(1) @ last
+def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Adds to a parameter in place."""
+    target = weight[addition.row : addition.row + addition.count]
+    up = tensors[addition.up][addition.up_row : addition.up_row + addition.count].to(weight)
+    delta = up if addition.down is None else up.flatten(1) @ tensors[addition.down].to(up).flatten(1)
+    target.add_(delta.reshape(target.shape), alpha=addition.scale)

@@ -73,11 +73,10 @@ def fewest_that_fit(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) ->
 
 
 def in_host(plan: ParallelPlan, sizes: WeightSizes) -> int:
-    """Bytes of one copy of what waits in the host's memory, of all stages and tensor-parallel places together."""
+    """Bytes of one copy of what waits in the host's memory, of all stages together."""
     if plan.weights != HOST:
         return 0
-    stages = sizes.by_stage(plan)
-    return plan.tp * sum(stage[place] for stage in stages for place in fetched_places(stage, plan))
+    return sum(stage[place] for stage in sizes.by_stage(plan) for place in fetched_places(stage, plan))
 
 
 def seconds_a_forward(plan: ParallelPlan, sizes: WeightSizes, links: Links) -> float:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .loading import placed_like
 from .tensors import align, plain_parts
 
 Values = Callable[[str], torch.Tensor]  # of a block's parameters, by name
@@ -111,8 +110,8 @@ def alias(held: torch.Tensor) -> torch.Tensor:
 def remade(held: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:
     """A tensor of the same class that is made of other plain tensors, taken from an iterator, on another device say."""
     flatten = getattr(held, "__tensor_flatten__", None)
-    if flatten is None or hasattr(held, "placements"):  # a DTensor: of torch's, it wraps the part that is local
-        return placed_like(held, next(parts))
+    if flatten is None:
+        return next(parts)
     names, context = flatten()
     inner = {name: remade(getattr(held, name), parts) for name in names}
     made_of: Any = type(held)  # torch's protocol of subclasses that wrap others

@@ -25,14 +25,6 @@ def go_on() -> None:
 
 
 @dataclass(frozen=True)
-class LocalPart:
-    """What a rank holds of a parameter: these ranges (start, stop) of a dim, joined."""
-
-    dim: int
-    ranges: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
 class ModelSource:
     """A transformer on disk.
 
@@ -90,62 +82,39 @@ def load_weights(
     model: torch.nn.Module,
     source: ModelSource,
     device: torch.device,
-    parts: Mapping[str, LocalPart],
     check: Check = go_on,
     but: Collection[str] = (),
 ) -> None:
     """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError, or what `check` does.
 
-    parts: what to read of those parameters that this rank does not hold whole; they are DTensors in the model. but:
-    names of parameters that have their values.
+    but: names of parameters that have their values.
     """
     held = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
-    tensors = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, parts, check)
+    tensors = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, check)
     for name, tensor in tensors.items():
         check()  # the file's pages may be read only now
-        tensors[name] = placed_like(held[name], tensor.to(device, loaded_dtype(model, name, source)))
+        tensors[name] = tensor.to(device, loaded_dtype(model, name, source))
     model.load_state_dict(tensors, strict=not but, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
 
 
-def placed_like(held: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter as the DTensor that the parameter is, if it is one."""
-    from torch.distributed.tensor import DTensor
+def read_tensors(source: ModelSource, wanted: dict[str, torch.Size], check: Check = go_on) -> dict[str, torch.Tensor]:
+    """Reads the wanted tensors by parameter name: views of the files' pages, which ranks share.
 
-    return DTensor.from_local(local, held.device_mesh, held.placements) if isinstance(held, DTensor) else local
-
-
-def local_part(held: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a parameter; ComfyUI's process has this module too, and no torch.distributed."""
-    from torch.distributed.tensor import DTensor
-
-    return held.to_local() if isinstance(held, DTensor) else held
-
-
-def read_tensors(
-    source: ModelSource,
-    wanted: dict[str, torch.Size],
-    parts: Mapping[str, LocalPart],
-    check: Check = go_on,
-) -> dict[str, torch.Tensor]:
-    """Reads the wanted tensors by parameter name, or the parts of them that are named in `parts`.
-
-    wanted: the shapes of whole parameters. Raises ModelFileError for what is missing or of another shape, or what
+    wanted: the shapes of parameters. Raises ModelFileError for what is missing or of another shape, or what
     `check` does.
     """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for path in source.files:
         try:
-            # Columns are copied: the pages that they touch go with a mapping of their own.
-            with safe_open(path, framework="pt") as file, safe_open(path, framework="pt") as passing:
+            with safe_open(path, framework="pt") as file:
                 held = set(file.keys())
                 for name in wanted.keys() & held:
                     check()
                     shapes[name] = tuple(file.get_slice(name).get_shape())
                     if shapes[name] == wanted[name]:
-                        part = parts.get(name)
-                        tensors[name] = read_part(passing if part and part.dim else file, name, part)
+                        tensors[name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             if is_out_of_memory(error):
                 raise
@@ -163,12 +132,3 @@ def read_tensors(
                 "config and weights are of different models."
             )
     return tensors
-
-
-def read_part(file: Any, name: str, part: LocalPart | None = None) -> torch.Tensor:
-    """Reads a parameter, a view of the file's pages, which ranks share; or a part of it."""
-    if part is None:
-        return file.get_tensor(name)
-    view = file.get_slice(name)
-    pieces = [view[:, start:stop] if part.dim else view[start:stop] for start, stop in part.ranges]
-    return torch.cat(pieces, part.dim) if len(pieces) > 1 else pieces[0].contiguous()

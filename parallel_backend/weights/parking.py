@@ -18,7 +18,7 @@ class Parking:
     """Takes a module's parameters and buffers off their device, and puts them back.
 
     Their storages are emptied and filled in place, so that whatever refers to a weight still does: a tied weight, a
-    view, a DTensor, a hook. Runs no collectives.
+    view, a hook. Runs no collectives.
     beside: tensors that go with the module's own; scratch: tensors whose values need not be kept, parameters that are
     views of them among them. Both are to be changed only while nothing is parked.
     memory: in which the weights are while they are parked; it is kept for the next time. host: its bytes.

@@ -146,7 +146,7 @@ class WeightPlacement:
             return ShardedStore(ranks.groups.replicas(plan), device)
         sizes = model.fetched.sizes
         memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
-        needed = in_host(plan, model.sizes) // plan.tp // plan.pipefusion
+        needed = in_host(plan, model.sizes) // plan.pipefusion
         ranks.together(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
         return HostStore(sizes, device, memory)
 

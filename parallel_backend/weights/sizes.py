@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,10 @@ BUFFERS = 2  # in which blocks are that are fetched: one is computed with while 
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes. blocks: of each block, in the order in which they run. split: of these, what tensor parallel shares out.
-    rest: of what is in no block, which every rank has."""
+    """Bytes. rest: of what no block has, on every rank. blocks: of each block, in the order in which they run."""
 
     rest: int
     blocks: tuple[int, ...] = ()
-    split: tuple[int, ...] = ()
 
     @property
     def total(self) -> int:
@@ -38,11 +37,7 @@ class WeightSizes:
 
     def by_stage(self, plan: ParallelPlan) -> list[list[int]]:
         """What of each of its blocks a rank computes with under this plan, by its pipeline stage."""
-        local = [
-            whole - split + split // plan.tp
-            for whole, split in zip(self.blocks, self.split or [0] * len(self.blocks), strict=True)
-        ]
-        return [[local[place] for place in stage] for stage in stages_of(plan, self.blocks)]
+        return [[self.blocks[place] for place in stage] for stage in stages_of(plan, self.blocks)]
 
     def kept(self, plan: ParallelPlan) -> list[int]:
         """What a rank keeps under this plan on its device, by its pipeline stage; weights=auto counts as whole."""
@@ -76,36 +71,30 @@ def freed(blocks: Sequence[int], plan: ParallelPlan) -> int:
     return sum(going) - share - min(BUFFERS, len(going)) * max(going)
 
 
-def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str], split: Sequence[str] = ()) -> WeightSizes:
-    """From the bytes of each parameter. lists: the model's lists of blocks, by their paths. split: submodules of blocks
-    that tensor parallel shares out."""
-    blocks: dict[tuple[int, int], list[int]] = {}
+def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str]) -> WeightSizes:
+    """From the bytes of each parameter. lists: the model's lists of blocks, by their paths."""
+    blocks = Counter[tuple[int, int]]()
     rest = 0
     for name, size in sizes.items():
-        place = place_of(name, lists)
-        if place is None:
+        if place := place_of(name, lists):
+            blocks[place] += size
+        else:
             rest += size
-            continue
-        position, index, inside = place
-        counted = blocks.setdefault((position, index), [0, 0])
-        counted[0] += size
-        counted[1] += size if inside.partition(".")[0] in split else 0
-    ordered = [blocks[key] for key in sorted(blocks)]
-    return WeightSizes(rest, tuple(whole for whole, _ in ordered), tuple(part for _, part in ordered) if split else ())
+    return WeightSizes(rest, tuple(blocks[place] for place in sorted(blocks)))
 
 
-def place_of(name: str, lists: Sequence[str]) -> tuple[int, int, str] | None:
-    """Of a parameter in a block: the block's list, its index there, and the parameter's name in it."""
+def place_of(name: str, lists: Sequence[str]) -> tuple[int, int] | None:
+    """Of a parameter in a block: the block's list, and its index there."""
     for position, path in enumerate(lists):
-        index, _, inside = name.removeprefix(f"{path}.").partition(".")
+        index = name.removeprefix(f"{path}.").partition(".")[0]
         if name.startswith(f"{path}.") and (number := NUMBER.search(index)):
-            return position, int(number[0]), inside
+            return position, int(number[0])
     return None
 
 
-def sizes_of_module(model: torch.nn.Module, lists: Sequence[str], split: Sequence[str] = ()) -> WeightSizes:
+def sizes_of_module(model: torch.nn.Module, lists: Sequence[str]) -> WeightSizes:
     """Of a model, which may be on the meta device."""
-    return sizes_by_name(bytes_by_name(model), lists, split)
+    return sizes_by_name(bytes_by_name(model), lists)
 
 
 def sizes_of_host(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
@@ -141,4 +130,4 @@ def sizes_of_source(source: ModelSource) -> WeightSizes:
         header.pop("__metadata__", None)
         itemsize = DTYPES[source.dtype].itemsize
         sizes |= {name: math.prod(entry["shape"]) * itemsize for name, entry in header.items()}
-    return sizes_by_name(sizes, spec.blocks, spec.tensor_parallel)
+    return sizes_by_name(sizes, spec.blocks)

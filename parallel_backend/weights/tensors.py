@@ -16,14 +16,13 @@ def align(size: int) -> int:
 
 
 def plain_parts(held: torch.Tensor) -> list[torch.Tensor]:
-    """What this rank holds of a parameter; of a quantised one, its packed weights and their scales. They are the
-    tensors themselves, which may be given other memory: a DTensor's `to_local` gives a view."""
-    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others, its DTensor
+    """The plain tensors that a parameter is made of: of a quantised one, its packed weights and their scales. They may
+    be given other memory."""
+    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
     if flatten is None:
         return [held]
     names, _ = flatten()
-    inner = (getattr(held, name) for name in names)  # of a DTensor since torch 2.13 its mesh, too
-    return [part for each in inner if isinstance(each, torch.Tensor) for part in plain_parts(each)]
+    return [part for name in names for part in plain_parts(getattr(held, name))]
 
 
 def held_bytes(module: torch.nn.Module) -> int:

@@ -35,11 +35,11 @@ def table() -> str:
 
 def folders() -> str:
     """One row a class of diffusers'."""
-    lines = ["| diffusers' class | dp, cfg, ulysses, ring | tp | pipefusion |", "|---|---|---|---|"]
+    lines = ["| diffusers' class | dp, cfg, ulysses, ring | pipefusion |", "|---|---|---|"]
     for model_class in model_classes():
         spec = spec_for(model_class)
         stages = "yes" if spec.pipefusion else "stages"
-        lines.append(f"| {model_class} | yes | {'yes' if spec.tensor_parallel else 'no'} | {stages} |")
+        lines.append(f"| {model_class} | yes | {stages} |")
     return "\n".join(lines) + "\n"
 
 

@@ -84,7 +84,6 @@ def main() -> None:
             model = SHELVES[shelf][name]
             for size in list(model.sizes)[: None if options.every_size else 1]:
                 plans = [plan for plan in PLANS[name] if ParallelPlan.from_json(plan).world_size in options.ranks]
-                plans = [plan for plan in plans if shelf == "diffusers" or "tp" not in plan]
                 begun.append((head(model, name, size), [pool.submit(row, shelf, name, size, plan) for plan in plans]))
         for title, rows in begun:
             print(title)

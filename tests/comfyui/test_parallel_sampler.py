@@ -135,10 +135,6 @@ def test_every_exact_plan_gives_the_latents_of_one_rank(
     assert relative_error(latents(host, OWN[name].under(plan).prompt()), on_one_rank[name]) <= TOLERANCE
 
 
-def test_tensor_parallel_gives_the_latents_of_one_rank(host: ComfyHost, on_one_rank: dict[str, torch.Tensor]) -> None:
-    assert relative_error(latents(host, OWN["flux"].under({"tp": 2}).prompt()), on_one_rank["flux"]) <= TOLERANCE
-
-
 @pytest.mark.parametrize(
     ("plan", "name"), slow_but(QUICK_PIPEFUSION, pairs(PIPEFUSION_PLANS, {name: name for name in OWN}))
 )

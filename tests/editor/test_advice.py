@@ -117,11 +117,11 @@ def test_no_advice_is_taken_for_another(value: str) -> None:
 
 def test_a_card_tells_the_advice_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
     with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
-        open_demo(editor, {"mode": "manual", "tp": 3})
+        open_demo(editor, {"mode": "manual", "ulysses": 9})
         editor.run()
         cause, advice = (editor.page.get_by_test_id(f"{CARD}-{part}") for part in ("cause", "advice"))
-        expect(cause).to_contain_text("tp=3")
-        told = TRANSLATED["no_tensor_parallel"].format(ring=3, pipefusion=3)
+        expect(cause).to_contain_text("ulysses=9")
+        told = TRANSLATED["degree_of_heads"].format(most=8, ring=9)
         expect(advice).to_contain_text(told)
         expect(advice).not_to_contain_text("Use")
         assert editor.problems == []

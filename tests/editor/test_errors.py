@@ -24,7 +24,7 @@ from worker.host.client import WorkerGroup
 from worker.settings import SettingsError
 
 CARD, TITLE = "paralleldit-error", "header strong"
-TOO_MANY = {"mode": "manual", "tp": 3}
+TOO_MANY = {"mode": "manual", "ulysses": 9}
 READABLE = 4.5  # the contrast that WCAG asks of text
 NODE_BOTTOM = """(id) => {
     const { ds, graph } = window.app.canvas
@@ -80,8 +80,8 @@ def test_the_text_of_an_error_is_in_the_order_of_importance_and_the_same_in_the_
         error = kind(*fields)
         assert str(error) == said
         assert error.explanation == Explanation(*fields)
-    refused = PlanError("tp=3 does not fit.", "Use tp=2.", "tp")
-    assert (str(refused), refused.fields) == ("tp=3 does not fit.\n\nUse tp=2.", ("tp",))
+    refused = PlanError("cfg=3 does not fit.", "Use cfg=2.", "cfg")
+    assert (str(refused), refused.fields) == ("cfg=3 does not fit.\n\nUse cfg=2.", ("cfg",))
     assert isinstance(refused, ValueError) and isinstance(WorkerGroupError("It ended."), RuntimeError)
     assert str(RequestRefused("No; use less.")) == "No; use less."
 
@@ -121,8 +121,8 @@ def test_a_plan_that_does_not_fit_is_told_at_the_node(editor: Editor) -> None:
     focused = page.evaluate("document.activeElement.className")
     card = card_of(page)
     expect(card.locator(TITLE)).to_have_text("The plan does not fit")
-    expect(card.get_by_test_id(f"{CARD}-cause")).to_contain_text("tp=3")
-    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Use tp=1")
+    expect(card.get_by_test_id(f"{CARD}-cause")).to_contain_text("ulysses=9")
+    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Lower it to 8 or less")
     expect(card.get_by_test_id(f"{CARD}-details")).to_have_count(0)
     assert page.evaluate("document.activeElement.className") == focused
     loader = editor.set_widgets("ParallelDiT_LoadDiffusionModel")

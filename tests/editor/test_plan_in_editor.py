@@ -100,8 +100,8 @@ def test_auto_shows_its_mode_alone_and_manual_what_it_has(renderer: str, shared_
     shared_editor.screenshot(f"plan-auto-{renderer}")
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
     expect(content).to_contain_text("2 ranks · ulysses=2")
-    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "tp", "pipefusion", "weights"]
-    expect(rows).to_have_count(8 if renderer == "vue" else 0)
+    assert page.evaluate(SEEN) == ["mode", "dp", "cfg", "ring", "ulysses", "pipefusion", "weights"]
+    expect(rows).to_have_count(7 if renderer == "vue" else 0)
     shared_editor.screenshot(f"plan-manual-{renderer}")
     if renderer == "canvas":
         assert page.evaluate(HAS_ADVANCED)

@@ -71,9 +71,9 @@ CASES = {
     "no blocks known": Case((4, 4), {"cfg": 2}, "sdxl"),
     "no blocks to share": Case((4, 4), {"cfg": 2, "weights": "shared"}, "sdxl"),
     "nobody to share with": Case((24, 24), {"ulysses": 1, "weights": "shared"}),
-    "tensor parallel would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, "flux folder"),
+    "a folder does not fit": Case((20, 20), {"ulysses": 2, "weights": "whole"}, "flux folder"),
     "stages would": Case((20, 20), {"ulysses": 2, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
-    "more ranks would": Case((20,) * 4, {"ulysses": 2, "weights": "whole"}, "flux folder"),
+    "more ranks would": Case((20, 20), {"ulysses": 1, "weights": "whole"}, sampler="ParallelDiT_Sampler"),
     "one card is small": Case((80, 20), {"ulysses": 2, "weights": "whole"}),
     "nothing would": Case((2, 2), {"ulysses": 2, "weights": "shared"}),
     "a smaller picture would": Case((20, 20), {"ulysses": 2, "weights": "host"}, picture={**LATENT, "batch_size": 64}),
@@ -219,8 +219,12 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
     [
         ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
         ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
-        ("tensor parallel would", "would_fit", ["shared weights", "weights in RAM", "the plan tp=2"]),
-        ("more ranks would", "would_fit", ["shared weights", "weights in RAM", "the plan tp=2"]),
+        ("a folder does not fit", "would_fit", ["shared weights", "weights in RAM"]),
+        (
+            "more ranks would",
+            "would_fit",
+            ["fp8 weights", "weights in RAM", "the plan pipefusion=2 × 2 patches, 1 sync"],
+        ),
         (
             "stages would",
             "would_fit",
@@ -234,7 +238,7 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
 def test_what_would_fit_is_named_if_it_does_on_the_ranks_at_hand(
     name: str, words: str, found: list[str], answers: dict
 ) -> None:
-    """No file has tensor parallelism, and a stock sampler no stages."""
+    """A stock sampler has no stages."""
     assert remedies(answers[name]) == (words, found)
 
 
@@ -335,11 +339,11 @@ def test_ranks_are_drawn_in_equal_columns_and_told_in_words(
 
 def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answers: dict) -> None:
     content = shared_editor.page.locator(".paralleldit-plan-content:not(:empty)")
-    with answering(shared_editor, answers["tensor parallel would"]):
+    with answering(shared_editor, answers["a folder does not fit"]):
         open_demo(shared_editor, {"mode": "manual", "cfg": 2})
         expect(content).to_contain_text("GPU 0–1 (20 GB): 20.0 GiB, of which ComfyUI keeps")
         expect(content.locator(".paralleldit-plan-lacks")).to_contain_text("does not fit")
-        expect(content).to_contain_text("What would fit: shared weights, weights in RAM, or the plan tp=2.")
+        expect(content).to_contain_text("What would fit: shared weights, or weights in RAM.")
 
 
 def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answers: dict) -> None:

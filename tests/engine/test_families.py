@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.references import plain_diffusers, relative_error
@@ -31,9 +30,7 @@ PLANS: list[Degrees] = [
     {"ring": 2, "ulysses": 2},
     {"cfg": 2, "ulysses": 2},
 ]
-TENSOR_PLANS = [{"tp": 2}, {"tp": 4}, {"tp": 2, "ulysses": 2}, {"tp": 2, "ring": 2}, {"tp": 2, "cfg": 2}]
 BF16_PLANS = [{"ulysses": 2}]
-BF16_TENSOR_PLANS = [{"tp": 2}]
 BF16_TOLERANCE = 2e-2
 # The gate has every family under each way to split alone, on two ranks; and under the plans of four these: one stream
 # with cross-attention, two streams, and a video's.
@@ -57,10 +54,6 @@ def world_size(plan: Degrees) -> int:
     return ParallelPlan.from_json(plan).world_size
 
 
-def plans_of(family: str, plans: list[Degrees], tensor_plans: list[Degrees]) -> list[Degrees]:
-    return plans + (tensor_plans if spec_for(FAMILIES[family].model_class).tensor_parallel else [])
-
-
 def marks(family: str, plan: Degrees) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if (world_size(plan) > 2 or "speeds" in plan) and family not in UNDER_EVERY_PLAN else []
 
@@ -68,10 +61,10 @@ def marks(family: str, plan: Degrees) -> list[pytest.MarkDecorator]:
 CASES = [
     pytest.param(family, plan, shape, marks=marks(family, plan))
     for family in FAMILIES
-    for plan in plans_of(family, PLANS + SPEED_PLANS, TENSOR_PLANS)
+    for plan in PLANS + SPEED_PLANS
     for shape in FAMILIES[family].shapes
 ]
-BF16_CASES = [(family, plan) for family in FAMILIES for plan in plans_of(family, BF16_PLANS, BF16_TENSOR_PLANS)]
+BF16_CASES = [(family, plan) for family in FAMILIES for plan in BF16_PLANS]
 
 
 def case_name(family: str, plan: Degrees, shape: str, dtype: str = "fp32") -> str:

@@ -52,11 +52,16 @@ CASES = [
     *[case("PixArt", 3, dp=2), case("PixArt", 2, dp=2, cfg=2)],
     *[case("SD3", 1, **plan) for plan in ({"ring": 2}, {"cfg": 2}, {"cfg": 2, "ulysses": 2})],
     case("SD3", 3, dp=2),
-    *[case("Qwen-Image", 3, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"dp": 2}, {"dp": 2, "ring": 2})],
-    *[case("Flux", 1, **plan) for plan in ({"ulysses": 2}, {"tp": 2}, {"tp": 2, "ulysses": 2}, {"dp": 2}, {"dp": 4})],
+    *[case("Qwen-Image", 3, **plan) for plan in ({"ulysses": 2}, {"dp": 2}, {"dp": 2, "ring": 2})],
+    *[case("Flux", 1, **plan) for plan in ({"ulysses": 2}, {"ring": 2, "ulysses": 2}, {"dp": 2}, {"dp": 4})],
     *[case("Flux", 3, dp=2), case("Flux", 3, dp=2, twice=True), case("Flux", 1, seeded=False, ulysses=2)],
-    *[case("Flux", 3, dp=2, tp=2), case("Flux, two forwards", 3, dp=2), case("Flux, two forwards", 1, ulysses=2)],
-    *[case("Chroma", 1, ulysses=2), case("Chroma", 3, dp=2), case("Flux.2", 1, tp=2), case("Flux.2", 3, dp=2, ring=2)],
+    *[case("Flux, two forwards", 3, dp=2), case("Flux, two forwards", 1, ulysses=2)],
+    *[
+        case("Chroma", 1, ulysses=2),
+        case("Chroma", 3, dp=2),
+        case("Flux.2", 1, ulysses=2),
+        case("Flux.2", 3, dp=2, ring=2),
+    ],
     *[case("Z-Image", 1, ulysses=2), case("Z-Image", 1, cfg=2), case("Z-Image", 3, dp=2, ring=2)],
     *[case("Flux", batch, dp=2, ulysses=2, speeds=[1, 0.5, 0.2, 0.2]) for batch in (1, 3)],
     *[case("Flux, as many tokens as rows", 4, dp=2), case("Flux, as many tokens as rows", 4, dp=2, ulysses=2)],
@@ -69,7 +74,6 @@ REFUSED = {
     "another world size, loading": ("PlanError", "a world size of 1, and torchrun started 2"),
     "no folder": ("ModelFileError", "nowhere/transformer/config.json"),
     "heads": ("PlanError", "ulysses=2 is more than the model's 1 heads"),
-    "no tensor-parallel plan": ("PlanError", "tp=2 needs"),
     "no transformer": ("RequestError", "DDPMPipeline has no transformer"),
     "unknown transformer": ("UnknownModelError", "Linear"),
     "twice": ("RequestError", "parallel already"),
@@ -183,7 +187,7 @@ def test_a_folder_from_before_diffusers_030_with_its_weights_in_several_files_is
     source = transformer_source(tmp_path)
     assert source.model_class == "PixArtTransformer2DModel" and len(source.files) > 1
     loaded = build_transformer(source)
-    load_weights(loaded, source, torch.device("cpu"), {})
+    load_weights(loaded, source, torch.device("cpu"))
     assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in model.state_dict().items())
 
 

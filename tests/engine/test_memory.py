@@ -1,15 +1,12 @@
 """What the ranks hold and read together is one copy of the model, and the parts that the methods leave on every rank.
 
-PipeFusion leaves on every stage what is not a block: embedders and head. Tensor parallel leaves on every rank what is
-not a linear layer of attention or feed-forward: embedders, head, norms with their modulation, and the biases that are
-added behind an all-reduce.
+PipeFusion leaves on every stage what is not a block: embedders and head. Ulysses leaves all of it on each of its ranks.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -24,12 +21,9 @@ from tests.support.ranks.pool import RankPool
 FLUX = FAMILIES["flux-dev"]
 PLANS = {
     "stages": {"pipefusion": 2},
-    "tensor": {"tp": 2},
-    "both": {"pipefusion": 2, "tp": 2},
-    "all": {"pipefusion": 2, "ulysses": 2, "tp": 2},
+    "tokens": {"ulysses": 2},
+    "both": {"pipefusion": 2, "ulysses": 2},
 }
-COLUMNS = r"(to_[qkv]|add_[qkv]_proj|net\.0\.proj|proj_mlp)\.(weight|bias)"
-ROWS = r"(to_out\.0|to_add_out|net\.2|single_transformer_blocks\.\d+\.proj_out)\.weight"
 
 Held = list[dict[str, torch.Tensor]]
 
@@ -66,10 +60,8 @@ def loaded(whole: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactor
 
 def copies(name: str, plan: dict[str, int]) -> int:
     """How many times the ranks hold a parameter's values, all ranks together."""
-    in_block = "transformer_blocks." in name
-    shared = in_block and re.search(rf"(^|\.)({COLUMNS}|{ROWS})$", name)
-    stages, tensor = (1 if in_block else plan.get("pipefusion", 1)), (1 if shared else plan.get("tp", 1))
-    return stages * tensor * plan.get("ulysses", 1)
+    stages = 1 if "transformer_blocks." in name else plan.get("pipefusion", 1)
+    return stages * plan.get("ulysses", 1)
 
 
 @pytest.mark.parametrize("load", PLANS)

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import diffusers
 import pytest
 
 from demo.host import REPOSITORY
@@ -34,21 +33,6 @@ def test_more_stages_than_blocks_are_refused() -> None:
         ParallelPlan(pipefusion=9).check_model(heads=8, blocks=8)
 
 
-def test_tensor_parallel_divides_the_heads_before_ulysses_does() -> None:
-    with pytest.raises(PlanError, match=r"tp=3 does not divide the model's 8 heads\.\n\nUse 2 or 4, or ring=3\."):
-        ParallelPlan(tp=3).check_model(heads=8, tensor_parallel=True)
-    with pytest.raises(
-        PlanError, match=r"ulysses=7 is more than the 6 heads of a tp=4 rank\.\n\nLower it to 6 or less, or take ring=7"
-    ):
-        ParallelPlan(tp=4, ulysses=7).check_model(heads=24, tensor_parallel=True)
-    ParallelPlan(tp=4, ulysses=5).check_model(heads=24, tensor_parallel=True)
-
-
-def test_tensor_parallel_is_refused_where_diffusers_has_no_plan_for_the_model() -> None:
-    with pytest.raises(PlanError, match=r"tp=2 needs a model.*\n\nUse tp=1 and ring=2; .* tp=1 and pipefusion=2\."):
-        ParallelPlan(tp=2).check_model(heads=8, tensor_parallel=bool(spec_for("SD3Transformer2DModel").tensor_parallel))
-
-
 @pytest.mark.parametrize(
     ("plan", "asked"),
     [
@@ -69,13 +53,6 @@ def test_stages_without_patches_are_left_to_every_model() -> None:
     ParallelPlan(pipefusion=2, patches=1).check_model(heads=8, pipefusion=False)
 
 
-@pytest.mark.parametrize("model_class", model_classes())
-def test_a_spec_says_what_diffusers_tensor_parallel_plan_splits(model_class: str) -> None:
-    shipped = getattr(getattr(diffusers, model_class), "_tp_plan", None) or {}
-    split = {pattern.partition(".*.")[2].partition(".")[0] for pattern in shipped}
-    assert {*spec_for(model_class).tensor_parallel} == split
-
-
 @pytest.mark.parametrize("degree", [0, -1, 1.5, True, "2"])
 def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
     with pytest.raises(PlanError, match="cfg="):
@@ -83,7 +60,7 @@ def test_a_degree_is_a_whole_number_from_one(degree: object) -> None:
 
 
 def test_an_axis_that_does_not_exist_is_named() -> None:
-    with pytest.raises(PlanError, match="'unknown'.*cfg, pipefusion, ring, ulysses, tp"):
+    with pytest.raises(PlanError, match="'unknown'.*cfg, pipefusion, ring, ulysses"):
         ParallelPlan.from_json({"unknown": 2})
 
 
@@ -143,8 +120,6 @@ def test_an_unknown_transformer_class_points_to_the_manual() -> None:
     ("plan", "check", "fields"),
     [
         (ParallelPlan(ulysses=9), lambda plan: plan.check_model(8), ("ulysses",)),
-        (ParallelPlan(tp=4, ulysses=7), lambda plan: plan.check_model(24, tensor_parallel=True), ("ulysses", "tp")),
-        (ParallelPlan(tp=2), lambda plan: plan.check_model(8), ("tp",)),
         (ParallelPlan(pipefusion=9), lambda plan: plan.check_model(8, blocks=8), ("pipefusion",)),
         (ParallelPlan(pipefusion=2), ParallelPlan.check_step_mode, ("pipefusion",)),
         (ParallelPlan(pipefusion=2, patches=4), ParallelPlan.check_step_mode, ("pipefusion", "patches")),
@@ -169,7 +144,7 @@ def test_a_plan_in_json_has_its_axes_first_in_the_order_of_the_mesh() -> None:
 
 
 def test_ring_and_ulysses_share_the_tokens() -> None:
-    assert ParallelPlan(dp=2, cfg=2, pipefusion=3, ring=5, ulysses=7, tp=11).token_ways == 35
+    assert ParallelPlan(dp=2, cfg=2, pipefusion=3, ring=5, ulysses=7).token_ways == 35
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,10 @@ class Recorder(torch.nn.Module):
 def share(rank: int, batch: int) -> dict[str, Any] | None:
     """What a model is called with on one of two ranks that share a batch; None where it is not called."""
     axes = {
-        **dict.fromkeys(("dp", "pipefusion", "ring", "ulysses", "tp", "sequence"), ALONE),
+        **dict.fromkeys(("dp", "pipefusion", "ring", "ulysses", "sequence"), ALONE),
         "cfg": Axis(None, 2, rank),
     }
-    mesh = Mesh(ParallelPlan(cfg=2), torch.device("cpu"), {**axes, "batch": Axis(None, 2, rank)}, None)
+    mesh = Mesh(ParallelPlan(cfg=2), torch.device("cpu"), {**axes, "batch": Axis(None, 2, rank)})
     rows = torch.arange(batch)
     given = {
         "context": rows[:, None],

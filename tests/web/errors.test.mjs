@@ -66,7 +66,7 @@ test('paragraphs are the cause, what to do, and the details', () => {
 })
 
 test('a sentence is never taken apart', () => {
-  for (const text of ['tp=3 does not fit; use tp=2.', 'It runs away. Remove it.', 'scale 1.5 is none of 0.5', '']) {
+  for (const text of ['cfg=3 does not fit; use cfg=2.', 'It runs away. Remove it.', 'scale 1.5 is none of 0.5', '']) {
     assert.deepEqual(fieldsOf(text), { cause: text, advice: '', details: '' })
   }
 })

@@ -108,7 +108,7 @@ test('what a run still takes, where its number of steps is known', () => {
 })
 
 test('a plan in words, as its Python class says it', () => {
-  const one = { dp: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1, tp: 1, patches: 0, sync_steps: 1, attention: 'auto' }
+  const one = { dp: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1, patches: 0, sync_steps: 1, attention: 'auto' }
   assert.equal(planWords(one, t), 'panel.planOneRank')
   assert.equal(planWords({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
   const patches = 'pipefusion=2 × panel.planPatches 2 1 × panel.planAttention flash'

@@ -27,8 +27,7 @@ function answerOf(cfg, pipefusion, ulysses) {
           blocks: pipefusion > 1 ? [stage * 4, stage * 4 + 3] : [0, 7],
           heads: [share * 2, share * 2 + 1],
           tokens: [[share / ulysses, (share + 1) / ulysses]],
-          head_share: ulysses > 1 ? [share / ulysses, (share + 1) / ulysses] : null,
-          weight_share: null
+          head_share: ulysses > 1 ? [share / ulysses, (share + 1) / ulysses] : null
         })
   return { ranks, world: ranks.length }
 }
@@ -220,8 +219,8 @@ test('the best plans are told with their seconds and bytes, and what they follow
   assert.match(first.alone, /One device is faster here/)
   assert.match(first.title, /measured here/)
   assert.deepEqual([first.chosen, first.own], [0, null])
-  const other = told(row('tp=2', 3), { alone: false, is_measured: false })
-  assert.equal(other.own, 'This plan: tp=2: 3.00 s a step, 12.0 GiB a rank')
+  const other = told(row('cfg=2', 3), { alone: false, is_measured: false })
+  assert.equal(other.own, 'This plan: cfg=2: 3.00 s a step, 12.0 GiB a rank')
   assert.match(other.title, /assumed/)
   assert.deepEqual([other.chosen, other.alone], [-1, null])
   assert.equal(predictedWords({ predicted: null }, say), null)

@@ -28,9 +28,9 @@ const tell = (text, ...trees) =>
 
 test('a text that was made of an English template is told in the first language that has it', () => {
   assert.equal(tell('Queue it again.', CHINESE), '请重试。')
-  assert.equal(tell('Use tp=2 or 4, or ring=3.', CHINESE), '请用 ring=3 或 tp=2 or 4。')
+  assert.equal(tell('Use ulysses=2 or 4, or ring=3.', CHINESE), '请用 ring=3 或 ulysses=2 or 4。')
   assert.equal(tell('Queue it again.', {}), 'Queue it again.')
-  assert.equal(tell('Use tp=2, or ring=3.'), 'Use tp=2, or ring=3.')
+  assert.equal(tell('Use cfg=2, or ring=3.'), 'Use cfg=2, or ring=3.')
 })
 
 test('of two templates, the one with more words of its own is the one that a text was made of', () => {

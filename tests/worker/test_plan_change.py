@@ -45,7 +45,7 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
             assert under(two, **plan).sample(*SIZES).equal(bits)
             assert two.group.status()["plan"] == ParallelPlan(**plan).to_json()
         with pytest.raises(RequestRefused, match="cannot be read"):
-            under(two, tp=2)
+            under(two, pipefusion=2)
         with pytest.raises(RequestRefused, match="cannot be read"):
             under(two, **plans[0])  # a load that failed leaves no model
     finally:
@@ -54,7 +54,7 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
     assert two.pids() == pids
 
 
-@pytest.mark.parametrize("other", [{"ring": 2}, {"tp": 2}], ids=str)
+@pytest.mark.parametrize("other", [{"ring": 2}], ids=str)
 def test_weights_with_additions_are_those_of_the_files_again_under_another_plan(
     two: DirectGroup, other: dict[str, int]
 ) -> None:

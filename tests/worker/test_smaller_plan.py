@@ -21,7 +21,7 @@ SIZES = (16, 16)
 PART = {"ulysses": 2}
 SHARED = {"ulysses": 2, "weights": "shared"}
 # Some have measured their link before others do.
-PLANS = [{}, PART, {"cfg": 2}, {"tp": 2}, SHARED, {"tp": 2, **SHARED}, {"ring": 3}]
+PLANS = [{}, PART, {"cfg": 2}, SHARED, {"ring": 3}]
 SECONDS = 60.0
 
 

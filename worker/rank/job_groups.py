@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from parallel_backend.axes import WEIGHT_AXES
+from parallel_backend.axes import STAGE_AXES
 from parallel_backend.device import can_be_aborted
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, replica_axis, world_axis
 from parallel_backend.groups.timeline import Timeline
@@ -81,7 +81,7 @@ class JobGroups:
     def replicas(self, plan: ParallelPlan) -> Axis:
         """The ranks that compute with the same weights as this one under the plan: the same under any that shares the
         weights out in the same way."""
-        degrees = (plan.world_size, *(getattr(plan, axis) for axis in WEIGHT_AXES))
+        degrees = (plan.world_size, *(getattr(plan, axis) for axis in STAGE_AXES))
         if degrees not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
             self.replica_axes[degrees] = self._build(self.device, build)

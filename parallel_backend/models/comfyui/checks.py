@@ -65,12 +65,6 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
     """Raises PlanError, naming the degree, if the model's class forbids the plan, or this ComfyUI's class is not the
     one that its spec is of."""
     name, spec = type(model).__name__, host_spec(type(model))
-    if plan.tp > 1:
-        raise PlanError(
-            f"tp={plan.tp} is for the models of diffusers folders, and this file runs as ComfyUI's own {name}.",
-            f"Use tp=1, and ring={plan.tp} or ulysses={plan.tp} in its place.",
-            "tp",
-        )
     if spec and spec.couples(model) and plan.ways(BATCH_AXES) > 1:
         raise PlanError(
             f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",

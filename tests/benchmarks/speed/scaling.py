@@ -100,10 +100,6 @@ def ring(shape: Shape) -> float:
     return 2 * shape.stream_bytes * (RANKS - 1) / RANKS * shape.blocks
 
 
-def tensor_parallel(shape: Shape) -> float:
-    return 4 * shape.stream_bytes * (RANKS - 1) / RANKS * shape.blocks
-
-
 def pipefusion(shape: Shape) -> float:
     return 2 * shape.stream_bytes
 
@@ -127,7 +123,6 @@ VARIANTS = [
     Variant("flux, ulysses 2", "flux", plan={"ulysses": 2}, **ULYSSES),
     Variant("flux, diffusers' ulysses 2", "flux", peer=True, **ULYSSES),
     Variant("flux, ring 2", "flux", plan={"ring": 2}, formula="2A(N-1)/N L", sent=ring),
-    Variant("flux, tp 2", "flux", plan={"tp": 2}, formula="4A(N-1)/N L", sent=tensor_parallel),
 ]
 PLAN_FIELDS = {field.name for field in fields(ParallelPlan)}
 VARIANTS = [variant for variant in VARIANTS if set(variant.plan or {}) <= PLAN_FIELDS]

@@ -275,8 +275,3 @@ def test_a_change_of_the_module_is_refused_and_not_lost(how: str, words: str, ho
     plan = {"ulysses": 2} if how == "forward_orig" else {"ring": 2}
     with pytest.raises(PromptError, match=f"cannot honour a change of its {words}"):
         host.run(ours(QUANTISED, plan, dtype="bf16", patch=behind("Test_ChangeInside", how=how)))
-
-
-def test_a_plan_that_its_class_cannot_have_says_what_to_use(host: ComfyHost, files: Path) -> None:
-    with pytest.raises(PromptError, match="tp=2 is for the models of diffusers folders"):
-        host.run(ours(QUANTISED, {"tp": 2}))

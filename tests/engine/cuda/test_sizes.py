@@ -22,13 +22,13 @@ from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
 
 MORE = 1.02  # times the formulas: tokens do not divide evenly
-NEAR = 1e-3  # of the weights: tensor parallelism leaves biases whole, and buffers are no weights
+NEAR = 1e-3  # of the weights: buffers are none
 ALONE: dict[str, int] = {}
 QUICK = {
     ("figures", "comfyui", "flux-dev"): [ALONE, {"ring": 2, "ulysses": 4}, {"ulysses": 3}],
     ("figures", "comfyui", "wan-14b"): [{"cfg": 2, "ulysses": 4}],
     ("figures", "comfyui", "qwen-image"): [{"cfg": 2, "ring": 4, "ulysses": 8}],
-    ("figures", "diffusers", "flux-dev"): [{"tp": 8}, {"ulysses": 2, "weights": "shared"}],
+    ("figures", "diffusers", "flux-dev"): [{"ulysses": 8}, {"ulysses": 2, "weights": "shared"}],
     ("figures", "diffusers", "wan-14b"): [{"cfg": 2, "ulysses": 8}],
     ("figures", "diffusers", "qwen-image"): [{"cfg": 2, "pipefusion": 4, "patches": 1}, {"cfg": 2, "ulysses": 2}],
     ("meeting", "comfyui", "flux-dev"): [{"ring": 2, "ulysses": 8}, {"ulysses": 3}],
@@ -37,7 +37,7 @@ QUICK = {
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 2, "ulysses": 2, "weights": "shared"},
     ],
-    ("meeting", "diffusers", "flux-dev"): [{"ring": 2, "ulysses": 4, "tp": 2}],
+    ("meeting", "diffusers", "flux-dev"): [{"pipefusion": 4, "ulysses": 2}],
     ("meeting", "diffusers", "qwen-image"): [{"cfg": 2, "ulysses": 8}],
 }
 
@@ -47,7 +47,7 @@ def cases(what: str) -> list[Any]:
     for shelf, models in SHELVES.items():
         for name in models:
             for degrees in PLANS[name]:
-                if (what == "meeting" and not degrees) or (shelf == "comfyui" and "tp" in degrees):
+                if what == "meeting" and not degrees:
                     continue
                 marks = [] if degrees in QUICK.get((what, shelf, name), []) else [pytest.mark.slow]
                 plan = ParallelPlan.from_json(degrees)
@@ -88,7 +88,7 @@ def test_a_rank_keeps_and_sends_its_share(
         assert found["weights"] == pytest.approx(found["told"], rel=NEAR)
         if plan.pipefusion == 1:  # of stages, the largest is told; and each of PipeFusion's patches is a forward
             assert found["sent"].get(WEIGHTS, 0) == pytest.approx(found["to fetch"], rel=NEAR)
-    if plan.pipefusion == plan.tp == 1:
+    if plan.pipefusion == 1:
         assert {round(found["parameters"] / 1e9, 2) for found in by_rank} == {model.billions}
 
 

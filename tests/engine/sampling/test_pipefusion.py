@@ -64,11 +64,6 @@ CASES += [
     if family != "dit" and anatomy.attention
     for hybrid in ({}, {"ulysses": 2})
 ]
-CASES += [
-    case(family, "flow", 3, 1, pipefusion=2, tp=2, **hybrid)
-    for family in ("flux-dev", "flux2-dev")
-    for hybrid in ({}, {"ulysses": 2})
-]
 CASES += [case("hunyuandit-1.2", "ddim", 2, 1, pipefusion=4), case("flux-dev", "flow", 2, 1, pipefusion=3)]
 # Stages that begin and end in a list that takes text and image joined, or between the lists.
 CASES += [case("flux2-dev", "flow", 2, 1, pipefusion=stages) for stages in (3, 4)]

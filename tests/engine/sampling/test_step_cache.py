@@ -48,7 +48,7 @@ CASES = [
     case("comfyui", "flux-dev", FIRST_BLOCK, {"ulysses": 2}, fetched=True),
     case("comfyui", "flux-dev", TAYLORSEER, {"ulysses": 2}),
     case("comfyui", "zimage", FIRST_BLOCK, {"ring": 2}),
-    case("diffusers", "flux-dev", FIRST_BLOCK, {"tp": 2}, own=True),
+    case("diffusers", "flux-dev", FIRST_BLOCK, {"ulysses": 2}, own=True),
     case("diffusers", "flux-dev", FIRST_BLOCK, {"cfg": 2}, short=True),
     case("diffusers", "pixart-alpha", TAYLORSEER, {"cfg": 2}),
     # Two rows for four ranks: two have none, and what is fetched waits for them.

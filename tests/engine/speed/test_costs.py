@@ -20,7 +20,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.sizes import WeightSizes, sizes_of_module
 from tests.support.fakes.formulas import sent_bytes
 from tests.support.fakes.models import DIFFUSERS
-from tests.support.fakes.tally import ALL_REDUCE, ALL_TO_ALL, SEND
+from tests.support.fakes.tally import ALL_TO_ALL, SEND
 from tests.support.links.profiles import PROFILES, counted_flops
 
 FLUX = {
@@ -79,9 +79,7 @@ def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize(
-    "axis, kind", [("ulysses", ALL_TO_ALL), ("ring", SEND), ("tp", ALL_REDUCE)], ids=["ulysses", "ring", "tp"]
-)
+@pytest.mark.parametrize("axis, kind", [("ulysses", ALL_TO_ALL), ("ring", SEND)], ids=["ulysses", "ring"])
 @pytest.mark.parametrize("degree", [2, 3, 8])
 def test_the_bytes_of_an_exchange_are_those_of_the_formulas(axis: str, kind: str, degree: int):
     model, size = DIFFUSERS["flux-dev"], "1024²"
@@ -217,12 +215,12 @@ def test_what_is_measured_of_like_ranks_differs_a_little_and_shares_evenly():
     assert any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, unlike, 2))
 
 
-def test_rows_go_by_speed_and_ranks_of_one_weight_are_alike():
+def test_rows_go_by_speed():
     where = of_speeds(machine("NVLink", 4), 1, 0.9, 0.5, 0.5)
     found = [each.plan for each in ranked(shaped_like_flux(4608), 3, where, 4)]
-    assert ParallelPlan(dp=2, tp=2, speeds=(0.9, 0.9, 0.5, 0.5)) in found
-    three = predict(shaped_like_flux(4608), 3, ParallelPlan(dp=2, tp=2, speeds=(1, 1, 0.5, 0.5)), where)
-    one = predict(shaped_like_flux(4608), 1, ParallelPlan(dp=2, tp=2, speeds=(1, 1, 0.5, 0.5)), where)
+    assert ParallelPlan(dp=2, ulysses=2, speeds=(0.9, 0.9, 0.5, 0.5)) in found
+    three = predict(shaped_like_flux(4608), 3, ParallelPlan(dp=2, ulysses=2, speeds=(1, 1, 0.5, 0.5)), where)
+    one = predict(shaped_like_flux(4608), 1, ParallelPlan(dp=2, ulysses=2, speeds=(1, 1, 0.5, 0.5)), where)
     assert three.computing == pytest.approx(2 * one.computing, rel=0.05)  # two rows and one
 
 
@@ -240,5 +238,5 @@ def test_what_is_beside_attention_hides_the_way_in():
     assert predict(beside, 1, plan, where).computing == predict(forward, 1, plan, where).computing
     waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))
     assert 0 < waiting < without
-    for other in (ParallelPlan(ring=4), ParallelPlan(ulysses=2, tp=2), replace(plan, compile="on")):
+    for other in (ParallelPlan(ring=4), replace(plan, compile="on")):
         assert predict(beside, 1, other, where) == predict(forward, 1, other, where)

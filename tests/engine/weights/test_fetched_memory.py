@@ -35,7 +35,6 @@ CASES = [
     for dtype in ("fp32", "bf16")
     for place, plan in enumerate(PLANS)
 ]
-CASES += [pytest.param("diffusers", "fp32", {"tp": 2, "weights": HOST})]
 SPARE = 3_000_000  # bytes, of what is no weight: Python's, gloo's
 AROUND = 0.1  # of what is read: Linux maps the pages around one, too
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from parallel_backend.models import spec_for
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
@@ -23,7 +22,6 @@ from tests.support.tiers import running
 KINDS = (SHARED, HOST)
 ON_TWO: list[Plan] = [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, {"dp": 2}]
 ON_FOUR: list[Plan] = [{"ring": 2, "ulysses": 2}, {"dp": 2, "cfg": 2}, {"cfg": 2, "ulysses": 2}]
-TENSOR: list[Plan] = [{"tp": 2}, {"tp": 2, "ulysses": 2}]
 STAGES: list[Plan] = [
     {"pipefusion": 2, "patches": 1},
     {"pipefusion": 2, "patches": 3},
@@ -39,8 +37,7 @@ Cases = Iterator[tuple[str, Plan, str]]
 
 def families() -> Cases:
     for name in FAMILIES:
-        splits_weights = spec_for(FAMILIES[name].model_class).tensor_parallel
-        plans = [*ON_TWO, *ON_FOUR, *(TENSOR if splits_weights else ()), *(STAGES if name in CUT_TO_PATCHES else ())]
+        plans = [*ON_TWO, *ON_FOUR, *(STAGES if name in CUT_TO_PATCHES else ())]
         yield from ((name, plan, kind) for plan in plans for kind in KINDS if is_possible(plan, kind))
 
 

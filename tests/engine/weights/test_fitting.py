@@ -24,7 +24,7 @@ GB = 10**9
 PLENTY = 1000 * GB
 # As Flux.1 dev is in bf16: 19 blocks of two streams, 38 of one.
 FLUX = WeightSizes(rest=GB // 2, blocks=(680_000_000,) * 19 + (283_000_000,) * 38)
-EVEN = WeightSizes(rest=GB, blocks=(GB // 4,) * 40, split=(GB // 5,) * 40)
+EVEN = WeightSizes(rest=GB, blocks=(GB // 4,) * 40)
 PEERS_FASTER, HOST_FASTER = Links(peers=50 * GB, host=10 * GB), Links(peers=1 * GB, host=25 * GB)
 TWO = ParallelPlan(ulysses=2)
 
@@ -65,11 +65,11 @@ def test_the_link_that_brings_them_sooner_wins(links: Links, faster: str) -> Non
 
 def test_a_rank_without_others_like_it_has_the_host_alone() -> None:
     room = WeightRoom(EVEN.total // 2, PLENTY)
-    for plan in (ParallelPlan(), ParallelPlan(tp=2), ParallelPlan(pipefusion=2)):
+    for plan in (ParallelPlan(), ParallelPlan(pipefusion=2)):
         small = replace(room, device=kept(plan, EVEN) * 2 // 3)
         assert fitted_weights(plan, EVEN, small, PEERS_FASTER).weights == HOST
     with pytest.raises(PlanError, match="has no two that do"):
-        ParallelPlan(tp=2, weights=SHARED).check_weights()
+        ParallelPlan(pipefusion=2, weights=SHARED).check_weights()
 
 
 def test_a_host_without_room_leaves_the_peers_even_where_they_are_slower() -> None:
@@ -101,17 +101,17 @@ def test_what_was_asked_for_is_what_there_is(weights: str) -> None:
     assert fitted_weights(asked, FLUX, WeightRoom(PLENTY, PLENTY)) == asked
 
 
-@pytest.mark.parametrize("plan", [ParallelPlan(pipefusion=2, ulysses=2), ParallelPlan(tp=2, ulysses=2)], ids=str)
-def test_stages_and_tensor_parallel_places_fit_what_is_theirs(plan: ParallelPlan) -> None:
+def test_stages_fit_what_is_theirs() -> None:
+    plan = ParallelPlan(pipefusion=2, ulysses=2)
     stages = EVEN.by_stage(plan)
     assert fitted_weights(plan, EVEN, WeightRoom(EVEN.rest + max(map(sum, stages)), 0)).weights == WHOLE
     room = WeightRoom(EVEN.rest + max(map(sum, stages)) * 3 // 4, PLENTY)
     found = fitted_weights(plan, EVEN, room, HOST_FASTER)
     assert found.weights == HOST
     assert kept(found, EVEN) <= room.device < kept(replace(found, weight_blocks=found.weight_blocks - 1), EVEN)
-    # The host has one copy of what all stages and places have in it.
+    # The host has one copy of what all stages have in it.
     once = sum(sum(stage[place] for place in fetched_places(stage, found)) for stage in stages)
-    assert in_host(found, EVEN) == plan.tp * once
+    assert in_host(found, EVEN) == once
 
 
 def test_fetched_blocks_are_spread_evenly() -> None:

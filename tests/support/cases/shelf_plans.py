@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
-from parallel_backend.models import spec_for
 from parallel_backend.models.comfyui import named_spec
-from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 
 Plan = dict[str, Any]
+
+EACH: tuple[Plan, ...] = ({"ulysses": 2}, {"ring": 2}, {"cfg": 2})
 
 # Rows of classes that can be cut to patches, with references or padding beside the image's tokens.
 WITH_MORE_TOKENS = (
@@ -38,6 +38,5 @@ def allows(row: str, plan: Plan) -> bool:
 def plans(shelf: str, name: str) -> list[Plan]:
     """Each way to split a forward between two ranks."""
     if shelf == "diffusers":
-        splits_weights = spec_for(FAMILIES[name].model_class).tensor_parallel
-        return [{"ulysses": 2}, {"ring": 2}, {"cfg": 2}, *([{"tp": 2}] if splits_weights else [])]
-    return [plan for plan in ({"ulysses": 2}, {"ring": 2}, {"cfg": 2}) if allows(name, plan)]
+        return [*EACH]
+    return [plan for plan in EACH if allows(name, plan)]

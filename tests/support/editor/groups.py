@@ -49,7 +49,7 @@ def status(ranks: int, **changes: Any) -> dict[str, Any]:
         "beats": [0.1] * ranks,
         "model": "Flux",
         "files": ["/models/diffusion_models/flux1-dev-fp8.safetensors"],
-        "plan": {"dp": 1, "cfg": 1, "ring": 1, "ulysses": ranks, "tp": 1, "attention": "auto"},
+        "plan": {"dp": 1, "cfg": 1, "ring": 1, "ulysses": ranks, "attention": "auto"},
         "weights": {},
         **changes,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.models import Model
-from tests.support.fakes.tally import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SEND
+from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
 
 BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
 SCALE_BYTES = 4  # of a token's head in fp8
@@ -28,11 +28,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {"ring": 2, "ulysses": 4},
         {"ulysses": 5},
         {"ring": 2, "ulysses": 4, "exchange_dtype": "fp8"},
-        {"tp": 8},
-        {"ulysses": 4, "tp": 2},
         {"pipefusion": 4, "ulysses": 2},
         {"ring": 2, "ulysses": 8},
-        {"ring": 2, "ulysses": 4, "tp": 2},
         {"ring": 8, "ulysses": 8},
         {"pipefusion": 4, "ring": 2, "ulysses": 8},
         {"ulysses": 2, "weights": "shared"},
@@ -56,10 +53,8 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         {},
         {"ulysses": 8},
         {"cfg": 2, "ulysses": 4},
-        {"tp": 8},
         {"cfg": 2, "pipefusion": 4, "patches": 1},
         {"cfg": 2, "ulysses": 8},
-        {"cfg": 2, "tp": 8},
         {"cfg": 2, "ring": 4, "ulysses": 8},
         {"cfg": 2, "pipefusion": 4, "ulysses": 8, "patches": 1},
         {"cfg": 2, "weights": "shared"},
@@ -90,29 +85,28 @@ def sent_bytes(model: Model, size: str, plan: ParallelPlan) -> dict[str, dict[st
     """What a rank has to send at most, by kind of exchange and what it is for.
 
     ulysses: 4 A (N - 1) / N² a block, or where the heads do not divide, A / N of 3 times the heads of others and N - 1
-    times its own; ring: 2 A (N - 1) / N; tp: 4 A (N - 1) / N, each of what the other axes leave;
+    times its own; ring: 2 A (N - 1) / N, each of what the other leaves;
     stage: A once a step, where the papers count 2 A, what comes and what goes. Under PipeFusion, all keys and values go
     round the ring for every patch, the stale ones too. The rest the papers leave out: after the last block the image's
     tokens come together, as narrow as the head makes them, and cfg's groups exchange predictions, whole ones for
     every patch; of a forward by itself, rank 0 collects them; with stages, the first stage gets the latents.
     """
-    ulysses, ring, tp, stages = plan.ulysses, plan.ring, plan.tp, plan.pipefusion
+    ulysses, ring, stages = plan.ulysses, plan.ring, plan.pipefusion
     tokens, samples = plan.token_ways, stages > 1
-    heads = [model.heads // tp // ulysses + (rank < model.heads // tp % ulysses) for rank in range(ulysses)]
+    heads = [model.heads // ulysses + (rank < model.heads % ulysses) for rank in range(ulysses)]
     scattered = (3 * (1 - min(heads) / sum(heads)) + (ulysses - 1) * max(heads) / sum(heads)) / ulysses
     travels = (1 + SCALE_BYTES / model.head_dim) / BYTES if plan.exchange_dtype == "fp8" else 1
     whole, blocks = activation_bytes(model, size, plan), math.ceil(model.blocks / stages)
     pixels = model.channels * math.prod(model.sizes[size])
     prediction = rows_of(model, plan) * pixels * BYTES
     return {
-        ALL_TO_ALL: {"ulysses": whole / (ring * tp) * scattered * travels * blocks},
+        ALL_TO_ALL: {"ulysses": whole / ring * scattered * travels * blocks},
         SEND: {
-            "ring": 2 * whole / (ulysses * tp) * (ring - 1) / ring * travels * blocks * plan.patch_count,
+            "ring": 2 * whole / ulysses * (ring - 1) / ring * travels * blocks * plan.patch_count,
             "stage": whole / tokens if samples else 0,
             "collected": prediction if plan.cfg > 1 and not samples else 0,
             "latents": pixels * LATENT_BYTES if samples else 0,
         },
-        ALL_REDUCE: {"tp": 4 * whole / tokens * (tp - 1) / tp * blocks},
         ALL_GATHER: {
             "tokens": prediction * (tokens - 1) / tokens,
             "predictions": prediction * (plan.cfg - 1) * plan.patch_count if samples else 0,

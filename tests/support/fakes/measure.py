@@ -20,7 +20,7 @@ from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
-from parallel_backend.weights.loading import ModelSource, local_part
+from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import ShardedStore
 from tests.support.fakes.models import Model
@@ -68,10 +68,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
     """blocks: of each kind, if not all. Raises PlanError for a plan that the model does not allow."""
     with pretended(plan, rank) as mesh:
         parallel = made(model, mesh, blocks)
-        if plan.tp > 1:
-            run(parallel, model, size, Watch())  # DTensor works out how to compute, by tensors of whole sizes
         tally = Tally()
-        kept = [local_part(each) for each in [*parallel.model.parameters(), *parallel.model.buffers()]]
+        kept = [*parallel.model.parameters(), *parallel.model.buffers()]
         store = parallel.fetched.store
         for each in [*kept, *(store.on_device() if store else ())]:
             tally.hold(each)
@@ -82,7 +80,7 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
         if marks.marks:
             (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
             flops, exchanges = until - flops, exchanges[first:last]
-        parameters = sum(local_part(each).numel() for each in parallel.model.parameters())
+        parameters = sum(each.numel() for each in parallel.model.parameters())
         told = parallel.sizes.kept(plan)[mesh["pipefusion"].index]
         to_fetch = parallel.sizes.fetched(plan)
         return Figures(parameters, weights, told, to_fetch, tally.peak - weights, flops, exchanges, tally.exchanges)
@@ -162,5 +160,5 @@ def meeting_ranks(plan: ParallelPlan) -> list[int]:
 def unlike_ranks(plan: ParallelPlan) -> list[int]:
     """Rank 0, which has the longest share of what does not divide; the first of the last stage; and of cfg's second
     group, which sends what rank 0 collects."""
-    found = [0] if plan.pipefusion == 1 else [0, (plan.pipefusion - 1) * plan.token_ways * plan.tp]
+    found = [0] if plan.pipefusion == 1 else [0, (plan.pipefusion - 1) * plan.token_ways]
     return [*found, plan.world_size // 2] if plan.cfg > 1 and plan.pipefusion == 1 else found

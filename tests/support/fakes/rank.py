@@ -7,7 +7,7 @@ that hold nothing; collectives of torch's fake process group return at once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import torch
@@ -23,7 +23,7 @@ from parallel_backend.sampling import denoiser
 from parallel_backend.sampling.stepper import Stepper
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights import loading
-from parallel_backend.weights.loading import Check, LocalPart, ModelSource, go_on
+from parallel_backend.weights.loading import Check, ModelSource, go_on
 from tests.support.labelled.tensors import GPU, AttentionOfGpu, lend_guard
 
 CAPABILITY = (8, 9)
@@ -42,7 +42,7 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
             for owner, name, value in (
                 (FakeWork, "is_completed", lambda _work: True),
                 (torch.cuda, "get_device_capability", lambda *_: CAPABILITY),
-                (Mesh, "without_autograd", lambda _mesh: torch.no_grad()),  # in inference mode, layers come undivided
+                (torch, "inference_mode", torch.no_grad),  # in inference mode, layers come undivided
                 (torch.nn.Module, "to", buffers_to),
                 (loading, "read_tensors", empty_tensors),
                 (transformer, "read_tensors", empty_tensors),
@@ -59,17 +59,10 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
         dist.destroy_process_group()
 
 
-def empty_tensors(
-    source: ModelSource, wanted: dict[str, torch.Size], parts: Mapping[str, LocalPart], _check: Check = go_on
-) -> dict[str, torch.Tensor]:
+def empty_tensors(source: ModelSource, wanted: dict[str, torch.Size], _check: Check = go_on) -> dict[str, torch.Tensor]:
     """What `read_tensors` would read from files."""
-    found = {}
-    for name, whole in wanted.items():
-        shape, part = list(whole), parts.get(name)
-        if part:
-            shape[part.dim] = sum(stop - start for start, stop in part.ranges)
-        found[name] = torch.empty(shape, dtype=loading.DTYPES[source.dtype], device=GPU)
-    return found
+    dtype = loading.DTYPES[source.dtype]
+    return {name: torch.empty(shape, dtype=dtype, device=GPU) for name, shape in wanted.items()}
 
 
 def buffers_to(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -96,8 +95,6 @@ class Tally(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # what it does to its local part comes here
         made = func(*args, **(kwargs or {}))
         if func in collective_ops and func not in sync_ops:
             self.exchanges.append(exchange_of(func, args))

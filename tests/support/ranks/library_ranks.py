@@ -90,7 +90,6 @@ REFUSALS: dict[str, Callable[[], object]] = {
     "another world size, loading": lambda: load_transformer("nowhere", ParallelPlan(), torch.device("cpu")),
     "no folder": lambda: load_transformer("nowhere", ParallelPlan(pipefusion=2), torch.device("cpu")),
     "heads": lambda: parallel(one_head, ulysses=2),
-    "no tensor-parallel plan": lambda: parallel(dit, tp=2),
     "no transformer": lambda: parallel(lambda: diffusers.DDPMPipeline(None, None), ulysses=2),
     "unknown transformer": lambda: parallel(lambda: SimpleNamespace(transformer=torch.nn.Linear(1, 1)), ulysses=2),
     "twice": lambda: parallelize(parallel(dit, ulysses=2), ParallelPlan(ulysses=2)),

@@ -78,7 +78,6 @@ class Meshes:
 
     def __init__(self) -> None:
         self.base = build_mesh(ParallelPlan(ulysses=dist.get_world_size()), CPU)
-        self.tensor = build_mesh(ParallelPlan(tp=dist.get_world_size()), CPU).tensor_mesh
 
     def of(self, plan: ParallelPlan) -> Mesh:
         """The plan's mesh; that of this rank alone for the plan with no axis."""
@@ -86,7 +85,7 @@ class Meshes:
         split |= {name for name, parts in JOINT_AXES.items() if split & set(parts)}
         shared, alone = self.base["ulysses"], self.base["dp"]
         axes = {name: shared if name in split else alone for name in self.base.axes}
-        return replace(self.base, plan=plan, axes=axes, tensor_mesh=self.tensor)
+        return replace(self.base, plan=plan, axes=axes)
 
 
 class Contender:
@@ -172,8 +171,7 @@ def main(options: str, folder: str) -> None:
     flops, results = {}, {}
     for contender in contenders:  # warms up, too
         if takes_part(contender):
-            shares_weights = (contender.variant.plan or {}).get("tp", 1) > 1  # counted for all ranks by torch
-            flops[contender.variant.name] = None if shares_weights else contender.flops()
+            flops[contender.variant.name] = contender.flops()
             results[contender.variant.name] = contender.sample(2)
     if rank == 0:
         check_results(results)

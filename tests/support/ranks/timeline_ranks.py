@@ -26,7 +26,6 @@ from tests.support.ranks.leaving import leave
 PLANS = {
     "ulysses": {"ulysses": 2},
     "ring": {"ring": 2},
-    "tp": {"tp": 2},
     "cfg": {"cfg": 2},
     "pipefusion": {"pipefusion": 2},
 }

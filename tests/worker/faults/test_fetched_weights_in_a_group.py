@@ -156,7 +156,7 @@ def test_a_refusal_leaves_the_next_right(two: DirectGroup, kind: str) -> None:
         direct.group.forward(latents[:, :3], timestep, conditions, go_on)
     assert equal(both(direct), right)
     with pytest.raises(RequestRefused, match="needs ranks that compute with the same weights"):
-        replace(two, plan=ParallelPlan(tp=2, weights=SHARED)).load()
+        replace(two, plan=ParallelPlan(pipefusion=2, patches=1, weights=SHARED)).load()
     assert equal(both(under(two, kind)), right)
 
 

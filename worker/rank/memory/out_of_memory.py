@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from parallel_backend.axes import TOKEN_AXES, WEIGHT_AXES
+from parallel_backend.axes import STAGE_AXES, TOKEN_AXES
 from parallel_backend.device import count, is_accelerator
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh
@@ -141,7 +141,7 @@ def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
 
 def alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
     """Other plans for so many times the ranks that the model allows, with the batch split as it is."""
-    axes = (*WEIGHT_AXES, *TOKEN_AXES)
+    axes = (*STAGE_AXES, *TOKEN_AXES)
     ranks = plan.ways(axes) * times
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
     for degrees in itertools.product(divisors, repeat=len(axes) - 1):

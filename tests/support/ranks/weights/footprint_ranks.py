@@ -104,7 +104,7 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
     own = sizes.by_stage(plan)[stage]
     going = [own[place] for place in fetched_places(own, plan)]
     fetched = sum(going)
-    ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // (plan.pipefusion * plan.tp)}.get(plan.weights, 1)
+    ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // plan.pipefusion}.get(plan.weights, 1)
     return {
         "told": sizes.kept(plan)[stage],
         "total": sizes.total,

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.distributed.tensor import DTensor
 
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
@@ -67,10 +66,7 @@ def main(cases_path: str, out_path: str) -> None:
         CountingFile.read = 0
         mesh = build_mesh(ParallelPlan.from_json(case["plan"]), torch.device("cpu"))
         model = ParallelTransformer.load(loading.ModelSource.from_json(case["source"]), mesh).model
-        held = {
-            name: value.to_local().clone() if isinstance(value, DTensor) else value.clone()
-            for name, value in model.state_dict().items()
-        }
+        held = {name: value.clone() for name, value in model.state_dict().items()}
         metadata = {"bytes_read": str(CountingFile.read)}
         save_file(held, f"{out_path}/{case['name']}.{dist.get_rank()}.safetensors", metadata)
     leave()

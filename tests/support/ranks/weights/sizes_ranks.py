@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.ranks.leaving import leave
 
 STAGES = {"pipefusion": 2, "patches": 1}
-WHOLE, SPLIT = ({**STAGES, "ulysses": 2}, {"ulysses": 4}), ({**STAGES, "tp": 2}, {"tp": 4})
+PLANS = ({**STAGES, "ulysses": 2}, {"ulysses": 4})
 
 
 def main(sources: str, out: str) -> None:
@@ -26,8 +25,7 @@ def main(sources: str, out: str) -> None:
     dist.init_process_group("gloo")
     found = []
     for name, source in json.loads(Path(sources).read_text()).items():
-        able = [*WHOLE, *(SPLIT if spec_for(source["model_class"]).tensor_parallel else ())]
-        for plan in able:
+        for plan in PLANS:
             mesh = build_mesh(ParallelPlan(**plan), torch.device("cpu"))
             model = ParallelTransformer.load(ModelSource.from_json(source), mesh)
             found.append([name, plan, model.weight_bytes])
