@@ -13,7 +13,6 @@ from .parallel_plan import ParallelPlanNode
 from .parallel_sampler import ParallelSampler
 from .parallel_vae import ParallelVAEDecode, ParallelVAEEncode
 from .routes.control import add_control_routes
-from .routes.old_prompts import renew_old_prompts
 from .routes.plan import add_plan_route
 from .routes.status import add_status_routes
 from .workers.ahead import start_with_comfyui
@@ -24,7 +23,6 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_routes()
         add_control_routes()
         add_plan_route()
-        renew_old_prompts()
         start_with_comfyui()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

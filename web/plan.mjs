@@ -6,7 +6,6 @@ import { addStyle } from './elements.mjs'
 import { explain } from './plan/explain.mjs'
 import { LOADERS, PLAN, questionOf, questionWithoutPlan } from './plan/graph.mjs'
 import { graphsOf } from './plan/links.mjs'
-import { renewWorkflow } from './plan/old.mjs'
 import { askAgain } from './plan/server.mjs'
 import { showUsed } from './plan/used.mjs'
 import { brief, whole } from './plan/view.mjs'
@@ -24,10 +23,6 @@ app.registerExtension({
       askAgain()
       askAll(true)
     })
-  },
-
-  beforeConfigureGraph(workflow) {
-    renewWorkflow(workflow)
   },
 
   nodeCreated(node) {

@@ -176,7 +176,7 @@ def test_a_workflow_from_before_there_were_weights_opens_as_it_was(shared_editor
     workflow = template("demo")
     (plan,) = [node for node in workflow["nodes"] if node["type"] == "ParallelDiT_Plan"]
     now = shared_editor.prompt(workflow)
-    plan["widgets_values"] = ["manual", 1, 1, 1, 2, 1, "native", 1, 0, 3]
+    plan["widgets_values"] = ["manual", 1, 1, 1, 2, "native", 1, 0, 3]
     asked = shared_editor.prompt(workflow)["1"]["inputs"]
     assert asked == {**now["1"]["inputs"], "mode": "manual", "ulysses": 2, "attention": "native", "sync_steps": 3}
     assert (asked["weights"], asked["weight_blocks"]) == ("auto", 0)

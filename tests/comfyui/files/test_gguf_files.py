@@ -67,7 +67,7 @@ def test_a_gguf_file_draws_what_its_dequantised_weights_draw(
 ) -> None:
     """To the bit on one rank. `auto` computes in what ComfyUI's device would, which here is fp32."""
     allowed = 0.0 if plan == {"cfg": 1} else TOLERANCE
-    assert relative_error(drawn(host, name, plan, dtype="auto"), stock(name)) <= allowed
+    assert relative_error(drawn(host, name, plan, dtype="default"), stock(name)) <= allowed
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA", "LoKr", "a difference"])

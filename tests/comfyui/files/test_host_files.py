@@ -142,7 +142,7 @@ def test_a_quantised_file_draws_what_the_stock_loader_draws(
     own_error = relative_error(right, stock(QUANTISED))
     assert own_error > 1e-4, "it is not quantised"
     allowed = 0.0 if plan == {"cfg": 1} else own_error if form in ROUNDED else TOLERANCE
-    assert relative_error(latents(host, ours(QUANTISED, plan, model=model, dtype="auto")), right) <= allowed
+    assert relative_error(latents(host, ours(QUANTISED, plan, model=model, dtype="default")), right) <= allowed
 
 
 def write_adapter(kind: str, model: Path, folder: Path) -> str:
@@ -171,7 +171,7 @@ def test_an_adapter_changes_the_image_as_with_the_stock_loader_and_goes_again(
         return graph.add("LoraLoaderModelOnly", model=loaded, lora_name=adapter, strength_model=0.8)
 
     def drawn(patch: Callable[[Graph, Link], Link] | None) -> torch.Tensor:
-        return latents(host, ours(QUANTISED, {"ulysses": 2}, model=model, dtype="auto", patch=patch))
+        return latents(host, ours(QUANTISED, {"ulysses": 2}, model=model, dtype="default", patch=patch))
 
     right = latents(host, prompt(QUANTISED, model=model, patch=adapted))
     assert relative_error(right, stock(QUANTISED, model)) > 0.01, "the adapter changes nothing"

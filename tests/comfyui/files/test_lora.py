@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from demo.host import ComfyHost, PromptError
 from parallel_backend.weights.adapters import Addition, add, write_weights
-from parallel_backend.weights.loading import LocalPart, ModelSource, build_transformer, load_weights
+from parallel_backend.weights.loading import ModelSource, build_transformer, load_weights
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
 from tests.support.host.graphs import (
@@ -378,21 +378,10 @@ def test_sums_are_in_fp32_and_the_weights_of_the_file_come_back_to_the_bit(tmp_p
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "part", [None, LocalPart(0, ((0, 3), (8, 11))), LocalPart(0, ((3, 8),)), LocalPart(1, ((0, 2), (4, 5)))], ids=str
-)
-def test_a_rank_adds_its_part_alone(part: LocalPart | None) -> None:
+def test_an_addition_is_of_its_rows_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     base, up, down = (torch.randn(size, generator=generator) for size in ((12, 6), (20, 2), (2, 6)))
-    addition = Addition("weight", row=2, up_row=5, count=7, scale=0.5, up="up", down="down")
     whole = base.clone()
     whole[2:9] += 0.5 * up[5:12] @ down
-
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        if part is None:
-            return tensor.clone()
-        return torch.cat([tensor.narrow(part.dim, start, stop - start) for start, stop in part.ranges], part.dim)
-
-    held = cut(base)
-    add(held, addition, {"up": up, "down": down}, part)
-    torch.testing.assert_close(held, cut(whole), rtol=1e-6, atol=1e-6)
+    add(base, Addition("weight", row=2, up_row=5, count=7, scale=0.5, up="up", down="down"), {"up": up, "down": down})
+    torch.testing.assert_close(base, whole, rtol=1e-6, atol=1e-6)

@@ -115,7 +115,7 @@ def test_weights_are_cast_as_the_stock_loader_casts_them(dtype: str, host: Comfy
 
 
 def test_a_prompt_from_before_the_loader_had_stocks_dtypes_is_run(host: ComfyHost, stock: Callable) -> None:
-    made = prompt("z-image", {"cfg": 1}, dtype="auto", group=GROUPS_BY_SIZE[1])
+    made = prompt("z-image", {"cfg": 1}, dtype="default", group=GROUPS_BY_SIZE[1])
     assert torch.equal(latents(host, made), stock("z-image"))
 
 

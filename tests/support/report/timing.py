@@ -106,7 +106,7 @@ def measure(comfyui: Path, folder: Path, device: str, devices: int) -> Timing:
 
 def made(size: Size, variant: Variant, steps: int, seed: int) -> dict[str, Any]:
     """A prompt; of a seed that the host has no result of."""
-    built = prompt(size.case, variant.plan, dtype="auto", group=variant.group, cfg=1.0, steps=steps)
+    built = prompt(size.case, variant.plan, dtype="default", group=variant.group, cfg=1.0, steps=steps)
     next(node for node in built.values() if node["class_type"] == "KSampler")["inputs"]["seed"] = seed
     return built
 
