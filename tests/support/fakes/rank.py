@@ -27,7 +27,7 @@ from parallel_backend.weights.loading import Check, ModelSource, go_on
 from tests.support.labelled.tensors import GPU, AttentionOfGpu, lend_guard
 
 CAPABILITY = (8, 9)
-REGIONS, COPY = denoiser.patch_regions, Stepper.copy
+REGIONS, COPY, INFERENCE = denoiser.patch_regions, Stepper.copy, torch.inference_mode
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
             for owner, name, value in (
                 (FakeWork, "is_completed", lambda _work: True),
                 (torch.cuda, "get_device_capability", lambda *_: CAPABILITY),
-                (torch, "inference_mode", torch.no_grad),  # in inference mode, layers come undivided
+                (torch, "inference_mode", without_gradients),
                 (torch.nn.Module, "to", buffers_to),
                 (loading, "read_tensors", empty_tensors),
                 (transformer, "read_tensors", empty_tensors),
@@ -57,6 +57,11 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
         mesh.close()
     finally:
         dist.destroy_process_group()
+
+
+def without_gradients(mode: bool = True) -> contextlib.AbstractContextManager:
+    """In the place of `torch.inference_mode`, in which layers come undivided."""
+    return torch.no_grad() if mode else INFERENCE(mode)
 
 
 def empty_tensors(source: ModelSource, wanted: dict[str, torch.Size], _check: Check = go_on) -> dict[str, torch.Tensor]:
