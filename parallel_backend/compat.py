@@ -50,11 +50,6 @@ def packet_of(operation: Any) -> Any:
     return operation._overloadpacket
 
 
-def storage_key(storage: torch.UntypedStorage) -> int:
-    """Tells a storage from others while it lives, where it has no address. Since torch 2.0."""
-    return storage._cdata
-
-
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
     """While entered, the default group is bound to no device. A rank that is has NCCL split that group for each new

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .axes import EVERY_AXES, TOKEN_AXES
+from .axes import EVERY_AXES
+from .costs.memory import device_bytes, rank_bytes
 from .errors import RequestError
 from .groups.collectives import collect, gather, shard
 from .groups.mesh import Axis, Mesh
-from .groups.mesh_layout import largest_share, same_weights, stages_of
+from .groups.mesh_layout import same_weights, stages_of
 from .hooks import Hooks
 from .memo import memoise
 from .models import ModelSpec, spec_for
@@ -97,15 +98,10 @@ class ParallelTransformer:
 
     def working(self, latents: Sequence[int]) -> int:
         """The bytes that a forward takes beside the weights, for latents of this shape, (B, C, …), on the rank that has
-        the most of it; alike on all.
-
-        With A the bytes of all tokens: 20 A/N in a block, 3 A where streams are whole; see docs/dev/08-gpu-path.md.
-        """
+        the most of it; alike on all."""
         heads, head_dim, _ = self.spec.sizes(self.model.config)
-        rows = max(self.mesh["batch"].sizes(latents[0]))
-        tokens = self.token_count((rows, *latents[1:]))
-        whole = tokens * heads * head_dim * self.dtype.itemsize
-        return math.ceil(whole * 20 * largest_share(self.mesh.plan, TOKEN_AXES)) + whole * 3
+        activation = self.token_count(latents) * heads * head_dim * self.dtype.itemsize
+        return math.ceil(rank_bytes(device_bytes(activation), latents[0], self.mesh.plan))
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
         """While entered, the blocks run as they are to in a sampling of so many steps: compiled, or as they are."""

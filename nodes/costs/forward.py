@@ -24,7 +24,7 @@ REPLACED = ("forward", "_forward")  # attributes by which a module's calls go el
 
 
 def forward_of_call(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, peak: float
 ) -> ForwardCost | None:
     """Of a call of the class with these arguments, of which only the shapes count; None where its code looks at values,
     or its weights are kept in a way that cannot be counted."""
@@ -48,13 +48,16 @@ def forward_of_call(
             heads=heads,
             kv_heads=kv_heads,
             beside=dict(ChainMap(*beside)),
+            peak=peak,
         )
     except Exception as error:  # of the class's own code, which may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
 
 
-def forward_of_latents(module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype) -> ForwardCost | None:
+def forward_of_latents(
+    module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype, peak: float
+) -> ForwardCost | None:
     """Likewise, of latents of this shape, and a text as long as is usual."""
     with META:
         sample, timestep = torch.empty(*latents, dtype=dtype), torch.empty(latents[0], dtype=dtype)
@@ -68,7 +71,7 @@ def forward_of_latents(module: torch.nn.Module, latents: Sequence[int], dtype: t
                 values[name] = torch.empty(latents[0], dtype=dtype)
             elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
                 return None
-    return forward_of_call(module, (sample, timestep), values, latents[0])
+    return forward_of_call(module, (sample, timestep), values, latents[0], peak)
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:

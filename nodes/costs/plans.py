@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +24,18 @@ from ..workers.room import room_for_weights
 from .forward import forward_of_call, forward_of_latents
 from .machine import file_of, machine_of
 
+Estimate = Callable[[Sequence[int]], float]
+
 
 class ModelCosts:
-    """module: on the meta device. dtype: that it computes in."""
+    """module: on the meta device. dtype: that it computes in. estimate: ComfyUI's, of the bytes that one device takes
+    beside the weights for latents of a shape."""
 
-    def __init__(self, module: torch.nn.Module, sizes: WeightSizes, dtype: torch.dtype) -> None:
+    def __init__(self, module: torch.nn.Module, sizes: WeightSizes, dtype: torch.dtype, estimate: Estimate) -> None:
         self.module = module
         self.sizes = sizes
         self.torch_dtype = dtype
+        self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
         self.counted: dict[Any, ForwardCost | None] = {}
 
@@ -44,15 +48,18 @@ class ModelCosts:
         """What one row of a call takes; counted once for each size."""
         key = shapes_of([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
         if key not in self.counted:
-            rows = len(args[0][0]) if isinstance(args[0], (list, tuple)) else len(args[0])
-            self.counted[key] = forward_of_call(self.module, args, kwargs, rows)
+            latents = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+            rows = len(latents[0])
+            peak = sum(self.estimate([1, *each.shape[1:]]) for each in latents)
+            self.counted[key] = forward_of_call(self.module, args, kwargs, rows, peak)
         return self.counted[key]
 
     def of_latents(self, shape: Sequence[int]) -> ForwardCost | None:
         """Likewise, before a sampling, of one image's latents and a text as long as is usual."""
         key = ("latents", *shape)
         if key not in self.counted:
-            self.counted[key] = forward_of_latents(self.module, [1, *shape[1:]], self.torch_dtype)
+            own = [1, *shape[1:]]
+            self.counted[key] = forward_of_latents(self.module, own, self.torch_dtype, self.estimate(own))
         return self.counted[key]
 
     def ranked(self, forward: ForwardCost, work: Work) -> list[Prediction]:
@@ -70,7 +77,7 @@ class ModelCosts:
             device_count(),
             check=check,
             branches=work.has_branches,
-            weights=self.weights(device_count()),
+            weights=self.weights,
             corrected=self.correction(forward, work).of,
         )
         best = preferred(found, self.correction(forward, work)) if found else None
@@ -85,12 +92,12 @@ class ModelCosts:
         return str(plan) in self.correction(forward, work).plans
 
     def uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
-        return fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights(plan.world_size))
+        return fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights)
 
-    def weights(self, ranks: int) -> Weights:
-        """WeightRoom for weights and a forward is what ComfyUI does not keep free."""
-        room = room_for_weights(ParallelPlan(dp=ranks))
-        return Weights(self.sizes, room.device, room.host) if room else Weights(self.sizes)
+    @property
+    def weights(self) -> Weights:
+        """With room for them as the ranks are expected to find it."""
+        return Weights(self.sizes, room_for_weights)
 
     def correction(self, forward: ForwardCost, work: Work) -> Correction:
         held = file_of(self.dtype).steps.get(self.key(forward, work))

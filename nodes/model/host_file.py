@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -88,7 +90,13 @@ class HostFile:
 
     def costs(self) -> ModelCosts:
         """Of plans for it."""
-        return ModelCosts(self.module, self.sizes, self.cast or self.dtype or torch.bfloat16)
+        model = weakref.ref(self.model)  # which holds what holds the costs
+
+        def estimate(latents: Sequence[int]) -> float:
+            held = model()
+            return type(held).memory_required(held, latents) if held else 0.0
+
+        return ModelCosts(self.module, self.sizes, self.cast or self.dtype or torch.bfloat16, estimate)
 
     @property
     def model_class(self) -> str:

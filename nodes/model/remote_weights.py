@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import comfy.model_management
 import torch
 
+from ...parallel_backend.costs.memory import rank_bytes
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
@@ -21,7 +22,7 @@ from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..plan_words import Remark, remarks_json
-from ..workers.room import expected_weights, room_for_weights, working_on_a_rank
+from ..workers.room import expected_weights, room_for_weights
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
@@ -167,7 +168,7 @@ class RemoteWeights:
         """
         if not self.makes_room or self.group.device == "cpu":
             return 0
-        working = working_on_a_rank(estimate, rows, self.plan)
+        working = rank_bytes(estimate, rows, self.plan)
         self.working = max(self.working, working)
         ready = max(0, self.held_bytes() - self.weight_bytes)
         return max(0, working - ready)

@@ -21,7 +21,7 @@ from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
 from ...parallel_backend.models import spec_for
 from ...parallel_backend.models.comfyui import host_spec
-from ...parallel_backend.models.comfyui.checks import patch_of, sizes_of
+from ...parallel_backend.models.comfyui.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import sizes_in_fp8, sizes_of_source
@@ -45,14 +45,13 @@ from ..plan_words import Remark, remark, remarks_json, why_auto
 from ..workers.group import device_count, device_type
 from ..workers.room import cards_of
 from .memory_estimate import MemoryEstimate, ModelMemory
-from .predicted import Sampled, expected, predictions
+from .predicted import Sampled, computing_seconds, expected, predictions
 from .question import Loader, Question, Sampler, read_question
 from .remedies import remedies
 
 MAX_BYTES = 1 << 16
 MAX_RANKS = 256  # more are counted, and not told one by one
 BF16 = "bf16"  # a key of DTYPES
-LATENT_DIMS = 3  # at most, beside batch and channels: frames, height and width
 
 
 class Bounds(NamedTuple):
@@ -121,7 +120,8 @@ def answer(question: Question) -> dict[str, Any]:
     if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
         remarks = [*remarks, without_guidance(plan, models)]
     foresight = foresee(plan, models[0], question.loaders) if models else None
-    remarks = [*remarks, *(foresight.remarks() if foresight else ())]
+    if foresight and sampled:
+        remarks = [*remarks, *foresight.remarks(computing_seconds(plan, sampled))]
     return {
         **common,
         "plan": str(plan),
@@ -266,10 +266,9 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     model.model_config.set_inference_dtype(chosen, None)
     # Of which ComfyUI's estimate of a forward asks the dtype.
     model.diffusion_model = SimpleNamespace(dtype=chosen)  # pyright: ignore[reportAttributeAccessIssue]
-    parameters = sum(shape.numel() for shape in description.shapes.values())
     sizes = sizes_of_source(description.source(next(name for name, one in DTYPES.items() if one == chosen)))
     smaller = (("would_bf16", sizes_of_source(description.source(BF16))),) if chosen == torch.float32 else ()
-    memory = ModelMemory(sizes, parameters, model, spec.geometry(config)[1], smaller)
+    memory = ModelMemory(sizes, model, smaller)
     resolve = functools.partial(resolve_plan, config=config, spec=spec)
     return Bounds(resolve, spec.sizes(config).heads, memory, spec.guided(config))
 
@@ -282,8 +281,7 @@ def bounds_of_host_file(file: HostFile) -> Bounds:
     costs = file.costs()
     resolve_own = functools.partial(resolve_host_plan, module=module)
     auto = functools.partial(auto_host_plan, module=module, costs=costs)
-    patch = patch_of(module, spec, LATENT_DIMS) if spec and spec.blocks else ()
     in_fp8 = sizes_in_fp8(module)
     smaller = (("would_fp8", in_fp8),) if in_fp8 else ()
-    memory = ModelMemory(file.sizes, sum(one.numel() for one in module.parameters()), file.model, patch, smaller)
+    memory = ModelMemory(file.sizes, file.model, smaller)
     return Bounds(resolve_own, heads, memory, by_call=auto, costs=costs)

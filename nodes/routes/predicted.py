@@ -84,6 +84,14 @@ def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
     return [*said, remark("kept" if costs.has_run(forward, work, own.plan) else "tried", best=str(best.plan))]
 
 
+def computing_seconds(plan: ParallelPlan, sampled: Sampled) -> float:
+    """How long a step of the plan computes; 0 where nobody knows."""
+    costs, work = sampled.costs, sampled.work(sampled.guided is not False)
+    if costs is None or work.forward is None or not is_covered(plan):
+        return 0.0
+    return costs.predict(work.forward, work, plan).computing
+
+
 def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
     """What a step is predicted to take: of this plan, as `plan`, null where no formula covers it; of the best that the
     machine can have, as `best`; and of one device, as `one_device`; each with its words, values, seconds and bytes a

@@ -12,9 +12,7 @@ from typing import Any
 import comfy.model_management
 import torch
 
-from ...parallel_backend.axes import TOKEN_AXES
 from ...parallel_backend.device import CPU, Card
-from ...parallel_backend.groups.mesh_layout import largest_rows, largest_share
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fitted_weights
 from ...parallel_backend.weights.sizes import WeightSizes
@@ -61,8 +59,3 @@ def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom | 
     if room is None:
         return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan
     return fitted_weights(plan, sizes, room)
-
-
-def working_on_a_rank(estimate: float, rows: int, plan: ParallelPlan) -> float:
-    """What a rank needs for its part of a call of so many rows. estimate: bytes for the whole call."""
-    return estimate * largest_rows(plan, rows) / rows * largest_share(plan, TOKEN_AXES)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..errors import PlanError
 from ..plan import AUTO, ParallelPlan
@@ -15,19 +16,18 @@ from ..weights.fitting import WeightRoom, fitted_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
 from .machine import Machine
-from .predict import Prediction, parts_of, predict, speeds_of, working_bytes
+from .memory import rank_bytes
+from .predict import Prediction, predict, speeds_of
 
 Check = Callable[[ParallelPlan], None]
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A model's weights, and the memory for them. device: bytes of the smallest rank's device that weights and a
-    forward may fill; None where nobody knows, and all fits. host: of the host's memory."""
+class Weights(NamedTuple):
+    """A model's weights, and the memory for them. room: what the ranks of a plan have for weights beside a forward that
+    takes so many bytes; None where nobody knows, and all plans fit."""
 
     sizes: WeightSizes
-    device: int | None = None
-    host: int = 0
+    room: Callable[[ParallelPlan, float], WeightRoom | None]
 
 
 def ranked(
@@ -87,10 +87,12 @@ def fitted(
     forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None
 ) -> Prediction:
     """The prediction of a plan, with its weights as the ranks would decide on them."""
-    if weights is None or weights.device is None:
-        return predict(forward, rows, plan, machine, weights and weights.sizes)
-    working = max(working_bytes(forward, part) for part in parts_of(forward, rows, plan))
-    room = WeightRoom(int(max(0, weights.device - working)), weights.host)
-    decided = fitted_weights(plan, weights.sizes, room, machine.links)
-    predicted = predict(forward, rows, decided, machine, weights.sizes)
-    return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=predicted.bytes <= weights.device)
+    if weights is None:
+        return predict(forward, rows, plan, machine)
+    sizes, room = weights.sizes, weights.room(plan, rank_bytes(forward.peak * rows, rows, plan))
+    if room is None:
+        return predict(forward, rows, plan, machine, sizes)
+    decided = fitted_weights(plan, sizes, room, machine.links)
+    predicted = predict(forward, rows, decided, machine, sizes)
+    fits = max(sizes.kept(decided)) <= room.device
+    return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=fits)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -18,7 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop
 
-from ..compat import DispatchMode, packet_of, storage_key
+from ..compat import DispatchMode, packet_of
+from .memory import device_bytes
 
 META = torch.device("meta")
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
@@ -49,9 +49,9 @@ class ForwardCost:
     """A forward of one row of a batch, on one rank by itself.
 
     blocks: what all blocks take, of which there are `count`; rest: what is before and after them, which every rank
-    does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: the most
-    bytes beside weights and inputs at any time. prediction: bytes of the result. heads: of attention. weights: bytes of
-    all parameters. kv: heads of keys for each of the queries', fewer than one in models of grouped queries.
+    does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: bytes
+    beside the weights on one device, see `memory`. prediction: bytes of the result. heads: of attention. weights:
+    bytes of all parameters. kv: heads of keys for each of the queries', fewer than one in models of grouped queries.
     parallel: the share of the blocks that have layers beside attention.
     """
 
@@ -101,29 +101,12 @@ class Tally(DispatchMode):
         self.blocks, self.rest = ([0.0] * len(Cost._fields) for _ in range(2))
         self.inside = self.count = 0
         self.streams = 0.0
-        self.live = self.peak = 0  # of bytes
-        self.seen: dict[int, weakref.ref] = {}
         self.known: dict[Any, tuple[list[float], Any]] = {}
 
     def add(self, linear: float = 0.0, attention: float = 0.0, moved: float = 0.0) -> None:
         own = self.blocks if self.inside else self.rest
         for place, value in enumerate((linear, attention, moved, 1)):
             own[place] += value
-
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Counts a tensor's storage until it is given up."""
-        storage = tensor.untyped_storage()
-        key, size = storage_key(storage), storage.nbytes()
-        if key in self.seen and self.seen[key]() is not None:
-            return
-
-        def give_up(_storage: weakref.ref) -> None:
-            self.live -= size
-            self.seen.pop(key, None)
-
-        self.seen[key] = weakref.ref(storage, give_up)
-        self.live += size
-        self.peak = max(self.peak, self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -135,8 +118,6 @@ class Tally(DispatchMode):
         elif results and not func.is_view:
             read = sum(each.nbytes for each in tensors_in(args))
             self.add(moved=read + sum(each.nbytes for each in results))
-        for each in results:
-            self.hold(each)
         return made
 
     def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,12 +208,14 @@ def forward_of(
     kv_heads: int | None = None,
     beside: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
+    peak: float | None = None,
 ) -> ForwardCost:
     """What a forward takes, for each of its rows.
 
     model: on the meta device, or anywhere if `run` gives it tensors of its device that have no memory. run: calls it
     with tensors on the meta device, of so many rows in all, and returns its result. beside: as `rows_beside` has it, of
-    all blocks. itemsize: of what it computes in, if that is not the dtype of its parameters. Raises what the model's
+    all blocks. itemsize: of what it computes in, if that is not the dtype of its parameters. peak: bytes
+    beside the weights for one row, where the model tells them. Raises what the model's
     code raises that looks at values.
     """
     beside = beside or {}
@@ -243,12 +226,13 @@ def forward_of(
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())
     blocks_cost, rest = (Cost(*own).times(1 / rows) for own in (tally.blocks, tally.rest))
     count = max(1, tally.count)
+    activation = tally.streams / count / rows
     return ForwardCost(
         blocks_cost,
         rest,
         count=count,
-        activation=tally.streams / count / rows,
-        peak=tally.peak / rows,
+        activation=activation,
+        peak=device_bytes(activation) if peak is None else peak,
         prediction=result_bytes / rows,
         heads=heads,
         weights=weights,

@@ -20,10 +20,8 @@ from ..plan import EXCHANGE_PARTS, HOST, OFF, SHARED, ParallelPlan
 from ..weights.sizes import WeightSizes
 from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
+from .memory import rank_bytes
 
-# A rank has all tokens before, after and, in ComfyUI's classes, between its blocks: so many times A beside what it has
-# of its own tokens (`WHOLE` of tests/support/fakes/formulas.py).
-WHOLE_STREAMS = 3
 # Under ring, each part of the keys gives a result in fp32 that is merged with the one so far: bytes read and written,
 # in times of A.
 MERGED = 6
@@ -120,7 +118,7 @@ def predict(
     if sizes and plan.weights in (SHARED, HOST):
         waiting += max(0.0, sizes.fetched(plan) / machine.links.of(plan.weights) - computing - waiting)
     kept = max(sizes.kept(plan)) if sizes else forward.weights
-    return Prediction(plan, computing, waiting, kept + max(working_bytes(forward, each) for each in parts))
+    return Prediction(plan, computing, waiting, kept + rank_bytes(forward.peak * rows, rows, plan))
 
 
 def parts_of(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
@@ -198,9 +196,3 @@ def exchange_seconds(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: 
 def collect_seconds(forward: ForwardCost, others: int, machine: Machine) -> float:
     """Rank 0 gets the results of the other groups of the batch, so many rows."""
     return machine.send.seconds(forward.prediction * others, 1) if others else 0.0
-
-
-def working_bytes(forward: ForwardCost, part: RankShare) -> float:
-    """Beside the weights, for a forward."""
-    whole = min(forward.peak, WHOLE_STREAMS * forward.activation)
-    return part.rows * (whole + (forward.peak - whole) * part.tokens)

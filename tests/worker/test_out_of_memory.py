@@ -63,7 +63,7 @@ def test_tokens_that_do_not_fit_are_shared_by_more_ranks_or_fewer_are_asked_for(
 
 def test_stages_are_advised_where_the_loop_runs_on_the_ranks_and_not_for_single_forwards() -> None:
     """Their result is on the last stage, and rank 0 is asked for it."""
-    request = {"weights": 20, "needed": 30, "plan": ParallelPlan(ulysses=2), "check": ANY}
+    request = {"weights": 20, "needed": 20, "plan": ParallelPlan(ulysses=2), "check": ANY}
     assert "The plan pipefusion=" in report(SAMPLE, **request)
     assert "pipefusion=" not in report(FORWARD, **request)
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from parallel_backend.axes import TOKEN_AXES
+from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.groups.mesh_layout import largest_share
 from parallel_backend.module import ParallelModule, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
@@ -170,7 +169,7 @@ class HostModel:
         plan's without."""
         axis = axis or self.mesh["batch"]
         shapes = [[max(axis.sizes(rows)), *sizes] for rows, *sizes in latents]
-        return math.ceil(sum(map(self.patcher.memory_required, shapes)) * largest_share(self.mesh.plan, TOKEN_AXES))
+        return math.ceil(sum(map(self.patcher.memory_required, shapes)) * token_factor(self.mesh.plan))
 
     def working_of_calls(self, calls: Sequence[Call]) -> int:
         """Of the call that takes the most."""

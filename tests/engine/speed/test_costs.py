@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from parallel_backend.costs.machine import Link, Machine, Speed, assumed
 from parallel_backend.costs.predict import EXCHANGES, predict
 from parallel_backend.models.overlap_rows import MLP_BESIDE, rows_beside
 from parallel_backend.plan import ParallelPlan
+from parallel_backend.weights.fitting import WeightRoom
 from parallel_backend.weights.sizes import WeightSizes, sizes_of_module
 from tests.support.fakes.formulas import sent_bytes
 from tests.support.fakes.models import DIFFUSERS
@@ -151,20 +153,24 @@ def test_seconds_by_hand():
     # second; then 2 bytes of 4.
     a_block = 8 / 10 + 8 * 0.5
     assert told.waiting == pytest.approx(5 * (a_block - min(a_block, 1.0) * 3 / 4) + 2 / 10 + 0.5)
-    # 24 of the 40 bytes are all of its tokens' streams, before and after the blocks.
-    assert told.bytes == 1000 + 24 + 16 / 2
+    # Of the 40 bytes, 3 in 23 are of streams that both ranks have whole.
+    assert told.bytes == pytest.approx(1000 + 40 * (3 + 20 / 2) / 23)
+
+
+def room_of(device: float) -> Callable[[ParallelPlan, float], WeightRoom]:
+    return lambda _plan, working: WeightRoom(int(device - working), int(64e9))
 
 
 def test_a_plan_that_does_not_fit_comes_last_and_fetched_weights_take_time():
     sizes = WeightSizes(1_000_000, (1_000_000_000,) * 24)
     forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 2)
     roomy, narrow, none = (
-        ranked(forward, 1, where, 2, weights=Weights(sizes, int(room), int(64e9))) for room in (40e9, 16e9, 1e9)
+        ranked(forward, 1, where, 2, weights=Weights(sizes, room_of(room))) for room in (40e9, 16e9, 1e9)
     )
     assert all(each.fits for each in [*roomy, *narrow]) and not any(each.fits for each in none)
     assert max(each.bytes for each in narrow) <= 16e9
     slow = replace(where, all_gather=Link(2e9, 0), host=2e9)
-    fetching = ranked(forward, 1, slow, 2, weights=Weights(sizes, int(16e9), int(64e9)))
+    fetching = ranked(forward, 1, slow, 2, weights=Weights(sizes, room_of(16e9)))
     assert narrow[0].seconds == roomy[0].seconds < fetching[0].seconds  # behind what is computed, or not
 
 

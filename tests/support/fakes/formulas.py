@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from parallel_backend.costs.memory import IN_BLOCKS, WHOLE
 from parallel_backend.plan import ParallelPlan
 from tests.support.fakes.models import Model
 from tests.support.fakes.tally import ALL_GATHER, ALL_TO_ALL, SEND
 
 BYTES, LATENT_BYTES = 2, 4  # of bf16; of latents in a sampling, in fp32
 SCALE_BYTES = 4  # of a token's head in fp8
-# Beside the weights a rank needs so many bytes at most, in times of A: of its own tokens, in a block; and of all of
-# them, where the model is before or after its blocks, or between those of ComfyUI's, which see filled streams.
-IN_BLOCKS, WHOLE = 20, 3
 
 # By the model's name.
 PLANS: dict[str, list[dict[str, Any]]] = {

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 
 from parallel_backend.axes import STAGE_AXES, TOKEN_AXES
+from parallel_backend.costs.memory import token_factor
 from parallel_backend.device import count, is_accelerator
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh
-from parallel_backend.groups.mesh_layout import largest_share
 from parallel_backend.models import spec_for
 from parallel_backend.models.spec import Limits
 from parallel_backend.plan import ParallelPlan
@@ -128,7 +128,7 @@ def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
     working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
-        return max(sizes.kept(plan)) + working * largest_share(plan, TOKEN_AXES) / largest_share(own, TOKEN_AXES)
+        return max(sizes.kept(plan)) + working * token_factor(plan) / token_factor(own)
 
     for times in MORE_RANKS:
         if times > 1 and short.devices is not None and own.world_size * times > short.devices:
