@@ -3,14 +3,17 @@
 
     python3 dev.py demo [--comfyui PATH]
     python3 dev.py editor [--comfyui PATH] [ComfyUI's arguments...]
-    python3 dev.py test [--comfyui PATH] [--fast | --slow] [pytest arguments...]
+    python3 dev.py test [--comfyui PATH] [--fast | --slow] [--changed [COMMIT]] [--shard K/N] [pytest arguments...]
+    python3 dev.py test --slowest
     python3 dev.py check [--comfyui PATH]
     python3 dev.py bundle [--comfyui PATH]
     python3 dev.py gpu [--comfyui PATH] [--device cpu] [pytest arguments...]
 
 `editor` starts ComfyUI, and says where its editor opens on the demo's workflow. `test` is the gate.
 --fast runs only what needs neither ranks nor ComfyUI nor a browser, in about a minute; --slow adds
-the long tests. tests/README.md says more. `check` runs the linters, the formatters and the type
+the long tests. --changed runs what the changes since main, or since COMMIT, touch; --shard 1/4 the
+first of four parts; --slowest only shows what each file took in the last whole run, which
+tests/durations.json keeps. tests/README.md says more. `check` runs the linters, the formatters and the type
 checker. `bundle` makes web/paralleldit.js, which the editor loads, of the modules beside it. `gpu`
 runs the tests for GPUs on those of this machine, measures the time of a step, and writes
 gpu-report.md into the current folder; with --device cpu, to see what that is.
@@ -103,6 +106,9 @@ for _name in ("nms", "qnms"):
 """
 
 PYTEST_OPTIONS_WITH_VALUE = {"-k", "-m", "-o", "-p", "-n", "-W", "--ignore", "--ignore-glob", "--deselect"}
+PYTEST_OPTIONS_WITH_VALUE |= {"--shard", "--changed"}
+# With any other argument a run may leave out tests of the files that it runs, and their durations are not kept.
+RUNS_WHOLE_FILES = re.compile(r"--slow|--shard(=|$)|\d+/\d+|-q|-v|-n\d|--numprocesses=")
 
 
 class SetupError(Exception):
@@ -573,10 +579,13 @@ def main(argv: Sequence[str]) -> int:
     if command == "gpu":
         report = ["-m", "tests.support.report", "--out", Path.cwd() / REPORT, *rest]
         return call([PYTHON, *report], env=run_env(setup.comfyui))
+    if command == "test" and "--slowest" in rest:
+        return call([PYTHON, "-m", "tests.support.runs.durations"], env=run_env(setup.comfyui))
     if command == "test":
         at_once = [f"--numprocesses={PROCESSES}", "--dist=loadfile"]
+        kept = ["--keep-durations"] if all(map(RUNS_WHOLE_FILES.match, rest)) else []
         rest = [*at_once, *("--fast" if argument == "--lowest" else argument for argument in rest)]
-        command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *pytest_paths(rest), *rest]
+        command_line = ["-m", "pytest", "-c", "tests/pytest.ini", *kept, *pytest_paths(rest), *rest]
         environment = {"OMP_NUM_THREADS": "1", "COMFYUI_OLDER_PATH": str(OLDER_HOST)}
         return call([PYTHON, *command_line], env={**run_env(setup.comfyui), **environment})
     program = "demo.run" if command == "demo" else "demo.editor"

@@ -23,6 +23,8 @@ from tests.support.editor.editor import Editor, browser_path, open_browser, open
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
+from tests.support.runs import changed, durations, shards
+from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
 
 # On some CPUs MKL's products differ by rounding with where a tensor lies in memory, and what is to have the same bits
@@ -94,17 +96,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--fast", action="store_true", help="run only the tests without ranks, ComfyUI or a browser")
     group.addoption("--slow", action="store_true", help="run the tests that are marked slow, too")
+    group.addoption("--shard", metavar="K/N", help="run the K-th of N parts, each of whole files")
+    group.addoption(
+        "--changed", nargs="?", const="main", metavar="SINCE", help="run what a change since that commit touches"
+    )
+    group.addoption("--keep-durations", action="store_true", help="write what each file takes to tests/durations.json")
     group.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="where tests marked gpu compute")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast") and config.getoption("--slow"):
         raise pytest.UsageError("--fast leaves out what --slow adds: give one of them")
+    if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder(tier_of(config)))
+
+
+def tier_of(config: pytest.Config) -> str:
+    return "slow" if config.getoption("--slow") else "gate"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    kept = durations.read("gate") | durations.read(tier_of(config))
+    return LongestFirst(config, log, {path: found.seconds for path, found in kept.items()})
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    config.stash[DESELECTED] = tiers.select(config, items)
+    said = [tiers.select(config, items)]
+    if since := config.getoption("--changed"):
+        said.append(changed.select(config, items, since))
+    if shard := config.getoption("--shard"):
+        said.append(shards.select(config, items, shard))
+    config.stash[DESELECTED] = "\n".join(filter(None, said))
     if hasattr(config, "workeroutput"):  # one of several processes, each of which has selected alike
         config.workeroutput["deselected"] = config.stash[DESELECTED]
 

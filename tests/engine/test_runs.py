@@ -1,0 +1,180 @@
+"""What a run of the tests keeps of its durations, in which order it takes the files, and which of them it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import dev
+from demo.host import REPOSITORY
+from tests.support.runs import changed, durations, shards
+from tests.support.runs.durations import Duration
+from tests.support.runs.longest_first import choose
+from tests.support.runs.shards import files_of_shard, parse
+
+SOURCES = {
+    "__init__.py": "from .nodes import pack",
+    "nodes/__init__.py": "",
+    "nodes/pack.py": "from ..worker import client",
+    "worker/__init__.py": "",
+    "worker/client.py": "START = ['-m', 'worker.rank']",
+    "worker/rank.py": "def run():\n    from parallel_backend.plan import Plan",
+    "parallel_backend/__init__.py": "",
+    "parallel_backend/plan.py": "",
+    "tests/conftest.py": (
+        "from worker import client\nfrom tests.support.pool import Pool\n"
+        "def comfyui(): ...\ndef host(comfyui): ...\ndef ranks(): return Pool()\ndef group(): return client.start()\n"
+    ),
+    "tests/support/pool.py": "",
+    "tests/support/ranks/model_ranks.py": "from parallel_backend import plan",
+    "tests/test_plan.py": "from parallel_backend.plan import Plan",
+    "tests/test_ranks.py": "def test_it(ranks): ranks.run(2, 'model_ranks')",
+    "tests/test_group.py": "def test_it(group): pass",
+    "tests/test_host.py": "def test_it(host): pass",
+    "tests/test_words.py": "'''worker.client is not used'''\nfrom demo import pages\nPAGE = REPOSITORY / 'docs'",
+}
+ALL = {path for path in SOURCES if "test_" in path}
+
+
+@pytest.mark.parametrize(
+    ("path", "touched"),
+    {
+        "parallel_backend/plan.py": {"test_plan", "test_ranks", "test_group", "test_host"},
+        "worker/rank.py": {"test_group", "test_host"},
+        "nodes/pack.py": {"test_host"},
+        "tests/support/pool.py": {"test_ranks"},
+        "tests/test_plan.py": {"test_plan"},
+        "tests/conftest.py": {"test_plan", "test_ranks", "test_group", "test_host", "test_words"},
+        "docs/models.md": {"test_words"},
+        "web/panel.mjs": {"test_host"},
+        "LICENSE": set(),
+    }.items(),
+)
+def test_a_change_touches_the_tests_that_reach_it(path: str, touched: set[str]) -> None:
+    assert changed.Reach(SOURCES).touched({path}) == {f"tests/{name}.py" for name in touched}
+
+
+def test_a_change_of_this_repository_runs_the_tests_of_what_imports_it() -> None:
+    reach = changed.Reach(changed.python_files(REPOSITORY))
+    program = {"tests/support/ranks/host_ranks.py"}
+    assert reach.is_touched("tests/engine/test_host_models.py", program)
+    assert not reach.is_touched("tests/engine/test_plan.py", program)
+    assert reach.is_touched("tests/worker/test_operations.py", {"worker/rank/executor.py"})
+
+
+def test_changes_since_a_commit_are_the_branchs_own_and_those_not_yet_committed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = {
+            "GIT_AUTHOR_NAME": "a",
+            "GIT_AUTHOR_EMAIL": "a@b",
+            "GIT_COMMITTER_NAME": "a",
+            "GIT_COMMITTER_EMAIL": "a@b",
+        }
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True, env={**os.environ, **who})
+
+    def commit(name: str) -> None:
+        (tmp_path / name).write_text(name)
+        git("add", name)
+        git("commit", "-m", name)
+
+    git("init", "-b", "main")
+    commit("first")
+    git("switch", "-c", "branch")
+    commit("committed")
+    git("switch", "main")
+    commit("of others")
+    git("switch", "branch")
+    (tmp_path / "first").write_text("edited")
+    (tmp_path / "new").touch()
+    assert changed.changed_files(tmp_path, "main") == {"first", "committed", "new"}
+
+
+def test_each_file_is_in_one_shard_and_shards_cost_alike() -> None:
+    costs = [(f"{number}.py", float(number)) for number in range(40) for _ in range(2)]
+    parts = [files_of_shard(costs, part, 4) for part in (1, 2, 3, 4)]
+    assert sorted(file for part in parts for file in part) == sorted({file for file, _ in costs})
+    held = [sum(seconds for file, seconds in costs if file in part) for part in parts]
+    assert max(held) < 1.1 * min(held)
+
+
+@pytest.mark.parametrize("text", ["4", "0/4", "5/4", "1/", "a/b"])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(pytest.UsageError, match="1/4"):
+        parse(text)
+
+
+def test_the_longest_file_comes_first_and_a_process_keeps_to_what_it_has_started() -> None:
+    seconds = {"comfyui/a.py": 90.0, "editor/b.py": 50.0, "engine/c.py": 70.0, "engine/d.py": 10.0}
+    assert choose(seconds, seconds, (), ()) == "comfyui/a.py"
+    assert choose(seconds, seconds, (), ("ComfyUI",)) == "engine/c.py"
+    assert choose(["editor/b.py", "engine/c.py", "comfyui/a.py"], seconds, ("ComfyUI",), ()) == "comfyui/a.py"
+    assert choose(["editor/b.py", "engine/c.py"], seconds, ("ComfyUI",), ("ranks",)) == "editor/b.py"
+    assert choose(["engine/d.py", "engine/c.py"], seconds, ("ComfyUI",), ("ranks",)) == "engine/c.py"
+    assert choose(["engine/d.py", "engine/new.py"], seconds, ("ranks",), ()) == "engine/new.py"
+
+
+def report(nodeid: str, when: str, duration: float, failed: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(nodeid=nodeid, when=when, duration=duration, failed=failed)
+
+
+def test_durations_are_kept_by_file_and_a_failed_or_stopped_run_replaces_none(tmp_path: Path) -> None:
+    kept = tmp_path / "durations.json"
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).touch()
+    durations.write("gate", {"b.py": Duration(1, 1.0, 1.0), "gone.py": Duration(1, 9.0, 9.0)}, kept, tmp_path)
+
+    def run(exitstatus: int) -> dict[str, Duration]:
+        recorder = durations.Recorder("gate", kept, tmp_path)
+        for each in (
+            report("a.py::one", "setup", 3.0),
+            report("a.py::one", "call", 0.25),
+            report("a.py::two[x]", "call", 0.5),
+            report("a.py::two[x]", "teardown", 1.0),
+            report("b.py::one", "call", 7.0, failed=True),
+        ):
+            recorder.pytest_runtest_logreport(each)
+        recorder.pytest_sessionfinish(exitstatus)
+        return durations.read("gate", kept)
+
+    assert run(2) == {"b.py": Duration(1, 1.0, 1.0)}
+    assert run(1) == {"a.py": Duration(2, 4.0, 0.8), "b.py": Duration(1, 1.0, 1.0)}
+    assert durations.read("slow", kept) == {}
+    assert durations.table("gate", durations.read("gate", kept)).splitlines()[1].split() == ["a.py", "4.8", "4.0", "2"]
+
+
+def test_only_runs_of_whole_files_keep_their_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keeps(*arguments: str) -> bool:
+        commands = []
+        monkeypatch.setattr(dev, "call", lambda command, env: commands.append(command) or 0)
+        monkeypatch.setattr(dev.Setup, "run", lambda self: None)
+        monkeypatch.setattr(dev.Setup, "fetch", lambda *arguments: None)
+        dev.main(["test", "--comfyui", os.environ.get("COMFYUI_PATH", ""), *arguments])
+        return "--keep-durations" in commands[0]
+
+    assert keeps() and keeps("--slow", "--shard", "1/4") and keeps("-n0", "-q")
+    for arguments in (["-k", "plan"], ["--fast"], ["tests/engine"], ["-x"], ["--changed"]):
+        assert not keeps(*arguments)
+
+
+def test_what_a_change_does_not_touch_and_other_shards_run_is_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deselected: list[SimpleNamespace] = []
+    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items)))
+    items = [SimpleNamespace(path=REPOSITORY / path, fixturenames=["host"]) for path in sorted(ALL)]
+    monkeypatch.setattr(changed, "python_files", lambda root: SOURCES)
+    monkeypatch.setattr(changed, "changed_files", lambda root, since: {"parallel_backend/plan.py", "LICENSE"})
+    said = changed.select(config, items, "main")
+    assert said == "1 tests left out: the 2 files changed since main do not touch them"
+    assert [item.path.name for item in deselected] == ["test_words.py"] and len(items) == 4
+    assert shards.select(config, items, "1/4") == "3 tests are in other shards than 1/4"
+    assert len(items) == 1
+
+
+def test_a_commit_that_there_is_not_is_refused() -> None:
+    with pytest.raises(pytest.UsageError, match="no-such-commit"):
+        changed.select(SimpleNamespace(), [], "no-such-commit")

@@ -1,0 +1,102 @@
+"""What each test file took in the last whole run: kept in tests/durations.json, shown by `dev.py test --slowest`."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[2]
+KEPT = TESTS / "durations.json"
+SHOWN = 25
+
+
+@dataclass
+class Duration:
+    """Of one file, in seconds. setup: what its fixtures took, their ends included. run: its tests' own bodies."""
+
+    tests: int = 0
+    setup: float = 0.0
+    run: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.setup + self.run
+
+
+Durations = Mapping[str, Duration]  # by the file's path in tests/
+
+
+def read(tier: str, kept: Path = KEPT) -> dict[str, Duration]:
+    """What was kept of a tier's last runs. tier: gate or slow."""
+    found = json.loads(kept.read_text()) if kept.is_file() else {}
+    return {path: Duration(**entry) for path, entry in found.get(tier, {}).items()}
+
+
+def write(tier: str, durations: Durations, kept: Path = KEPT, tests: Path = TESTS) -> None:
+    """Replaces the entries of these files, and drops those of files that are gone. A file is a line of the JSON."""
+    tiers = {name: dict(read(name, kept)) for name in ("gate", "slow")}
+    tiers[tier] |= durations
+    blocks = []
+    for name, entries in tiers.items():
+        lines = [
+            f"    {json.dumps(path)}: {json.dumps(asdict(entries[path]))}"
+            for path in sorted(entries)
+            if (tests / path).is_file()
+        ]
+        blocks.append(f'  "{name}": {{' + ",".join(f"\n{line}" for line in lines) + "\n  }")
+    kept.write_text("{\n" + ",\n".join(blocks) + "\n}\n")
+
+
+class Recorder:
+    """A pytest plugin that keeps the durations of a run's files. A file with a failure keeps its older entry."""
+
+    def __init__(self, tier: str, kept: Path = KEPT, tests: Path = TESTS) -> None:
+        self._tier, self._kept, self._tests = tier, kept, tests
+        self._durations: defaultdict[str, Duration] = defaultdict(Duration)
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        path = report.nodeid.partition("::")[0]
+        duration = self._durations[path]
+        if report.failed:
+            self._failed.add(path)
+        if report.when == "call":
+            duration.tests += 1
+            duration.run += report.duration
+        else:
+            duration.setup += report.duration
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return  # it was stopped, maybe in the middle of a file
+        finished = {
+            path: Duration(found.tests, round(found.setup, 1), round(found.run, 1))
+            for path, found in self._durations.items()
+            if found.tests and path not in self._failed
+        }
+        write(self._tier, finished, self._kept, self._tests)
+
+
+def table(tier: str, durations: Durations, shown: int = SHOWN) -> str:
+    """The files that take longest, and the sums of all."""
+    if not durations:
+        return f"{tier}: no run has been kept."
+    slowest = sorted(durations.items(), key=lambda item: -item[1].seconds)[:shown]
+    total = Duration(
+        sum(d.tests for d in durations.values()),
+        sum(d.setup for d in durations.values()),
+        sum(d.run for d in durations.values()),
+    )
+    rows = [*slowest, (f"all {len(durations)} files", total)]
+    lines = [f"{tier:<50}{'seconds':>9}{'set-up':>9}{'tests':>8}"]
+    lines += [f"{name:<50}{found.seconds:>9.1f}{found.setup:>9.1f}{found.tests:>8}" for name, found in rows]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print("\n\n".join(table(tier, read(tier)) for tier in ("gate", "slow")))
