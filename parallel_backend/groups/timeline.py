@@ -97,7 +97,8 @@ class DeviceClock:
 class Timeline:
     """Records one rank's spans; the oldest give way to new ones. Not to be shared by threads.
 
-    Spans of steps lie in one of a request, and those of communication, which do not overlap, in one of a step.
+    A step's span lies in a request's. Communication's spans do not overlap; each lies in a step's, or, after the last
+    step, in the request's alone.
     device: what the rank computes on. capacity: how many spans are kept; with 0, none are recorded.
     """
 
