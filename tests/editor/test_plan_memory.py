@@ -350,7 +350,7 @@ def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answer
         open_demo(shared_editor, {"mode": "manual", "cfg": 2})
         expect(content).to_contain_text("GPU 0–1 (20 GB): 20.0 GiB, of which ComfyUI keeps")
         expect(content.locator(".paralleldit-plan-lacks")).to_contain_text("does not fit")
-        expect(content).to_contain_text("What would fit: shared weights, or weights in RAM.")
+        expect(content).to_contain_text("What would fit: shared weights or weights in RAM.")
 
 
 def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answers: dict) -> None:
