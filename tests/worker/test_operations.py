@@ -23,7 +23,7 @@ from tests.support.group.one_rank import OneRank
 from tests.support.ranks.polishing_rank import POLISH
 from worker.host.client import WorkerGroup
 from worker.host.known_state import KnownState
-from worker.host.session import LOADING_TIMES, bearable_silence
+from worker.host.session import LOADING_TIMES, allowed_silence
 from worker.rank.agreement import MEMORY, Control
 from worker.rank.channels.heartbeat import Heartbeat
 from worker.rank.host_model import HostModel
@@ -123,8 +123,8 @@ def test_what_the_table_does_not_have_is_refused() -> None:
 @pytest.mark.parametrize("operation", [*OPERATIONS, POLISH.name])
 def test_while_weights_are_moved_a_longer_silence_is_borne(operation: str, polish: None) -> None:
     times = LOADING_TIMES if OPERATIONS[operation].moves_weights else 1
-    assert bearable_silence(operation, 10.0) == 10.0 * times
-    assert bearable_silence(POLISH.name, 10.0) > 10.0 == bearable_silence(None, 10.0)
+    assert allowed_silence(operation, 10.0) == 10.0 * times
+    assert allowed_silence(POLISH.name, 10.0) > 10.0 == allowed_silence(None, 10.0)
 
 
 @pytest.mark.parametrize("name", [*OPERATIONS, POLISH.name])

@@ -241,7 +241,7 @@ def test_a_trace_is_refused_while_a_job_runs(group: WorkerGroup) -> None:
 
 
 def test_no_group_has_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(WorkerGroupError, match="does not run"):
+    with pytest.raises(WorkerGroupError, match="is not running"):
         WorkerGroup("cpu", tmp_path).trace()
 
 

@@ -1,4 +1,4 @@
-"""ComfyUI's side of the worker group: what it can be asked for."""
+"""ComfyUI's interface to the worker group."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ from .sent_conditions import SentConditions
 from .session import Check, OnStep, Session
 from .supervision import Supervisor
 
-SETTLE_SECONDS = 10.0  # for a request that was given up to end, before it is parked
+SETTLE_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
 
 
 class WorkerGroup:
-    """One persistent torchrun group: started by its first request, and again when it dies.
+    """One persistent torchrun group. Its first request starts it; it is restarted when it dies.
 
     device: one of DEVICES. folder: for the ranks' logs.
-    Every method that waits takes `check`, called about twenty times a second, which may raise to give up waiting; the
-    ranks end what they were doing at the next step. All methods may be called by any thread; requests take turns.
+    Every method that waits takes `check` and calls it about twenty times a second. `check` may raise to stop waiting;
+    the ranks then end their work at the next step. Any thread may call any method; requests take turns.
     """
 
     def __init__(self, device: str, folder: Path, settings: Settings | None = None) -> None:
         self.device = device
         self.folder = folder
         self.settings = settings or Settings()
-        self.changed = threading.Event()  # for one who follows the status, and clears it
+        self.changed = threading.Event()  # set when the status changes; its reader clears it
         self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive)
         self.runs = Runs(self.changed)
-        self.resident: object | None = None  # what answers for the model's memory in ComfyUI, and lives as long
-        self.loads = 0  # so far; steps of one model are no measure for another's
+        self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
+        self.loads = 0  # how many models were loaded; step times of different models are not compared
 
     @property
     def session(self) -> Session | None:
@@ -74,36 +74,36 @@ class WorkerGroup:
 
     @property
     def phase(self) -> str:
-        """stopped, starting, restarting or failed; while a session runs, its ranks know more."""
+        """stopped, starting, restarting or failed. While a session runs, `status` of its ranks says more."""
         return self.supervisor.phase
 
     @property
     def ranks(self) -> int:
-        """Of the session, or of the last one; 0 before the first."""
+        """How many ranks the session has, or the last one had; 0 before the first."""
         return self.supervisor.ranks
 
     @property
     def loaded(self) -> tuple[Header, Header] | None:
-        """Source and plan of the model that the ranks hold; parked counts."""
+        """Source and plan of the model that the ranks hold, even if it is parked."""
         return self._known.model
 
     def turn(self, check: Check) -> AbstractContextManager[None]:
-        """One request, or one restart, at a time.
+        """Holds the group for requests that belong together.
 
-        For requests that belong together: nothing comes between them while this is entered, not a restart either, after
-        which the model is there without its additions.
+        While entered, no other request runs, and no restart, after which the model would lack its additions.
         """
         return self.supervisor.turn(check)
 
     def load(
         self, source: Header, plan: Header, ranks: int, check: Check, remarks: Sequence[Header] = (), name: str = ""
     ) -> None:
-        """Makes sure that `ranks` ranks run and hold this model under this plan; does nothing if they do already. Of
-        more that run, the others are left idle; ranks that have ComfyUI with other arguments give way.
+        """Makes sure that `ranks` ranks run and hold this model under this plan. Does nothing if they already do.
 
-        source and plan: what the engine's ModelSource and ParallelPlan are made of, as JSON objects. remarks,
-        name: sentences about the plan, and what the person knows the model by, for the status. Raises RequestRefused,
-        WorkerGroupError.
+        If more ranks run, the others stay idle. Ranks that imported ComfyUI with other arguments are restarted.
+
+        source and plan: the engine's ModelSource and ParallelPlan as JSON objects. remarks: sentences about the plan,
+        for the status. name: of the model, as the person chose it, for the status.
+        Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
             if self.runs.is_ended:
@@ -162,11 +162,11 @@ class WorkerGroup:
             return self._request(header, tensors, check, size=(tuple(latents.shape), steps))["prediction"]
 
     def call(self, calls: Sequence[Arguments], check: Check) -> list[list[torch.Tensor]]:
-        """Calls of a loaded model of ComfyUI's own class: the tensors that each returns. They run at the same time, as
-        far as the plan shares the batch.
+        """Calls a loaded model of ComfyUI's own class. Returns the tensors of each call.
 
-        A call's args are latents and timestep, which are others each time. Tensors in kwargs that the group has from an
-        earlier request are not sent again. Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        Calls run at the same time, as far as the plan shares the batch. The args of a call are latents and timestep,
+        which change each time. Tensors in kwargs that the group still has from an earlier request are not sent again.
+        Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
         try:
@@ -185,9 +185,9 @@ class WorkerGroup:
             return found
 
     def part(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> torch.Tensor:
-        """What a method beside the forward of a loaded model of ComfyUI's own class returns, a tensor.
+        """Calls another method than the forward of a loaded model of ComfyUI's own class. Returns its tensor.
 
-        Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
         try:
@@ -199,11 +199,11 @@ class WorkerGroup:
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep
     ) -> torch.Tensor:
-        """A whole sampler call on the loaded model: the denoised latents.
+        """Runs a whole sampler call on the loaded model, and returns the denoised latents.
 
-        tensors: noise, and what else the call has of SAMPLER_TENSORS. passes: of each step.
-        on_step: called after every step. What it or `check` raises cancels the call at its next step.
-        Raises RequestRefused, also for what cannot be sent, and WorkerGroupError.
+        tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step.
+        on_step: called after every step. An exception in it or in `check` cancels the call at its next step.
+        Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         given: Tensors = {}
         try:
@@ -229,11 +229,11 @@ class WorkerGroup:
     def run_vae(
         self, direction: str, source: Header, given: Tensors, weights: Callable[[], Tensors], ranks: int, check: Check
     ) -> Tensors:
-        """Decodes latents or encodes pictures, see ParallelVAE. Raises as `load` does.
+        """Decodes latents or encodes pictures, see ParallelVAE. Raises what `load` raises.
 
-        direction: decode or encode. source: what a VaeSource is made of, as a JSON object. given: the input, and the
-        random state if there is to be one; the results are called so, too, but for the result. weights: asked for
-        where they are to be sent. ranks: how many to start, if none run.
+        direction: decode or encode. source: a VaeSource as a JSON object. given: the tensor "input", and RANDOM if
+        ComfyUI's random state goes along. The results are "result", and RANDOM likewise. weights: called if the ranks
+        need the weights sent. ranks: how many to start, if none run.
         """
         with self.turn(check):
             session = self.session
@@ -247,11 +247,12 @@ class WorkerGroup:
             return results
 
     def park(self, unload: bool = False, patience: float = 0.0) -> bool:
-        """Frees the accelerators: the weights wait in the ranks' RAM, or with `unload`, are read again when next used.
+        """Frees the accelerators. Returns whether nothing is left on them.
 
-        CPU ranks have no accelerator to free, and always unload. Raises nothing, since ComfyUI calls it outside of any
-        node: does nothing where no group runs or a request is under way, for whose end it waits up to `patience`
-        seconds, and only logs it when the group dies. Returns whether nothing is left on the accelerators.
+        The weights move to the ranks' RAM. With `unload` they are dropped, and read again at the next use; CPU ranks
+        have no accelerator to free, and always unload. If a request runs, waits up to `patience` seconds for its end,
+        and then does nothing. Does nothing if no group runs. Raises nothing, because ComfyUI calls it outside of any
+        node: errors are only logged.
         """
         try:
             with self.supervisor.turn_within(patience) as has_come:
@@ -261,8 +262,10 @@ class WorkerGroup:
             return isinstance(error, WorkerGroupError)
 
     def trim(self) -> int:
-        """Has the ranks give back the memory that their allocators keep ready for later. Returns how many bytes of its
-        accelerator rank 0 gave back; none where a request is under way. Raises nothing, as `park`."""
+        """Makes the ranks give back the memory that their allocators only cache.
+
+        Returns how many bytes of its accelerator rank 0 gave back; 0 while a request runs. Raises nothing, like `park`.
+        """
         try:
             with self.supervisor.turn_within(0.0) as has_come:
                 if not has_come or not self._is_idle():
@@ -273,12 +276,13 @@ class WorkerGroup:
             return 0
 
     def device_bytes(self) -> int:
-        """What rank 0 keeps of its accelerator, which is the first of those visible, as ComfyUI's own is; else 0."""
+        """Returns the bytes that rank 0 uses on its accelerator, which is the first visible one, like ComfyUI's. 0 on
+        the CPU."""
         ranks = self.status().get("memory", []) if self.device != "cpu" else []
         return ranks[0]["accelerator"] if ranks else 0
 
     def trace(self) -> bytes:
-        """What the ranks did of late, as a Chrome trace in JSON.
+        """Returns what the ranks did lately, as a Chrome trace in JSON.
 
         Raises RequestRefused, also while a job runs, and WorkerGroupError.
         """
@@ -290,60 +294,60 @@ class WorkerGroup:
             return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
-        """What so many ranks can, started if no others run: what `costs.machine.Machine.of` takes. Raises as `load`
-        does."""
+        """Measures the devices and links of exactly `ranks` ranks, and starts these if needed.
+
+        Returns the input of `costs.machine.Machine.of`. Raises what `load` raises.
+        """
         with self.turn(check):
             self.supervisor.ensure(ranks, check, exactly=True)
             found = self._request(MEASURE.header(dtype=dtype), {}, check)[MEASURED]
             return json.loads(found.numpy().tobytes())
 
     def status(self) -> dict[str, Any]:
-        """State, process ids, what is loaded, and how often the group died lately; answered while a job runs.
+        """Returns state, process ids, what is loaded, and how often the group died lately. Works while a job runs.
 
         state: stopped, starting, ready, busy, parked, restarting or failed.
         """
         return self.supervisor.status()
 
     def dismiss(self) -> None:
-        """Forgets why the group died the last time, which a person has read; a group that is down for it keeps it."""
+        """Forgets why the group died the last time, because a person has read it. A group that stays down keeps it."""
         self.supervisor.dismiss()
 
     def start_ahead(self, ranks: int, source: Header | None = None) -> None:
-        """Has so many ranks start in a thread of its own, unless a sampling goes on: a model will be asked for, of this
-        source."""
+        """Starts so many ranks in another thread, unless a sampling runs. source: of the model that will be loaded."""
         self.supervisor.start_ahead(ranks, lambda: self.runs.current is None, source)
 
     def start(self, ranks: int, check: Check) -> None:
-        """Has a group run before its first request: with as many ranks as the last one, or else with `ranks`.
+        """Starts a group before its first request, with as many ranks as the last one had; at first, with `ranks`.
 
-        Raises as `load` does, and WorkerGroupError if it is stopped meanwhile.
+        Raises what `load` raises, and WorkerGroupError if the group is stopped meanwhile.
         """
         self.supervisor.start(ranks, check)
 
     def stop(self) -> None:
-        """Ends the group, and the job that it runs; the next request of another sampling starts it again."""
+        """Ends the group and its job. The next sampling starts it again."""
         self.runs.end()
         self.supervisor.stop()
 
     def restart(self, ranks: int, check: Check) -> None:
-        """Ends the group, and the job that it runs, forgets how often it died, and starts it again. Raises as `start`
-        does."""
+        """Ends the group and its job, forgets its deaths, and starts it again. Raises what `start` raises."""
         self.runs.end()
         self.supervisor.restart(ranks, check)
 
     @property
     def _known(self) -> KnownState:
-        """Of the session; what is noted without one is lost."""
+        """What the session's ranks hold. Without a session, changes to it are lost."""
         session = self.session
         return session.known if session else KnownState()
 
     def _revive(self, known: KnownState, check: Check) -> None:
-        """Loads the model again that the ranks held when they died; its additions come with the next request."""
+        """Loads the model that the ranks held when they died. The next request brings its additions."""
         if known.model:
             self.load(*known.model, self.ranks, check, known.remarks, known.name)
 
     def _park(self, unload: bool) -> bool:
-        """Within a turn. Raises RequestRefused, WorkerGroupError."""
+        """Parks or unloads. Called within a turn. Raises RequestRefused and WorkerGroupError."""
         session = self.session
         if session is None or session.is_over:
             return True
@@ -360,20 +364,20 @@ class WorkerGroup:
         return True
 
     def _is_idle(self) -> bool:
-        """Within a turn: whether a group waits for a request."""
+        """Whether a group is waiting for a request. Called within a turn."""
         session = self.session
         if session is None or session.is_over:
             return False
-        session.settle(lambda: None, SETTLE_SECONDS)
-        return not session.operation  # one still runs, or this is called from within its callback
+        session.await_cancelled(lambda: None, SETTLE_SECONDS)
+        return not session.operation  # set if a request still runs, or its callback calls this
 
     def _request(
         self, header: Header, tensors: Tensors, check: Check, on_step: OnStep | None = None, size: Any = None
     ) -> Tensors:
-        """A request's results. size: of what its steps compute, if it has steps."""
+        """Sends a request and returns its results. size: of what its steps compute, if it has steps."""
         session = self.session
         if session is None:
-            raise WorkerGroupError("The worker group does not run.", "Queue a prompt to start it.")
+            raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
         operation, known, done = OPERATIONS[header["op"]], session.known, False
         kind = (operation.name, self.loads, size) if size else None
         if size:
@@ -384,11 +388,11 @@ class WorkerGroup:
             done = "error" not in reply
         except WorkerGroupError as error:
             died = error.explanation
-            raise WorkerGroupError(*died.advised(self.supervisor.what_now(session))) from error
+            raise WorkerGroupError(*died.advised(self.supervisor.advise(session))) from error
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         finally:
-            if operation.drops_model and not done:  # refused, and when it is given up, too
+            if operation.drops_model and not done:  # it was refused or cancelled
                 known.model = None
             self.changed.set()
         if done:

@@ -1,4 +1,4 @@
-"""ComfyUI's side of the control channel: questions that are answered, and orders that are not waited for."""
+"""ComfyUI's side of the control channel. It asks questions and waits for answers; it gives orders and does not wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..wire.protocol import ConnectionClosed, Header, ProtocolError, decode, rec
 
 
 class ControlClient:
-    """Rank 0 answers each frame in turn; answers that nobody waits for are dropped. For any number of threads."""
+    """Rank 0 answers each frame in turn. Answers that nobody waits for are dropped. Any thread may use it."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -20,7 +20,7 @@ class ControlClient:
         self.unanswered: deque[object] = deque()
 
     def ask(self, question: Header, patience: float) -> dict[str, Any]:
-        """The answer. Raises TimeoutError after `patience` seconds, ConnectionError when the group has died."""
+        """Returns the answer. Raises TimeoutError after `patience` seconds, ConnectionError if the group has died."""
         if not self.asking.acquire(timeout=patience):
             raise TimeoutError("Another question has no answer yet.")
         try:
@@ -38,7 +38,7 @@ class ControlClient:
             self.asking.release()
 
     def order(self, order: Header) -> None:
-        """Sends what needs no answer. Raises ConnectionError when the group has died."""
+        """Sends an order, which needs no answer. Raises ConnectionError if the group has died."""
         self._send(order)
 
     def close(self) -> None:

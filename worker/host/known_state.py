@@ -1,4 +1,4 @@
-"""What ComfyUI's side knows of the state of a session's ranks, so that it sends nothing that they have."""
+"""What ComfyUI's side knows about a session's ranks, so that it sends nothing twice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from .sent_conditions import SentConditions
 
 @dataclass
 class KnownState:
-    """What the ranks hold; at first, and after a lack of memory, that is nothing.
+    """What the ranks hold: nothing at first, and nothing after they ran out of memory.
 
-    model: its source and plan, as JSON objects; None also while it is in doubt. additions: the key of those to its
-    weights; None for none, empty while it is not known. remarks: sentences about the plan, for the status.
-    name: of the model, as the person chose it, likewise. arguments: ComfyUI's, which a rank imports once; None before.
+    model: its source and plan, as JSON objects; None also while it is uncertain. additions: the key of the changes to
+    its weights; None for no changes, empty while it is uncertain. remarks: sentences about the plan, for the status.
+    name: of the model, as the person chose it, for the status. arguments: ComfyUI's arguments when the ranks imported
+    it; None before that.
     """
 
     model: tuple[Header, Header] | None = None
@@ -26,14 +27,14 @@ class KnownState:
     arguments: list[str] | None = None
 
     def emptied(self) -> KnownState:
-        """Of ranks that hold nothing any more; what they have imported stays."""
+        """Returns the state of the same ranks without model and conditions. What they imported stays."""
         return KnownState(arguments=self.arguments)
 
     def note_import(self, source: Header) -> None:
-        """Of what is loaded by ComfyUI's code."""
+        """Notes ComfyUI's arguments, if this source is loaded by ComfyUI's code."""
         if self.arguments is None:
             self.arguments = source.get("arguments")
 
-    def imports_otherwise(self, source: Header) -> bool:
-        """Whether the ranks have ComfyUI with other arguments than this source is to be loaded with."""
+    def needs_other_import(self, source: Header) -> bool:
+        """Whether the ranks imported ComfyUI with other arguments than this source needs."""
         return None not in (self.arguments, own := source.get("arguments")) and self.arguments != own

@@ -1,8 +1,8 @@
-"""What was measured of this machine, kept in a folder from one start to the next: a file for each set of devices.
+"""Keeps this machine's measurements in a folder between starts: one file for each set of devices.
 
-A file is for the devices that it names, in this order, and the versions of what measured them. One of others, or one
-that is damaged, counts as none, so that it is measured again. In one that says "fixed": true, by an operator's hand,
-predictions stay as they are: steps do not correct them.
+A file holds for the devices that it names, in this order, and for the versions that it names. A damaged file, or one
+for other devices or versions, is ignored, and the machine is measured again. An operator may add "fixed": true to a
+file: then the times of steps do not correct its predictions.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import Any
 import torch
 
 CPU_FACTS = Path("/proc/cpuinfo")
-VERSION = 1  # of what a file says
+VERSION = 1  # of the file format
 Figures = dict[str, Any]
 
 
 class MeasuredFile:
-    """figures: of devices and links, as the ranks measured them; none before. steps: by model and size, what steps took
-    against what was predicted. problem: why a file that is there counts for nothing.
+    """One file of measurements.
 
-    Methods may be called by any thread.
+    figures: of devices and links, as the ranks measured them; None before. steps: by model and size, the measured times
+    of steps against the predicted ones. problem: why an existing file is ignored. Any thread may call any method.
     """
 
     def __init__(self, folder: Path, devices: Sequence[str], dtype: str) -> None:
-        """devices: of each rank in turn, as a person knows it."""
+        """devices: the name of each rank's device, in order."""
         self.made_of = {"version": VERSION, "devices": [*devices], "dtype": dtype, "torch": torch.__version__}
         key = hashlib.sha256(json.dumps([self.made_of["devices"], dtype]).encode()).hexdigest()[:16]
         self.path = folder / f"{key}.json"
@@ -46,7 +46,7 @@ class MeasuredFile:
         try:
             held = json.loads(self.path.read_text("utf-8"))
             if held["made_of"] != self.made_of:
-                raise ValueError("it is of other devices or versions")
+                raise ValueError("it is for other devices or versions")
             figures, steps = held["figures"], held["steps"]
             if not isinstance(figures, dict) or not isinstance(steps, dict):
                 raise ValueError("it holds no figures")
@@ -57,18 +57,18 @@ class MeasuredFile:
             self.refuse(str(error) or type(error).__name__)
 
     def refuse(self, reason: str) -> None:
-        """What it holds counts for nothing."""
-        self.figures, self.problem = None, f"{self.path} counts for nothing ({reason}): it is measured again."
+        """Ignores the file's figures from now on."""
+        self.figures, self.problem = None, f"{self.path} is ignored ({reason}): this machine is measured again."
         logging.warning("[ParallelDiT] %s", self.problem)
 
     def keep(self, figures: Figures) -> None:
-        """What was measured just now, in place of all before."""
+        """Replaces everything by new measurements."""
         with self.lock:
             self.figures, self.steps, self.problem = figures, {}, ""
             self._write()
 
     def note(self, key: str, step: Figures) -> None:
-        """What a step took, see `steps`."""
+        """Notes what a step took, see `steps`."""
         with self.lock:
             if not self.is_fixed and self.steps.get(key) != step:
                 self.steps[key] = step
@@ -81,12 +81,12 @@ class MeasuredFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             new.write_text(json.dumps(held, indent=1), "utf-8")
             new.replace(self.path)
-        except OSError as error:  # it lasts until ComfyUI ends
-            logging.warning("[ParallelDiT] what was measured cannot be kept in %s: %s", self.path.parent, error)
+        except OSError as error:  # the figures in memory last until ComfyUI ends
+            logging.warning("[ParallelDiT] the measurements cannot be saved in %s: %s", self.path.parent, error)
 
 
 def cpu_name() -> str:
-    """What this machine's CPU ranks compute on, and with how many cores."""
+    """Returns the name of this machine's CPU and the number of its cores."""
     name = platform.processor() or platform.machine()
     if CPU_FACTS.is_file():
         lines = (line.partition(":") for line in CPU_FACTS.read_text(errors="replace").splitlines())

@@ -1,4 +1,4 @@
-"""How long a step may take before the worker group is taken for stuck: by the steps like it that were measured."""
+"""Decides when a step takes so long that the worker group must be stuck, from earlier steps of the same kind."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ TIMES_SLOWEST = 30.0
 
 
 class Pace:
-    """The slowest step so far of each kind; what makes steps alike (model, plan, sizes) is the caller's to say."""
+    """The slowest step so far of each kind. The caller defines the kinds: model, plan, sizes."""
 
     def __init__(self) -> None:
         self.slowest: dict[Hashable, float] = {}
 
     def note(self, kind: Hashable | None, seconds: float) -> None:
-        """kind: None for steps that are like no other."""
+        """Notes the time of a step. kind: None for a step that is not compared with others."""
         if kind is not None:
             self.slowest[kind] = max(seconds, self.slowest.get(kind, 0.0))
 
     def patience(self, kind: Hashable | None) -> float:
-        """Seconds; infinite for a kind of which none was measured: a large model's first step may take any time."""
+        """Returns how many seconds to wait. Infinite for the first step of a kind: a large model may take any time."""
         return max(LEAST_SECONDS, TIMES_SLOWEST * self.slowest[kind]) if kind in self.slowest else math.inf

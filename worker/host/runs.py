@@ -1,4 +1,4 @@
-"""What a worker group has sampled of late: for each run, how long its steps took, and how much of that they waited."""
+"""A worker group's last runs: how long their steps took, and how much of that was communication."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from ..wire.operations import SAMPLE
 from ..wire.protocol import Header
 
-KEPT = 10  # runs
-STEPS = 500  # of a run, the last ones
-LEARNT = 8  # likewise, the first of a plan, by which predictions are corrected
-UNKNOWN = "auto"  # in words, a plan that auto has not chosen yet
+KEPT = 10  # the last runs
+STEPS = 500  # the last steps of a run
+LEARNT = 8  # the first steps of a plan, which correct the predictions
+UNKNOWN = "auto"  # shown while auto has not chosen a plan
 
 
 class RunPlan(NamedTuple):
-    """A plan in words, and as a JSON object; and of how many ranks it is."""
+    """A plan in words and as a JSON object, and its number of ranks."""
 
     words: str
     values: Header
@@ -31,16 +31,20 @@ class RunPlan(NamedTuple):
 
 @dataclass
 class Run:
-    """One sampling, of one node. model: as the person chose it; model_class: what computes it. plans: that it had, one
-    after the other; none before auto has chosen. total: how many steps it will have, where that is known; at: how many
-    are done. seconds: of the whole, once it has ended.
+    """One sampling by one node.
 
-    steps: seconds of each that the ranks made, and how many of them went into communication; a sampler may have several
-    in a step of its own. made: how many there were. residuals: bytes of ControlNets that went to the ranks with a step,
-    the most of any. predicted: seconds of a step, as told before it; is_measured: by what was measured of this machine.
-    of_plan: the steps since then. alone: seconds of such a step on one device, if the run is on several, as likewise
-    predicted; is_alone_run: or as they were when it ran so. size: what tells its first step from those of other sizes.
-    state: running, done, cancelled or failed. began: seconds since the epoch.
+    model: as the person chose it. model_class: the class that computes it. plans: the plans that it had, in order;
+    empty until auto has chosen. total: the number of its steps, if known. at: how many are done. state: running, done,
+    cancelled or failed. began: seconds since the epoch. seconds: of the whole run, once it has ended.
+
+    steps: for each step of the ranks, its seconds and the seconds of communication in it; a sampler's own step may
+    contain several. made: how many steps the ranks made. residuals: the most bytes of ControlNets that went to the
+    ranks with one step.
+
+    predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
+    the steps since the prediction. alone: the seconds of such a step on one device, predicted or as it ran
+    (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
+    are compared.
     """
 
     id: int
@@ -63,7 +67,7 @@ class Run:
     state: str = "running"
     began: float = field(default_factory=time.time)
     seconds: float | None = None
-    is_ended: bool = False  # by who stopped the group, so that the run's next request starts it not again
+    is_ended: bool = False  # someone stopped the group; the run's next request must not start it again
 
     def to_json(self) -> dict[str, Any]:
         told = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size")}
@@ -73,7 +77,7 @@ class Run:
 
 
 class Runs:
-    """The last runs, newest first. Written by the thread that samples, read by any. changed: set with each change."""
+    """The last runs, newest first. The sampling thread writes; any thread reads. changed: set with each change."""
 
     def __init__(self, changed: threading.Event) -> None:
         self.changed = changed
@@ -82,13 +86,13 @@ class Runs:
 
     @property
     def current(self) -> Run | None:
-        """The run that goes on, if one does; of one inside another, the inner."""
+        """The current run, if there is one. Of nested runs, the inner one."""
         return next((run for run in list(self.kept) if run.state == "running"), None)
 
     @contextlib.contextmanager
     def run(self, node: str | None, model: str, plan: RunPlan | None, model_class: str = "") -> Iterator[None]:
-        """While entered, steps are those of one run. node: the id of ComfyUI's node that samples. plan: None for one
-        that is not known yet, see `planned`."""
+        """While entered, steps belong to one run. node: the id of ComfyUI's node that samples. plan: None while it is
+        not known, see `planned`."""
         plans = [plan] if plan else []
         run, began = Run(next(self.ids), node, model, plans, model_class), time.monotonic()
         self.kept.appendleft(run)
@@ -98,7 +102,7 @@ class Runs:
         except Exception:
             run.state = "failed"
             raise
-        except BaseException:  # an interrupt is no Exception in ComfyUI
+        except BaseException:  # ComfyUI's interrupt is not an Exception
             run.state = "cancelled"
             raise
         else:
@@ -108,7 +112,7 @@ class Runs:
             self.changed.set()
 
     def end(self) -> None:
-        """The group is stopped: the run that goes on, if one does, makes no more requests."""
+        """Notes that the group was stopped: the current run makes no more requests."""
         run = self.current
         if run:
             run.is_ended = True
@@ -119,7 +123,7 @@ class Runs:
         return run is not None and run.is_ended
 
     def planned(self, plan: RunPlan) -> None:
-        """Notes the plan that the run that goes on, if one does, has from now on."""
+        """Notes the plan of the current run from now on."""
         run = self.current
         if run:
             run.plans.append(plan)
@@ -127,27 +131,29 @@ class Runs:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing is predicted yet of the run that goes on."""
+        """Whether the current run has no prediction yet."""
         run = self.current
         return run is not None and run.predicted is None and run.alone is None
 
     def predicted(self, seconds: float, is_measured: bool) -> None:
-        """Notes what a step of the run that goes on is predicted to take from now on."""
+        """Notes the predicted time of a step of the current run from now on."""
         run = self.current
         if run:
             run.predicted, run.is_measured, run.of_plan = seconds, is_measured, []
             self.changed.set()
 
     def compared(self, alone: float, is_alone_run: bool, is_measured: bool) -> None:
-        """Notes what a step of the run that goes on takes on one device, see `Run`."""
+        """Notes the time of a step of the current run on one device, see `Run`."""
         run = self.current
         if run:
             run.alone, run.is_alone_run, run.is_measured = alone, is_alone_run, is_measured
             self.changed.set()
 
     def sized(self, operation: str, size: Any) -> None:
-        """Notes of what size the first step is of the run that goes on, if one does. Of several ranks, of whose model
-        nothing is predicted, it is compared with the last such run on one."""
+        """Notes the size of the current run's first step.
+
+        A run on several ranks without a prediction is compared with the last run of equal size on one rank.
+        """
         run = self.current
         if run is None or run.size is not None:
             return
@@ -161,21 +167,21 @@ class Runs:
                     break
 
     def reached(self, at: int, total: int) -> None:
-        """Notes how far the sampler of the run that goes on has come, if one does."""
+        """Notes how many steps of the current run's sampler are done."""
         run = self.current
         if run:
             run.at, run.total = at, total
             self.changed.set()
 
     def sent_residuals(self, size: int) -> None:
-        """Notes that so many bytes of ControlNets have gone to the ranks in the run that goes on, if one does."""
+        """Notes how many bytes of ControlNets went to the ranks with a step of the current run."""
         run = self.current
         if run and size > run.residuals:
             run.residuals = size
             self.changed.set()
 
     def step(self, operation: str, seconds: float, communication: float) -> None:
-        """Notes a step that the ranks have made of the run that goes on, if one does."""
+        """Notes a step of the ranks in the current run."""
         run = self.current
         if run:
             run.operation = operation

@@ -1,4 +1,4 @@
-"""Which conditioning the worker group already holds, so that a sampler sends it once and not every step."""
+"""Tracks which conditions the worker group already holds, so that a sampler sends them once and not with every step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class SentConditions:
-    """The tensors sent so far under keys. This side decides what is kept; the ranks do as the requests say.
+    """The tensors sent so far, by key. This side decides which ones the ranks keep; each request tells them.
 
-    Tensors are compared by value, which is exact and faster than any digest of them.
+    Tensors are compared by value, which is exact and faster than a hash.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class SentConditions:
         self.count = 0
 
     def exchange(self, conditions: Mapping[Name, torch.Tensor]) -> tuple[dict[Name, str], Tensors, list[str]]:
-        """For a request's conditions by name: the key of each, the tensors to send by key, and the keys to drop."""
+        """Returns, for a request's conditions: the key of each, the tensors to send by key, and the keys to drop."""
         keys: dict[Name, str] = {}
         new: Tensors = {}
         for name, tensor in conditions.items():

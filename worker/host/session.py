@@ -1,4 +1,4 @@
-"""One life of the worker group, from the start of its processes to their end, and why it ended."""
+"""One session of the worker group: from the start of its processes to their end, with the reason for the end."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from .pace import Pace
 from .sent_conditions import SentConditions
 
 POLL_SECONDS = 0.05
-REPORT_SECONDS = 1.5  # for torchrun to end the ranks that are left, and to say which one failed
-SLOW_REPORT_SECONDS = 8.0  # more of them, once no rank is left
+REPORT_SECONDS = 1.5  # torchrun's time to end the remaining ranks, and to report which one failed
+SLOW_REPORT_SECONDS = 8.0  # additional time, once no rank is left
 MACHINE_SECONDS = 3.0
-LOADING_TIMES = 6  # as long a silence is borne while weights are moved, which can hold up a rank's other threads
+LOADING_TIMES = 6  # factor for the allowed silence while weights move, which can block a rank's other threads
 WAS_STOPPED = Explanation("It was stopped.")
-FIX_AND_RETRY = "When its cause is mended, queue the prompt again."
+FIX_AND_RETRY = "Correct the cause, then queue the prompt again."
 
 Check = Callable[[], None]
-OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and the estimate of the clean latents if it has one
+OnStep = Callable[[Header, torch.Tensor | None], None]  # the event, and its estimate of the clean latents, if any
 
 
 class Session:
-    """The processes of a group, its two channels, and what its ranks hold."""
+    """A group's processes, its two channels, and what its ranks hold."""
 
     def __init__(
         self, ranks: int, device: str, settings: Settings, folder: Path, check: Check, source: Header | None = None
     ) -> None:
-        """Starts the processes, and returns when rank 0 has connected. Raises WorkerGroupError, and what `check` does.
+        """Starts the processes, and returns when rank 0 has connected.
 
-        folder: for the logs. source: of the model that will be asked for first.
+        folder: for the logs. source: of the first model that will be loaded.
+        Raises WorkerGroupError, and what `check` raises.
         """
         self.ranks = ranks
         self.settings = settings
@@ -58,10 +59,10 @@ class Session:
         self.known.note_import(source or {})
         self.operation: str | None = None
         self.last_id = 0
-        self.given_up = False  # the last request, whose answer is still to come
+        self.given_up = False  # the last request was cancelled, and its reply has not come yet
         self.end_reason: Explanation | None = None
         self.pids: list[int] = []
-        self.last_status: dict[str, Any] = {}  # the last status that the ranks gave
+        self.last_status: dict[str, Any] = {}  # the ranks' last answer
         self.ending = threading.Lock()
         started = time.monotonic()
         try:
@@ -77,7 +78,7 @@ class Session:
         except (OSError, ProtocolError) as error:
             said = error.explanation if isinstance(error, ProtocolError) else Explanation(str(error))
             said = said.because("The worker group cannot be started: ")
-            raise WorkerGroupError(*said.advised("Mend that, and queue the prompt again.")) from error
+            raise WorkerGroupError(*said.advised(FIX_AND_RETRY)) from error
         self.job_channel = endpoint.channels["job"]
         self.incoming = selectors.DefaultSelector()
         self.incoming.register(self.job_channel, selectors.EVENT_READ)
@@ -98,7 +99,7 @@ class Session:
                         "If it only needs longer, raise start_seconds in the settings.",
                         self.process.log_tail(),
                     )
-        except BaseException:  # an interrupt is no Exception in ComfyUI
+        except BaseException:  # ComfyUI's interrupt is not an Exception
             self.process.stop()
             raise
 
@@ -107,9 +108,9 @@ class Session:
         return self.end_reason is not None or self.process.exited.is_set()
 
     def end(self, reason: Explanation | None = None) -> Explanation:
-        """Ends what is left of the processes, and says why they ended, which is the first reason given if any was.
+        """Ends the remaining processes, and returns the first reason given for the end.
 
-        Without one, torchrun gets the time to say it.
+        Without a reason, waits for torchrun's report.
         """
         with self.ending:
             if self.end_reason is None:
@@ -120,25 +121,26 @@ class Session:
         return self.end_reason
 
     def _await_report(self) -> bool:
-        """Whether torchrun has ended, and so said why: with little CPU it takes a while, though no rank is left."""
+        """Whether torchrun has ended, and so has written its report. On a busy CPU that takes a while after the
+        ranks."""
         if self.process.exited.wait(REPORT_SECONDS):
             return True
         here = self.pids[: ranks_a_machine(self.ranks, self.settings)]
         return bool(here) and not any(map(is_alive, here)) and self.process.exited.wait(SLOW_REPORT_SECONDS)
 
     def _gone(self) -> list[int]:
-        """The ranks whose processes have ended; of other machines' nothing is known."""
+        """Returns the ranks whose processes have ended. Knows nothing about several machines."""
         return [] if self.settings.machines else [rank for rank, pid in enumerate(self.pids) if not is_alive(pid)]
 
     def _who_has_gone(self) -> Explanation:
-        """What there is to say where torchrun cannot: it waits for a rank that does not end."""
+        """Names the reason when torchrun cannot, because it waits for a rank that does not end."""
         gone = self._gone()[:1]
         name = f"Rank {gone[0]} (process {self.pids[gone[0]]})" if gone else "A rank"
         tail = self.process.log_tail(gone[0]) if gone else ""
-        return Explanation(f"{name} has ended, and another does not end; torchrun did not say why.", details=tail)
+        return Explanation(f"{name} ended and another did not; torchrun gave no reason.", details=tail)
 
     def close(self) -> None:
-        """Ends the session, and lets go of its sockets. For the thread that makes its requests."""
+        """Ends the session and closes its sockets. Only the thread that makes its requests may call this."""
         self.end(WAS_STOPPED)
         self.incoming.close()
         self.job_channel.close()
@@ -152,17 +154,17 @@ class Session:
         on_step: OnStep | None = None,
         kind: Hashable | None = None,
     ) -> tuple[Header, Tensors]:
-        """Sends a request, and returns its reply. kind: what has requests like this one take steps of the same length.
+        """Sends a request and returns its reply. kind: requests of one kind have steps of the same length.
 
-        Raises WorkerGroupError if the group dies, and what `check` and `on_step` do, which cancels the request.
+        Raises WorkerGroupError if the group dies. An exception in `check` or `on_step` cancels the request.
         """
         if self.given_up:
-            self.settle(check)
+            self.await_cancelled(check)
         self.last_id += 1
         self.operation = header["op"]
         try:
             frame = encode({**header, "id": self.last_id}, tensors)
-        except BaseException:  # nothing has been sent, and no reply will come
+        except BaseException:  # nothing was sent, so no reply will come
             self.operation, self.known.conditions = None, SentConditions()
             raise
         try:
@@ -174,18 +176,17 @@ class Session:
                 reply, results = self._next_reply(check, kind)
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
-        except BaseException:  # an interrupt is no Exception in ComfyUI
+        except BaseException:  # ComfyUI's interrupt is not an Exception
             self.given_up = True
             self.cancel(self.last_id)
             raise
         self._end_request(reply)
         return reply, results
 
-    def settle(self, check: Check, patience: float = math.inf) -> None:
-        """Waits for the end of a request that was given up, if there is one, and no longer than `patience` seconds.
+    def await_cancelled(self, check: Check, patience: float = math.inf) -> None:
+        """Waits for the end of a cancelled request, if there is one, for at most `patience` seconds.
 
-        Until its reply is read, the ranks may wait for that, and would not read another request. Raises as `request`
-        does.
+        The ranks may wait until its reply is read, and read no other request before that. Raises what `request` raises.
         """
         if not self.given_up:
             return
@@ -205,12 +206,12 @@ class Session:
             raise self._ended(error) from error
 
     def _end_request(self, reply: Header) -> None:
-        """Notes what a reply means for what the ranks hold."""
+        """Updates what the ranks hold after a reply."""
         self.operation = None
         if reply.get("kind") in (FAILED, MEMORY):
             self.known = self.known.emptied()
         elif "error" in reply:
-            self.known.conditions = SentConditions()  # which believes that the ranks have taken them
+            self.known.conditions = SentConditions()  # the ranks may not have kept the new ones
 
     def _ended(self, error: Exception) -> WorkerGroupError:
         unread = isinstance(error, ProtocolError)
@@ -218,30 +219,29 @@ class Session:
         return WorkerGroupError(*why.because(f"The worker group ended during '{self.operation}'.\n"))
 
     def _next_reply(self, check: Check, kind: Hashable | None) -> tuple[Header, Tensors]:
-        """The next event or reply of the last request."""
-        check()  # also where answers come faster than they are waited for
+        """Returns the next event or reply of the last request."""
+        check()  # at least once, even if the answer is already there
         began = time.monotonic()
         patience = self.pace.patience(kind)
         while not self.incoming.select(POLL_SECONDS):
             check()
             if time.monotonic() - began > patience:
-                self.end(
-                    Explanation(f"A step like those before has taken more than {patience:.0f} s: its ranks are stuck.")
-                )
+                reason = f"A step took more than {patience:.0f} s, far longer than earlier ones: its ranks are stuck."
+                self.end(Explanation(reason))
         reply, results = decode(receive_frame(self.job_channel))
         self.pace.note(kind, time.monotonic() - began)
         return reply, results
 
     def cancel(self, job: int) -> None:
-        """Has a request end at its next step; its answer is not waited for."""
+        """Cancels a request at its next step. Does not wait for the answer."""
         try:
             self.control.order({"op": "cancel", "job": job})
         except ConnectionError:
             logging.info("[ParallelDiT] nothing to cancel: the worker group has died")
 
     def check_life(self) -> None:
-        """Ends the session if a rank has given no sign of life, a heartbeat, for too long."""
-        patience = bearable_silence(self.operation, self.settings.silence_seconds)
+        """Ends the session if a rank's heartbeat has been silent for too long."""
+        patience = allowed_silence(self.operation, self.settings.silence_seconds)
         try:
             status = self.control.ask({"op": "status"}, patience)
         except TimeoutError:
@@ -254,7 +254,7 @@ class Session:
                 self.end(Explanation("Rank 0 has closed its control channel."))
             return
         self.pids = status["pids"]
-        # Of another machine's silence its line to this one tells more; that has the first word.
+        # The connection to another machine reports its silence with more detail. So wait a little for that.
         bound = patience + (MACHINE_SECONDS if self.settings.machines else 0)
         silent = [rank for rank, seconds in enumerate(status.get("beats", [])) if seconds > bound]
         if len(silent) == 1:
@@ -268,8 +268,8 @@ class Session:
             self.end(Explanation(silence))
 
 
-def bearable_silence(operation: str | None, seconds: float) -> float:
-    """For how long a rank may give no sign of life while this runs. seconds: while it is not busy with weights."""
+def allowed_silence(operation: str | None, seconds: float) -> float:
+    """Returns how long a rank may be silent during this operation. seconds: the limit when no weights move."""
     running = OPERATIONS.get(operation or "")
     return seconds * LOADING_TIMES if running and running.moves_weights else seconds
 

@@ -1,4 +1,4 @@
-"""Keeps a worker group running: starts its session, follows it, and where it dies restarts it, with back-off."""
+"""Keeps a worker group running: starts its session, watches it, and restarts it with back-off when it dies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STATUS_SECONDS = 2.0
 
 
 class Supervisor:
-    """One session at a time; requests to it, and restarts, take turns.
+    """Runs one session at a time. Requests and restarts take turns.
 
-    device, folder, settings, `check`: as a WorkerGroup's. changed: set with each change. revive: called within the turn
-    once a session runs in place of one that died, with what that one's ranks held.
-    All methods may be called by any thread.
+    device, folder, settings, `check`: as in WorkerGroup. changed: set with each change. revive: called within the turn
+    after a new session has replaced a dead one, with what the dead one's ranks held.
+    Any thread may call any method.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Supervisor:
         self.lock = threading.RLock()
         self.restarts = Restarts(settings.restarts)
         self.session: Session | None = None
-        self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks know
-        self.ranks = 0  # of the session, or of the last one
+        self.phase = "stopped"  # or starting, restarting, failed; while a session runs, its ranks say more
+        self.ranks = 0  # of this session, or of the last one
         self.last_death: Explanation | None = None
         self.stops = 0
-        self.began: float | None = None  # when the start that is under way did
-        self.depth, self.asked = 0, 0.0  # of the turn that is taken; when it was asked for
-        self.failed_ahead: tuple[float, Explanation] | None = None  # when, and why
+        self.began: float | None = None  # when the current start began
+        self.depth, self.asked = 0, 0.0  # how often the current turn is entered; when it was asked for
+        self.failed_ahead: tuple[float, Explanation] | None = None  # when and why the last `start_ahead` failed
 
     @contextlib.contextmanager
     def turn(self, check: Check) -> Iterator[None]:
-        """One request, or one restart, at a time."""
+        """Waits for the group, and holds it for one request or one restart."""
         asked = time.monotonic()
         while not self.lock.acquire(timeout=POLL_SECONDS):
             check()
@@ -72,7 +72,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def turn_within(self, seconds: float) -> Iterator[bool]:
-        """A turn, if it comes in that time; gives whether it has."""
+        """Takes a turn if it comes within that time. Yields whether it has come."""
         has_come = self.lock.acquire(timeout=seconds)
         try:
             yield has_come
@@ -81,12 +81,12 @@ class Supervisor:
                 self.lock.release()
 
     def ensure(self, ranks: int, check: Check, exactly: bool = False, source: Header | None = None) -> None:
-        """Within a turn, has a session of that many ranks run, after a pause if the last one died.
+        """Makes sure that a session of that many ranks runs. Pauses first if the last one died. Called within a turn.
 
-        exactly: no more either, of which a plan leaves those idle that it does not need; on several machines so in any
-        case, as each has its share of a plan. source: of the model that will be asked for; ranks that have ComfyUI with
-        other arguments than it takes give way to others.
-        Raises WorkerGroupError, and RequestRefused for ranks that the machines can't share.
+        exactly: no more ranks either; by default a plan leaves additional ranks idle. Several machines always need the
+        exact number, because each has its share of the plan. source: of the model that will be loaded; ranks that
+        imported ComfyUI with other arguments are restarted.
+        Raises WorkerGroupError, and RequestRefused for a number that the machines can't share.
         """
         try:
             ranks_a_machine(ranks, self.settings)
@@ -98,9 +98,9 @@ class Supervisor:
         exactly = exactly or len(self.settings.machines) > 1
         session = self.session
         if session and not session.is_over:
-            with contextlib.suppress(WorkerGroupError):  # a death of what was given up is recorded below
-                session.settle(check)
-        is_other = bool(session and source and session.known.imports_otherwise(source))
+            with contextlib.suppress(WorkerGroupError):  # if it dies meanwhile, that is recorded below
+                session.await_cancelled(check)
+        is_other = bool(session and source and session.known.needs_other_import(source))
         if session and session.is_over:
             self._record_death(session)
         elif session and (is_other or (session.ranks != ranks if exactly else session.ranks < ranks)):
@@ -112,17 +112,17 @@ class Supervisor:
         if left:
             self._enter("failed")
             last = (self.last_death or Explanation("")).because(
-                f"The worker group died {self.restarts.count()} times in ten minutes, and is left down for another "
+                f"The worker group died {self.restarts.count()} times in ten minutes, so it stays down for another "
                 f"{left:.0f} s. The last time: "
             )
-            raise WorkerGroupError(last.cause, "Mend the cause, and restart the group or ComfyUI.", last.details)
+            raise WorkerGroupError(last.cause, "Correct the cause, then restart the group or ComfyUI.", last.details)
         self._start(ranks, check, source)
 
     def start_ahead(self, ranks: int, wanted: Callable[[], bool], source: Header | None = None) -> None:
-        """Has a session of that many ranks start in a thread of its own, while who will need it does something else.
+        """Starts a session of that many ranks in another thread, before it is needed.
 
-        wanted: whether it is to, asked once its turn has come. Where it fails, who waits for the turn meanwhile is
-        told; who comes later tries again.
+        wanted: asked when the turn has come; if it returns False, nothing starts. If the start fails, callers that
+        already wait for their turn get the error. Later callers try again.
         """
         stops = self.stops
 
@@ -146,10 +146,10 @@ class Supervisor:
         threading.Thread(target=run, name="paralleldit-ahead", daemon=True).start()
 
     def start(self, ranks: int, check: Check, stops: int | None = None) -> None:
-        """Has a session run before its first request: with as many ranks as the last one, or else with `ranks`.
+        """Starts a session before its first request, with as many ranks as the last one had; at first, with `ranks`.
 
-        stops: how often the group had been stopped when this was asked for; by default, until now. Raises as `ensure`
-        does, and WorkerGroupError if it is stopped meanwhile.
+        stops: how often the group had been stopped when the caller asked; by default, now. Raises what `ensure` raises,
+        and WorkerGroupError if the group is stopped meanwhile.
         """
         stops = self.stops if stops is None else stops
         while not self.lock.acquire(timeout=POLL_SECONDS):
@@ -159,7 +159,7 @@ class Supervisor:
         try:
             if self.stops != stops:
                 raise WorkerGroupError("The worker group was stopped while it started.")
-            self.failed_ahead = None  # who asks for it by hand has it tried again
+            self.failed_ahead = None  # an explicit start tries again
             if not self.is_running:
                 self.ensure(self.ranks or ranks, check)
         finally:
@@ -170,27 +170,27 @@ class Supervisor:
         return self.session is not None and not self.session.is_over
 
     def stop(self) -> None:
-        """Ends the session, and the job that it runs; `ensure` starts the next one."""
+        """Ends the session and its job. `ensure` starts the next one."""
         self.stops += 1
         self._end_session()
 
     def restart(self, ranks: int, check: Check) -> None:
-        """Ends the session, forgets how often one died, and starts the next. Raises as `start` does."""
-        stops = self.stops + 1  # with its own
+        """Ends the session, forgets earlier deaths, and starts the next one. Raises what `start` raises."""
+        stops = self.stops + 1  # counts the stop below
         self.stop()
         self.restarts.forgive()
         self.start(ranks, check, stops)
 
     def dismiss(self) -> None:
-        """Forgets why the last session died, unless that keeps the group down."""
+        """Forgets why the last session died, unless the group stays down."""
         if self.phase != "failed":
             self.last_death = None
             self.changed.set()
 
     def status(self) -> dict[str, Any]:
-        """State, how often the group died lately, and what its ranks tell; answered while a job runs.
+        """Returns the state, the number of recent deaths, and the ranks' own status. Works while a job runs.
 
-        given_up: whether the last request was, the ranks being still at it if they are busy.
+        given_up: the last request was cancelled; if the ranks are busy, they still work on it.
         """
         last_death = str(self.last_death) if self.last_death else None
         own: dict[str, Any] = {"state": self.phase, "deaths": self.restarts.count(), "last_death": last_death}
@@ -213,13 +213,13 @@ class Supervisor:
             last = {} if session.is_over else session.last_status
             return {**last, **own, "state": "restarting" if session.is_over else "busy"}
 
-    def what_now(self, session: Session) -> str:
-        """For the person whose prompt failed with the session."""
+    def advise(self, session: Session) -> str:
+        """Returns the advice for the person whose prompt failed together with the session."""
         if session.end_reason == WAS_STOPPED:
             return "Queue the prompt again to start it."
         if self.restarts.count() >= self.restarts.most:
-            return "It has died too often to be started again by itself: mend the cause, then restart the group."
-        return "It is started again: queue the prompt again."
+            return "It died too often and stays down. Correct the cause, then restart the group."
+        return "It restarts by itself. Queue the prompt again."
 
     def _end_session(self) -> None:
         session, self.session = self.session, None
@@ -232,7 +232,7 @@ class Supervisor:
         self.changed.set()
 
     def _record_death(self, session: Session) -> None:
-        """Lets go of a session that has died, and counts it."""
+        """Closes a session that has died, and counts the death."""
         self.session = None
         self.last_death = session.end()
         session.close()
@@ -265,24 +265,24 @@ class Supervisor:
                 self.last_death = error.explanation
                 self._enter("failed")
             raise
-        except BaseException:  # an interrupt is no Exception in ComfyUI
+        except BaseException:  # ComfyUI's interrupt is not an Exception
             self._enter("restarting" if self.phase == "restarting" else "stopped")
             raise
         finally:
             self.began = None
         self.session = session
         self._enter("ready")
-        if self.stops != stops:  # just now
+        if self.stops != stops:  # stopped at the last moment
             self._end_session()
             check_both()
         threading.Thread(target=self._follow, args=(session,), name="paralleldit-watch", daemon=True).start()
 
     def _follow(self, session: Session) -> None:
-        """Watches one session to its end; if it died, starts the next one and has it revived."""
+        """Watches one session until its end. If it died, starts the next one and revives its model."""
         while not session.process.exited.wait(WATCH_SECONDS):
             session.check_life()
         self.changed.set()
-        # A copy: the request that the ranks died of may take back the model once it fails.
+        # A copy, because the request that killed the ranks may clear the model when it fails.
         stops, known = self.stops, copy.copy(session.known)
 
         def check() -> None:
@@ -291,11 +291,11 @@ class Supervisor:
 
         try:
             with self.turn(check):
-                if self.session is session:  # else it was stopped, or a prompt was quicker
+                if self.session is session:  # otherwise it was stopped, or a prompt was quicker
                     self.ensure(session.ranks, check)
                     self.revive(known, check)
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
         finally:
-            with self.lock:  # whoever was in a request of it has had its end
+            with self.lock:  # no request uses it any more
                 session.close()

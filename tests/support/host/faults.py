@@ -194,7 +194,7 @@ CASES = {
 for _rank in (0, 1):
     _kill, _stop, _who = send(signal.SIGKILL, _rank), send(signal.SIGSTOP, _rank), f"Rank {_rank} "
     # Of two ranks, one killed and the other stopped: if rank 0 is the stopped one, it is that which is seen.
-    _in_collective = (r"Rank 0 .*has not answered",) if _rank else (_who, "has ended, and another does not end")
+    _in_collective = (r"Rank 0 .*has not answered",) if _rank else (_who, "ended and another did not")
     CASES |= {
         f"kill rank {_rank}, idle": Case("idle", _kill),
         f"kill rank {_rank}, loading": Case("loading", _kill, (_who, KILLED)),
