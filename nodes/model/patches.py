@@ -9,7 +9,7 @@ from typing import Any
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.functions import KNOWN, Known, describe, home_of
+from ...worker.comfyui.functions import KNOWN, Known, encode_value, home_of
 from ...worker.comfyui.patched_options import FUNCTIONS
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
@@ -174,11 +174,11 @@ def sendable(options: Options, name_object: Callable[[Any], str]) -> dict[str, A
     try:
         functions = {
             PATCHES: {
-                name: [describe(each, name_object) for each in functions]
+                name: [encode_value(each, name_object) for each in functions]
                 for name, functions in options.get(PATCHES, {}).items()
             },
             REPLACED: {
-                name: [[list(key), describe(each, name_object)] for key, each in functions.items()]
+                name: [[list(key), encode_value(each, name_object)] for key, each in functions.items()]
                 for name, functions in options.get(REPLACED, {}).items()
             },
         }

@@ -23,7 +23,7 @@ from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
-from ...worker.comfyui.patches import packed
+from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import PARTS, HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.call_batcher import Answer, CallBatcher, ModelCall
@@ -273,7 +273,7 @@ class RemoteModule(RemoteWeights):
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:
             try:
-                found, tensors = packed(patches)
+                found, tensors = pack_patches(patches)
             except UnsendableError as error:
                 raise RequestRefused(*error.explanation) from error
             return [patch.to_json() for patch in found], tensors

@@ -1,2 +1,4 @@
-"""What ComfyUI's own code does for a model file, in ComfyUI's process and in the ranks alike. ComfyUI's modules are
-imported in functions: a rank can import them only once it has been told where they are."""
+"""Uses ComfyUI's own code for model files, in ComfyUI's process and in the ranks alike.
+
+Functions import ComfyUI's modules themselves, because a rank learns only from a request where ComfyUI is.
+"""

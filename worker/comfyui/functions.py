@@ -1,6 +1,6 @@
-"""Functions and objects of ComfyUI's own nodes as data: where their code is, and what they have closed over or hold.
+"""Encodes functions and objects of ComfyUI's own nodes as data: where their code is, and the values that they hold.
 
-ComfyUI's process describes them; a rank, which has the same ComfyUI, makes them of its own code. None of it travels.
+ComfyUI's process encodes them. A rank has the same ComfyUI, and builds them from its own code. No code is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 
-ROOMS = ("comfy", "comfy_extras")  # folders of ComfyUI that have such code
+ROOMS = ("comfy", "comfy_extras")  # the folders of ComfyUI with such code
 
 
 LOCALS = "<locals>"
@@ -27,8 +27,11 @@ LIST, TUPLE, PAIRS, FUNCTION, OBJECT = "list", "tuple", "pairs", "function", "ob
 
 
 class Known(NamedTuple):
-    """node: of ComfyUI that a function or object is of. tokens, rows: whether it is right where it sees a part of the
-    tokens, or of the batch's rows, alone."""
+    """A function or object that the ranks can run.
+
+    node: ComfyUI's node that it belongs to. tokens, rows: whether it computes the right result from a part of the
+    tokens, or of the batch's rows.
+    """
 
     node: str
     tokens: bool
@@ -39,7 +42,7 @@ def of(node: str, place: str, name: str, *, tokens: bool = False, rows: bool = T
     return f"comfy_extras.{place}:{name.replace('NODE', f'{node}.execute.{LOCALS}')}", Known(node, tokens, rows)
 
 
-# What is run in the ranks. Left out is what draws random numbers, tells something back, or has weights.
+# What the ranks run. Functions that draw random numbers, return something to their node, or have weights are left out.
 KNOWN = dict(
     [
         of("SkipLayerGuidanceDiT", "nodes_slg", "NODE.skip", tokens=True),
@@ -57,13 +60,13 @@ KNOWN = dict(
 
 
 def home_of(value: Any) -> str:
-    """The module and name of a function, or of an object's class, in ComfyUI, as "module:name"; empty for another's."""
+    """Returns where ComfyUI defines a function or an object's class, as "module:name"; empty for anything else."""
     import comfy.model_base
 
     target = value if isinstance(value, (types.FunctionType, type)) else type(value)
     try:
         path = Path(inspect.getfile(target)).resolve()
-    except (TypeError, OSError):  # built in, or of no file
+    except (TypeError, OSError):  # built in, or without a file
         return ""
     root = Path(comfy.model_base.__file__).resolve().parents[1]
     if not path.is_relative_to(root):
@@ -72,14 +75,14 @@ def home_of(value: Any) -> str:
     return f"{'.'.join(parts)}:{target.__qualname__}" if parts[0] in ROOMS else ""
 
 
-def describe(value: Any, name_object: Callable[[Any], str]) -> Any:
-    """What `FunctionDecoder.decode` makes the value of: lists, dicts with text as keys, numbers, text, tensors.
+def encode_value(value: Any, name_object: Callable[[Any], str]) -> Any:
+    """Encodes a value as lists, dicts with text as keys, numbers, text and tensors.
 
-    name_object: names an object, the same one alike each time. Raises UnsendableError.
+    name_object: returns the name of an object, always the same for the same object. Raises UnsendableError.
     """
 
     def down(item: Any) -> Any:
-        return describe(item, name_object)
+        return encode_value(item, name_object)
 
     if type(value) in PLAIN or isinstance(value, torch.Tensor):
         return value
@@ -104,7 +107,7 @@ def describe(value: Any, name_object: Callable[[Any], str]) -> Any:
 
 
 class FunctionDecoder:
-    """`describe`'s inverse, in a rank. An object stays the same one, with what it holds by then, while `run` does."""
+    """Decodes in a rank what `encode_value` encoded. During a run, an object keeps its identity and its state."""
 
     def __init__(self, comfyui: str) -> None:
         self.comfyui = comfyui
@@ -117,11 +120,11 @@ class FunctionDecoder:
             self.run = run
             self.objects.clear()
 
-    def decode(self, described: Any) -> Any:
-        """Raises ValueError for what `describe` does not give."""
-        if not isinstance(described, dict):
-            return described
-        ((kind, value),) = described.items()
+    def decode(self, encoded: Any) -> Any:
+        """Raises ValueError for anything that `encode_value` does not produce."""
+        if not isinstance(encoded, dict):
+            return encoded
+        ((kind, value),) = encoded.items()
         if kind == LIST:
             return [self.decode(item) for item in value]
         if kind == TUPLE:
@@ -132,27 +135,27 @@ class FunctionDecoder:
             return self.decode_function(**value)
         if kind == OBJECT:
             return self.decode_object(**value)
-        raise ValueError(f"{kind!r:.100} is no kind of value")
+        raise ValueError(f"{kind!r:.100} is not a kind of encoded value")
 
     def decode_function(self, home: str, free: dict[str, Any], defaults: Any, keywords: Any) -> types.FunctionType:
         module, code = self.find_code(home)
         if set(code.co_freevars) != set(free):
-            raise ValueError(f"{home} is another function in the ranks' ComfyUI")
+            raise ValueError(f"{home} is a different function in the ranks' ComfyUI")
         cells = tuple(types.CellType(self.decode(free[name])) for name in code.co_freevars)
-        made = types.FunctionType(code, vars(module), code.co_name, self.decode(defaults), cells)
-        made.__kwdefaults__ = self.decode(keywords)
-        return made
+        function = types.FunctionType(code, vars(module), code.co_name, self.decode(defaults), cells)
+        function.__kwdefaults__ = self.decode(keywords)
+        return function
 
     def decode_object(self, home: str, name: str, state: Any) -> Any:
         if name not in self.objects:
             module, path = self.find_module(home)
-            found: Any = getattr(module, path)
-            made = self.objects[name] = object.__new__(found)
-            vars(made).update(self.decode(state))
+            cls: Any = getattr(module, path)
+            instance = self.objects[name] = object.__new__(cls)
+            vars(instance).update(self.decode(state))
         return self.objects[name]
 
     def find_code(self, home: str) -> tuple[types.ModuleType, types.CodeType]:
-        """The module of a function, and its code, which may be inside of another function's."""
+        """Returns a function's module and its code, which may be nested in another function's code."""
         module, path = self.find_module(home)
         outer, *inner = path.split(f".{LOCALS}.")
         found: Any = module
@@ -164,9 +167,9 @@ class FunctionDecoder:
         return module, code
 
     def find_module(self, home: str) -> tuple[types.ModuleType, str]:
-        """The module of what is known, and its name there."""
+        """Returns the module of a known function or class, and its name there."""
         if home not in KNOWN:
-            raise ValueError(f"{home!r:.100} is nothing of ComfyUI's that is run here")
+            raise ValueError(f"{home!r:.100} is not a function of ComfyUI that the ranks run")
         module, _, path = home.partition(":")
         with first_on_path(self.comfyui):
             return importlib.import_module(module), path
@@ -174,7 +177,7 @@ class FunctionDecoder:
 
 @contextmanager
 def first_on_path(folder: str) -> Iterator[None]:
-    """Some of ComfyUI's nodes import its module `nodes`, and in a rank the pack has one of that name."""
+    """Puts a folder first on the path: some of ComfyUI's nodes import `nodes`, and a rank would find the pack's."""
     sys.path.insert(0, folder)
     try:
         yield

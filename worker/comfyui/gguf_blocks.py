@@ -1,10 +1,10 @@
-"""GGUF's block formats, dequantised by torch on whatever device the blocks are.
+"""Dequantises GGUF's block formats with torch, on the device of the blocks.
 
-The formats are those of ggml (`ggml-common.h`, `dequantize_row_*` in `ggml-quants.c` of llama.cpp). The arithmetic is
-in fp32 and in the order of the `gguf` package, whose bits come out: a product of a scale and what it scales is exact
-there, so that it may be one operation with the sum. On a GPU that operation alone makes numbers of the bytes, and
-writes them in the dtype asked for. N is the number of blocks, B the bytes of one, G the groups of one, which have a
-scale each, and S the weights of a group.
+The formats are ggml's (`ggml-common.h`, `dequantize_row_*` in `ggml-quants.c` of llama.cpp). The arithmetic is in fp32
+and in the order of the `gguf` package, and gives the same bits: the product of a scale and a quantised value is exact,
+so it may be fused with the sum. On a GPU that one operation converts the bytes and writes the dtype asked for.
+
+Shapes: N blocks, B bytes in a block, G groups in a block with one scale each, S weights in a group.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import torch
 
-# Weights unpacked at a time: beside the result, a layer takes a few bytes for each. A CPU's fit its caches.
+# How many weights are unpacked at a time: each takes a few bytes beside the result. The CPU's number fits its caches.
 CHUNK, CPU_CHUNK = 1 << 23, 1 << 19
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 class Unpacked(NamedTuple):
-    """Weights are scale × quants + offset. quants: small integers, (N, G, S). The others in fp32, (N, G, 1)."""
+    """Weights are scale × quants + offset. quants: small integers, (N, G, S). scale, offset: fp32, (N, G, 1)."""
 
     quants: torch.Tensor
     scale: torch.Tensor
@@ -29,34 +29,35 @@ class Unpacked(NamedTuple):
 
 
 def half(blocks_NB: torch.Tensor, start: int) -> torch.Tensor:
-    """The fp16 number at that byte, (N, 1) in fp32."""
+    """Reads the fp16 number that starts at this byte: (N, 1) in fp32."""
     return blocks_NB[:, start : start + 2].view(torch.float16).float()
 
 
 def fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
-    """Numbers of so many bits, (N, all of them): of each run of bytes first the lowest bits, then those above."""
+    """Unpacks numbers of `width` bits, (N, count): for each run of bytes first all lowest bits, then the next ones."""
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)[:, None]
     shifted = packed.reshape(len(packed), -1, 1, run) >> shifts
     return shifted.bitwise_and_((1 << width) - 1).flatten(1)
 
 
-def with_higher(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers whose lower so many bits are in the one and whose others are in the other tensor."""
+def join_bits(low: torch.Tensor, high: torch.Tensor, bits: int) -> torch.Tensor:
+    """Joins numbers from their lower `bits` bits and their higher bits."""
     return low.add_(high, alpha=1 << bits)
 
 
 def signed(values: torch.Tensor, middle: int) -> torch.Tensor:
-    """Numbers from 0 on as those around zero."""
-    return values.sub_(middle).view(torch.int8)  # the bytes below zero are those of int8
+    """Shifts unsigned numbers so that `middle` becomes zero."""
+    return values.sub_(middle).view(torch.int8)  # a wrapped byte is the negative int8
 
 
 def groups(values: torch.Tensor, size: int) -> torch.Tensor:
-    """(N, G, S)."""
+    """Splits into groups: (N, G, S)."""
     return values.view(len(values), -1, size)
 
 
 def six_bits(packed_N12: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scales and the minima of eight groups, (N, 8): four in the low bits of a byte each, four in what is left."""
+    """Unpacks the 6-bit scales and minima of eight groups, (N, 8): four have a byte each, four use the bits left
+    over."""
     scales, minima, low = packed_N12.view(-1, 3, 4).unbind(1)
     return (
         torch.cat([scales & 63, (low & 15) | ((scales >> 2) & 48)], 1),
@@ -73,7 +74,7 @@ def q4_1(blocks: torch.Tensor) -> Unpacked:
 
 
 def five_bits(high_N4: torch.Tensor, low_N16: torch.Tensor) -> torch.Tensor:
-    return with_higher(fields(low_N16, 4, 16), fields(high_N4, 1, 1), 4)
+    return join_bits(fields(low_N16, 4, 16), fields(high_N4, 1, 1), 4)
 
 
 def q5_0(blocks: torch.Tensor) -> Unpacked:
@@ -100,8 +101,8 @@ def q2_k(blocks: torch.Tensor) -> Unpacked:
 
 
 def q3_k(blocks: torch.Tensor) -> Unpacked:
-    scales = with_higher(fields(blocks[:, 96:104], 4, 8), fields(blocks[:, 104:108], 2, 4), 4)
-    quants = with_higher(fields(blocks[:, 32:96], 2, 32), fields(blocks[:, :32], 1, 32), 2)
+    scales = join_bits(fields(blocks[:, 96:104], 4, 8), fields(blocks[:, 104:108], 2, 4), 4)
+    quants = join_bits(fields(blocks[:, 32:96], 2, 32), fields(blocks[:, :32], 1, 32), 2)
     scale = half(blocks, 108) * (scales.float() - 32)
     return Unpacked(groups(signed(quants, 4), 16), scale[:, :, None])
 
@@ -111,7 +112,7 @@ def q4_k(blocks: torch.Tensor) -> Unpacked:
 
 
 def q5_k(blocks: torch.Tensor) -> Unpacked:
-    return with_minima(blocks, with_higher(fields(blocks[:, 48:], 4, 32), fields(blocks[:, 16:48], 1, 32), 4))
+    return with_minima(blocks, join_bits(fields(blocks[:, 48:], 4, 32), fields(blocks[:, 16:48], 1, 32), 4))
 
 
 def with_minima(blocks: torch.Tensor, quants: torch.Tensor) -> Unpacked:
@@ -122,14 +123,16 @@ def with_minima(blocks: torch.Tensor, quants: torch.Tensor) -> Unpacked:
 
 def q6_k(blocks: torch.Tensor) -> Unpacked:
     scale = half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    quants = with_higher(fields(blocks[:, :128], 4, 64), fields(blocks[:, 128:192], 2, 32), 4)
+    quants = join_bits(fields(blocks[:, :128], 4, 64), fields(blocks[:, 128:192], 2, 32), 4)
     return Unpacked(groups(signed(quants, 32), 16), scale[:, :, None])
 
 
 @functools.cache
 def pairs_of_values(device: torch.device) -> torch.Tensor:
-    """By a byte, the two values that its halves stand for, the lower half's first, as one number. Made once, as the
-    host waits for it."""
+    """Returns a table: for each byte, the two values of its halves as one number, the lower half first.
+
+    It is built once, because the host waits for the copy to the device.
+    """
     values = torch.tensor(IQ4_VALUES, dtype=torch.int8)
     pairs = torch.stack([values.repeat(16), values.repeat_interleave(16)], 1)
     return pairs.view(torch.int16).flatten().to(device)
@@ -146,12 +149,12 @@ def iq4_nl(blocks: torch.Tensor) -> Unpacked:
 
 
 def iq4_xs(blocks: torch.Tensor) -> Unpacked:
-    scales = with_higher(fields(blocks[:, 4:8], 4, 1), fields(blocks[:, 2:4], 2, 1), 4)
+    scales = join_bits(fields(blocks[:, 4:8], 4, 1), fields(blocks[:, 2:4], 2, 1), 4)
     scale = half(blocks, 0) * (scales.float() - 32)
     return Unpacked(iq4_values(blocks[:, 8:]), scale[:, :, None, None])
 
 
-# By their names in GGUF.
+# By GGUF's names.
 FORMATS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
     "Q4_0": q4_0,
     "Q4_1": q4_1,
@@ -168,8 +171,8 @@ FORMATS: Mapping[str, Callable[[torch.Tensor], Unpacked]] = {
 }
 
 
-def dequantised(blocks_NB: torch.Tensor, form: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """The weights, (count,), of blocks in one of FORMATS."""
+def dequantise(blocks_NB: torch.Tensor, form: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Dequantises blocks in one of FORMATS to weights, (count,)."""
     weights = torch.empty(count, dtype=dtype, device=blocks_NB.device)
     each = max(1, count // max(1, len(blocks_NB)))
     step = (CPU_CHUNK if blocks_NB.device.type == "cpu" else CHUNK) // each

@@ -1,4 +1,4 @@
-"""Reads GGUF files of diffusion models, by the `gguf` package."""
+"""Reads GGUF files of diffusion models with the `gguf` package."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 from ..errors import ModelFileError
 from .gguf_blocks import FORMATS
-from .gguf_layout import packed
+from .gguf_layout import wrap_blocks
 
-ORIGINAL_SHAPE = "comfy.gguf.orig_shape."  # what converters write of tensors that they gave rows of whole blocks
+ORIGINAL_SHAPE = "comfy.gguf.orig_shape."  # written by converters that reshaped a tensor to rows of whole blocks
 ARCHITECTURE = "general.architecture"
 PLAIN = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")
 BF16 = "BF16"
 STRING = gguf.GGUFValueType.STRING
-NATIVE = "I"  # gguf's word for the machine's own order of bytes
+NATIVE = "I"  # gguf's name for the machine's own byte order
 
 
 def read_gguf(file: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors, those in blocks as `packed` has them, and what else the file says in words, such as a config. The
-    tensors are views of the file's pages.
+    """Returns a file's tensors, and its text fields, such as a config.
 
-    Raises ModelFileError for a file that is broken, or in a format that cannot be dequantised.
+    The tensors are views of the file's pages; `wrap_blocks` makes those in blocks. Raises ModelFileError for a broken
+    file, and for a format that cannot be dequantised.
     """
     reader, name = open_gguf(file), Path(file).name
     for form in {tensor.tensor_type for tensor in reader.tensors}:
@@ -47,22 +47,22 @@ def broken(name: str, error: Exception) -> ModelFileError:
 def open_gguf(file: str | Path) -> gguf.GGUFReader:
     name = Path(file).name
     try:
-        reader = gguf.GGUFReader(file, "c")  # copied on write, as torch warns of memory that is read-only
+        reader = gguf.GGUFReader(file, "c")  # copy-on-write, because torch warns about read-only memory
     except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
         raise broken(name, error) from error
     if reader.byte_order != NATIVE:
-        raise ModelFileError(f"The numbers in {name} are in another byte order than this machine's.", "Convert it.")
+        raise ModelFileError(f"{name} has another byte order than this machine.", "Convert the file.")
     return reader
 
 
 def architecture(file: str | Path) -> str:
-    """What the file says that it holds; empty where it says nothing. Raises ModelFileError."""
+    """Returns the architecture that the file names; empty if it names none. Raises ModelFileError."""
     field = open_gguf(file).get_field(ARCHITECTURE)
     return str(field.contents()) if field else ""
 
 
 def check_known(kind: gguf.GGMLQuantizationType, file: str) -> None:
-    """Raises ModelFileError for a format that nobody here can dequantise."""
+    """Raises ModelFileError for a format that neither this module nor the gguf package can dequantise."""
     if kind.name in (*PLAIN, BF16, *FORMATS):
         return
     try:
@@ -75,7 +75,7 @@ def check_known(kind: gguf.GGMLQuantizationType, file: str) -> None:
 
 
 def read_tensor(reader: gguf.GGUFReader, tensor: gguf.ReaderTensor) -> torch.Tensor:
-    """Raises ValueError, RuntimeError or TypeError for what the file says wrongly of the tensor."""
+    """Reads one tensor. Raises ValueError, RuntimeError or TypeError if the file's description of it is wrong."""
     form = tensor.tensor_type.name
     field = reader.get_field(ORIGINAL_SHAPE + tensor.name)
     shape = tuple(field.contents() if field else reversed(tensor.shape.tolist()))
@@ -85,6 +85,6 @@ def read_tensor(reader: gguf.GGUFReader, tensor: gguf.ReaderTensor) -> torch.Ten
     if form == BF16:
         return values.view(torch.bfloat16).view(shape)
     if math.prod(shape) != tensor.n_elements:
-        raise ValueError(f"{tensor.name} has {tensor.n_elements} weights, and the shape {shape}")
+        raise ValueError(f"{tensor.name} has {tensor.n_elements} weights, which do not fit the shape {shape}")
     blocks = values.view(-1, gguf.GGML_QUANT_SIZES[tensor.tensor_type][1])
-    return packed(blocks, form, shape)
+    return wrap_blocks(blocks, form, shape)

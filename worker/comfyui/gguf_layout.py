@@ -1,8 +1,8 @@
-"""Weights in GGUF's blocks, as ComfyUI's quantised tensors of a layout of their own.
+"""A layout for ComfyUI's quantised tensors whose data is GGUF blocks.
 
-ComfyUI's detection, classes and loader take a QuantizedTensor for one of its dequantised shape, and whatever is done to
-it that its layout has no words for is done to its dequantised values. So a layer's weight stays packed, in the file's
-pages on a CPU, and is unpacked for as long as the layer runs.
+To ComfyUI's detection, classes and loader, a QuantizedTensor has its dequantised shape. An operation that the layout
+does not define uses the dequantised values. So a layer's weight stays packed (on a CPU, in the file's pages), and is
+unpacked only while the layer runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from comfy.quant_ops import QuantizedLayout, QuantizedTensor
 from comfy_kitchen.tensor import BaseLayoutParams, register_layout_class
 
-from .gguf_blocks import FORMATS, dequantised
+from .gguf_blocks import FORMATS, dequantise
 
 LAYOUT = "ParallelDiT_GGUF"  # in ComfyUI's registry
 
@@ -25,20 +25,20 @@ class GGUFLayout(QuantizedLayout):
 
     @dataclass(frozen=True)
     class Params(BaseLayoutParams):
-        """form: the blocks' format, as GGUF calls it. scale: empty, scales are in the blocks."""
+        """form: GGUF's name of the blocks' format. scale: empty, because the blocks contain their scales."""
 
         form: str = ""
 
     @classmethod
     def quantize(cls, tensor: torch.Tensor, **_options: Any) -> tuple[torch.Tensor, Any]:
-        raise TypeError("Weights of a GGUF file are read and not made.")
+        raise TypeError("GGUF weights can only be read, not created.")
 
     @classmethod
     def dequantize(cls, qdata: torch.Tensor, params: Any) -> torch.Tensor:
         if qdata.is_meta:
             return qdata.new_empty(params.orig_shape, dtype=params.orig_dtype)
         if params.form in FORMATS:
-            flat = dequantised(qdata, params.form, math.prod(params.orig_shape), params.orig_dtype)
+            flat = dequantise(qdata, params.form, math.prod(params.orig_shape), params.orig_dtype)
         else:
             import gguf
 
@@ -59,19 +59,22 @@ register_layout_class(LAYOUT, GGUFLayout)
 
 
 def is_packed(weight: Any) -> TypeGuard[QuantizedTensor]:
-    """Whether a weight is in blocks of GGUF's."""
+    """Whether a weight is packed in GGUF blocks."""
     return isinstance(weight, QuantizedTensor) and weight.layout_cls is GGUFLayout
 
 
-def packed(blocks: torch.Tensor, form: str, shape: tuple[int, ...]) -> QuantizedTensor:
-    """A weight of that shape in blocks, (blocks, bytes a block), of fp32 to whatever does not ask for another dtype."""
+def wrap_blocks(blocks: torch.Tensor, form: str, shape: tuple[int, ...]) -> QuantizedTensor:
+    """Makes a weight of this shape from blocks, (blocks, bytes a block). It dequantises to fp32 by default."""
     params = GGUFLayout.Params(scale=torch.empty(0), orig_dtype=torch.float32, orig_shape=shape, form=form)
     return QuantizedTensor(blocks, LAYOUT, params)
 
 
-def fitted(weight: QuantizedTensor, dtype: torch.dtype, dequantises: bool) -> torch.Tensor:
-    """A packed weight as a model has it that computes in a dtype: in the same memory, or, where what uses it does not
-    dequantise it for itself or its format can be unpacked on the CPU alone, dequantised now."""
+def fit_packed(weight: QuantizedTensor, dtype: torch.dtype, dequantises: bool) -> torch.Tensor:
+    """Prepares a packed weight for a model that computes in this dtype.
+
+    It stays packed in the same memory if its layer dequantises it (`dequantises`) and its format is in FORMATS.
+    Otherwise it is dequantised now: only the CPU can unpack other formats.
+    """
     (blocks,) = GGUFLayout.get_plain_tensors(weight)
     params = replace(weight.params, orig_dtype=dtype)
     if dequantises and params.form in FORMATS:

@@ -1,7 +1,7 @@
-"""One of ComfyUI's models from its file, by ComfyUI's own detection and classes.
+"""Builds ComfyUI's model from its file, by ComfyUI's own detection and classes.
 
-The steps are those of `comfy.sd.load_diffusion_model_state_dict`, which always makes a whole model: ComfyUI's process
-makes one without weights, and the ranks have theirs from the file's pages, which they share.
+The steps are those of `comfy.sd.load_diffusion_model_state_dict`, which always loads the whole model. Here, ComfyUI's
+process builds it without weights, and the ranks map theirs from the file's pages, which they share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ META = torch.device("meta")
 
 
 def import_comfyui(source: HostSource | VaeSource) -> None:
-    """In a rank: makes ComfyUI's modules importable, as if it had been started with these arguments."""
+    """Makes ComfyUI's modules importable in a rank, as if ComfyUI had been started with these arguments."""
     if "comfy.cli_args" in sys.modules:
         return
     sys.path.append(source.comfyui)
@@ -37,7 +37,7 @@ def import_comfyui(source: HostSource | VaeSource) -> None:
 
         comfy.options.enable_args_parsing()
         import comfy.cli_args
-        import comfy.model_management  # before what imports it in a circle
+        import comfy.model_management  # first, because other modules import it in a circle
         import comfy.model_patcher  # noqa: F401 (and with it every model, but not comfy.sd's VAEs and their media packages)
 
 
@@ -46,7 +46,7 @@ def is_gguf(file: str | Path) -> bool:
 
 
 def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
-    """A file's tensors and what else it says. Raises ModelFileError for a GGUF file that cannot be read."""
+    """Returns a file's tensors and metadata. Raises ModelFileError for a GGUF file that cannot be read."""
     import comfy.utils
 
     if not is_gguf(file):
@@ -56,22 +56,25 @@ def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
         from .gguf_file import read_gguf
     except ModuleNotFoundError as error:
         raise ModelFileError(
-            f"{Path(file).name} is a GGUF file, and the package {error.name}, which reads these, is not installed.",
+            f"{Path(file).name} is a GGUF file, but the package {error.name}, which reads them, is not installed.",
             f"Run `{sys.executable} -m pip install -r requirements.txt` in the folder {PACK} and restart ComfyUI.",
         ) from error
     return read_gguf(file)
 
 
 def has_packed(weights: Weights) -> bool:
-    """Whether some are in blocks of GGUF's."""
+    """Whether some of the weights are packed in GGUF blocks."""
     from .gguf_layout import is_packed
 
     return any(is_packed(weight) for weight in weights.values())
 
 
 def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
-    """What ComfyUI takes the diffusion model in a file for, None if it knows no such; its weights by ComfyUI's names;
-    and what else a checkpoint has. They are views of the file's pages."""
+    """Detects the diffusion model in a file.
+
+    Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
+    weights of a checkpoint. All are views of the file's pages.
+    """
     import comfy.model_detection
     import comfy.utils
 
@@ -97,8 +100,11 @@ def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, W
 def choose_dtypes(
     config: comfy.supported_models_base.BASE, weights: Weights, wanted: torch.dtype | None
 ) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """What the stock loader has the weights in on ComfyUI's device, None for quantised ones, and what it computes them
-    in, None for the same. wanted: instead of the first."""
+    """Chooses the dtypes as the stock loader does for ComfyUI's device.
+
+    Returns the dtype of the weights (None for quantised ones), and the dtype to compute in (None for the same). wanted:
+    overrides the first.
+    """
     import comfy.model_management
     import comfy.utils
 
@@ -126,10 +132,10 @@ def build(
     device: torch.device | None,
     fast_fp8: bool = False,
 ) -> comfy.model_base.BaseModel:
-    """The model with its parameters on a device, and nothing read into them.
+    """Builds the model with its parameters on a device. Does not fill them.
 
-    beside: where a checkpoint has what ComfyUI computes conditions with, and says what its model predicts. fast_fp8: as
-    in HostSource.
+    beside: a checkpoint's other weights; some compute conditions, or tell what the model predicts. fast_fp8: as in
+    HostSource.
     """
     config.set_inference_dtype(dtype, cast)
     if fast_fp8:
@@ -145,8 +151,11 @@ def build_empty(
     cast: torch.dtype | None,
     fast_fp8: bool = False,
 ) -> comfy.model_base.BaseModel:
-    """The same on the meta device. A class that computes numbers from tensors as it is made (ACE-Step 1.5) cannot do so
-    there: it is made on the CPU, where nothing is read into its memory, nor so taken, and moved."""
+    """Builds the model on the meta device.
+
+    A class whose constructor computes with tensors (ACE-Step 1.5) fails there. It is built on the CPU and then moved;
+    its memory is never written, so the system never provides it.
+    """
     try:
         return build(config, weights, beside, dtype, cast, META, fast_fp8)
     except (RuntimeError, NotImplementedError) as error:
@@ -166,12 +175,12 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[list[str], dict[str, torch.dtype]]:
-    """Puts the weights into the model, as the file has them; returns the parameters for which there are none, and of
-    which the model has another dtype, to which `cast_weights` brings them.
+    """Puts the file's weights into the model.
 
-    ComfyUI's classes know older names of their own, so that names cannot tell what is missing.
+    Returns the parameters without a weight, and the dtypes of parameters whose weight has another dtype; `cast_weights`
+    converts these. ComfyUI's classes accept older names, so names alone cannot tell which weights are missing.
     """
-    from .gguf_layout import fitted, is_packed
+    from .gguf_layout import fit_packed, is_packed
 
     module = model.diffusion_model
     before = dict(module.named_parameters())
@@ -185,8 +194,8 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[l
         path, _, own = name.rpartition(".")
         owner = module.get_submodule(path)
         if is_packed(parameter):
-            made_in = parameter.dtype if empty is None else empty.dtype  # ComfyUI may make layers without weights
-            cast = fitted(parameter, made_in, own == "weight" and hasattr(owner, "weight_function"))
+            wanted = parameter.dtype if empty is None else empty.dtype  # ComfyUI may build layers without weights
+            cast = fit_packed(parameter, wanted, own == "weight" and hasattr(owner, "weight_function"))
             unpacked += [] if is_packed(cast) else [name]
             setattr(owner, own, torch.nn.Parameter(cast, requires_grad=False))
         elif empty is not None and type(parameter.data) is torch.Tensor and parameter.dtype != empty.dtype:
@@ -199,7 +208,7 @@ def load_weights(model: comfy.model_base.BaseModel, weights: Weights) -> tuple[l
 def cast_weights(
     module: torch.nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device | None = None
 ) -> None:
-    """Brings these parameters to these dtypes, in memory of their own, where they are or on a device."""
+    """Converts these parameters to these dtypes, in new memory: on their device, or on the one given."""
     for name, dtype in dtypes.items():
         path, _, own = name.rpartition(".")
         cast = module.get_parameter(name).to(device, dtype)

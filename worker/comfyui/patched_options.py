@@ -1,4 +1,4 @@
-"""What nodes ask of the inside of a model, in a rank: functions of ComfyUI's own, where its classes look for them."""
+"""Applies in a rank what nodes change inside the model: functions, attributes, and compilation of its blocks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Any, NamedTuple
 
 from .functions import FunctionDecoder
 
-# Of the options that go to the ranks: functions as data; the run that objects live for; attributes of the model; and
-# arguments of `torch.compile` for its blocks.
+# Names in the options that go to the ranks: encoded functions; the run during which objects live; attributes of the
+# model; and arguments of `torch.compile` for its blocks.
 FUNCTIONS, RUN, ATTRIBUTES = "paralleldit_functions", "paralleldit_run", "paralleldit_attributes"
 COMPILED = "paralleldit_compiled"
 OPTIONS = "transformer_options"  # among the arguments of a call
-SCHEDULE = "sample_sigmas"  # of ComfyUI's own options: the noise before the first step, and after each
+SCHEDULE = "sample_sigmas"  # in ComfyUI's own options: the noise level before the first step, and after each
 
 
 class CallContext(NamedTuple):
-    """What the model is to be while a call runs: attributes by path, and arguments of `torch.compile` for its blocks,
-    empty where they are not compiled, and None where no node has a say in it. steps: of the sampling."""
+    """How the model is set up while a call runs.
+
+    attributes: by path. compiled: arguments of `torch.compile` for the blocks; empty: do not compile; None: no node
+    asks for either. steps: of the sampling.
+    """
 
     attributes: Mapping[str, Any] = {}
     compiled: Mapping[str, Any] | None = None
@@ -26,12 +29,12 @@ class CallContext(NamedTuple):
 
 
 def decode_options(options: dict[str, Any], decoder: FunctionDecoder) -> tuple[dict[str, Any], CallContext]:
-    """The options as ComfyUI's classes read them, and what they ask for beside. Raises RequestError."""
+    """Returns the options as ComfyUI's classes read them, and the context that they ask for. Raises RequestError."""
     options = dict(options)
     decoder.start_run(options.pop(RUN, ""))
     attributes, compiled, asked = options.pop(ATTRIBUTES, {}), options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
     if asked is not None:
-        compiled = {}  # graphs would keep to the functions of one call
+        compiled = {}  # a graph would keep the functions of one call
     context = CallContext(attributes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
@@ -45,15 +48,16 @@ def decode_functions(asked: dict[str, Any], decoder: FunctionDecoder) -> dict[st
     return {"patches": patches, "patches_replace": replaced}
 
 
-def way_of(kwargs: Mapping[str, Any]) -> tuple[int, str]:
-    """Of a call's arguments, what decides whether blocks are compiled: a first step that is takes longer."""
+def compile_key(kwargs: Mapping[str, Any]) -> tuple[int, str]:
+    """Returns the part of a call's arguments that decides whether blocks are compiled: compiling slows the first
+    step."""
     options = kwargs.get(OPTIONS) or {}
     return len(options.get(SCHEDULE, ())), str(options.get(COMPILED))
 
 
 @contextmanager
-def attributes_of(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """While entered, a model has these attributes, by path."""
+def set_attributes(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """While entered, the model has these attributes, by path."""
     if not values:
         yield
         return

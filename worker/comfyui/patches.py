@@ -1,7 +1,7 @@
-"""What ComfyUI's nodes change of a model's weights, as it goes to the ranks, where ComfyUI's own code applies it.
+"""Sends changes of a model's weights to the ranks, where ComfyUI's own code applies them.
 
-A patch of ComfyUI's is (strength, what, strength of the weight itself, (dim, start, length) or None, function or None);
-what is an adapter (LoRA, DoRA, LoHa, LoKr, OFT, …), or (kind, tensors) like a difference, or a tuple of one tensor.
+ComfyUI's patch is (strength, value, strength of the weight itself, (dim, start, length) or None, function or None). The
+value is an adapter (LoRA, DoRA, LoHa, LoKr, OFT, …), or (kind, tensors) like a difference, or a tuple of one tensor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from ..wire.tree import pack, unpack
 
 @dataclass(frozen=True)
 class Patch:
-    """One change. name: of the weight. adapter: its class, empty for a difference; value: its weights, or (kind,
-    tensors), packed. offset: the part of the weight that it is for. swaps: whether the halves of it change places."""
+    """One change of a weight.
+
+    name: of the weight. adapter: the adapter's class; empty for a difference. value: the adapter's weights, or (kind,
+    tensors), packed. offset: the part of the weight that changes. swaps: whether the halves of the change swap places.
+    """
 
     name: str
     strength: float
@@ -38,8 +41,8 @@ class Patch:
         return cls(**{**fields, "offset": offset and tuple(offset)})
 
 
-def packed(patches: Mapping[Any, Sequence[tuple]]) -> tuple[list[Patch], Tensors]:
-    """A patcher's list as what goes to the ranks, and the tensors that it names. Raises UnsendableError."""
+def pack_patches(patches: Mapping[Any, Sequence[tuple]]) -> tuple[list[Patch], Tensors]:
+    """Packs a patcher's list for the ranks, with the tensors that it names. Raises UnsendableError."""
     import comfy.utils
     from comfy.weight_adapter import WeightAdapterBase
 
@@ -48,7 +51,7 @@ def packed(patches: Mapping[Any, Sequence[tuple]]) -> tuple[list[Patch], Tensors
     for name, entries in patches.items():
         for place, (strength, value, strength_model, offset, function) in enumerate(entries):
             if function not in (None, comfy.utils.swap_scale_shift):
-                raise UnsendableError(f"The change of {name} has a function, which cannot be sent to the ranks.")
+                raise UnsendableError(f"The change of {name} uses a function, which cannot be sent to the ranks.")
             is_adapter = isinstance(value, WeightAdapterBase)
             parts = value.weights if isinstance(value, WeightAdapterBase) else value
             found.append(
@@ -65,8 +68,8 @@ def packed(patches: Mapping[Any, Sequence[tuple]]) -> tuple[list[Patch], Tensors
     return found, tensors
 
 
-def applied(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]]:
-    """`packed`'s inverse, in the ranks: the list of ComfyUI's ModelPatcher."""
+def unpack_patches(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]]:
+    """The inverse of `pack_patches`, in the ranks: the list of ComfyUI's ModelPatcher."""
     import comfy.utils
     from comfy.weight_adapter import adapters
 
@@ -80,57 +83,59 @@ def applied(patches: Sequence[Patch], tensors: Tensors) -> dict[str, list[tuple]
     return found
 
 
-def put_on(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
-    """Has ComfyUI's ModelPatcher apply these, in place of others: to weights in blocks of GGUF's, which are not made
-    anew, whenever a layer dequantises them; to all others when it loads the model again. Returns the tensors that stay
-    on the device for that."""
+def set_patches(patcher: Any, patches: Sequence[Patch], tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
+    """Replaces the patches of ComfyUI's ModelPatcher.
+
+    It applies them when it loads the model again. GGUF weights stay packed, so their patches are applied each time a
+    layer dequantises them. Returns the tensors that stay on the device for that.
+    """
     from comfy.model_patcher import LowVramPatch
 
     from .gguf_layout import is_packed
 
-    held = dict(patcher.model.named_parameters(remove_duplicate=False))  # of a pipeline stage, its own
-    on_use = {patch.name for patch in patches if is_packed(held.get(patch.name))}
+    weights = dict(patcher.model.named_parameters(remove_duplicate=False))  # a pipeline stage has only its own
+    on_use = {patch.name for patch in patches if is_packed(weights.get(patch.name))}
     if on_use:
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    found = applied(patches, tensors)
+    found = unpack_patches(patches, tensors)
     patcher.patches = {name: changes for name, changes in found.items() if name not in on_use}
     patcher.weight_wrapper_patches = {name: [LowVramPatch(name, found)] for name in on_use}
     return list(tensors.values()) if on_use else []
 
 
-def patched(patcher: Any, name: str, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """What ComfyUI's ModelPatcher makes of a weight with the patches that it has for it. The model's own stays."""
+def patch_weight(patcher: Any, name: str, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Applies ComfyUI's ModelPatcher's patches to a copy of a weight, and returns it. The model's weight stays."""
     import comfy.utils
 
-    held = comfy.utils.get_attr(patcher.model, name)
+    before = comfy.utils.get_attr(patcher.model, name)
     comfy.utils.set_attr_param(patcher.model, name, weight)
     try:
         patcher.patch_weight_to_device(name, device)
         return comfy.utils.get_attr(patcher.model, name)
     finally:
         patcher.backup.pop(name, None)
-        comfy.utils.set_attr(patcher.model, name, held)
+        comfy.utils.set_attr(patcher.model, name, before)
 
 
-def restore(patcher: Any, name: str, weight: torch.Tensor) -> None:
-    """Gives the model's weight this value."""
+def restore_weight(patcher: Any, name: str, weight: torch.Tensor) -> None:
+    """Sets the model's weight to this value."""
     import comfy.utils
 
     comfy.utils.set_attr_param(patcher.model, name, weight)
 
 
-def send_away(patcher: Any, in_file: Mapping[str, torch.Tensor]) -> None:
-    """Has the weights that are to be made anew wait where a ModelPatcher keeps what it puts back: in the file's pages,
-    which ranks share, or in RAM.
+def offload_patched(patcher: Any, in_file: Mapping[str, torch.Tensor]) -> None:
+    """Moves the weights that patches will change off the device: into the file's pages, which ranks share, or into RAM.
 
-    It makes one after the other, and holds what they were until the last: on the device, that would be the model twice.
+    The ModelPatcher changes one weight after another, and keeps all originals until the last: on the device, that would
+    be the model twice.
     """
     import comfy.utils
 
-    held = dict(patcher.model.named_parameters(remove_duplicate=False))
-    for name in patcher.patches.keys() & held.keys():
-        if held[name].device != patcher.offload_device:
-            away = in_file.get(name)
-            comfy.utils.set_attr_param(
-                patcher.model, name, held[name].to(patcher.offload_device) if away is None else away
-            )
+    weights = dict(patcher.model.named_parameters(remove_duplicate=False))
+    for name in patcher.patches.keys() & weights.keys():
+        if weights[name].device != patcher.offload_device:
+            original = in_file.get(name)
+            if original is None:
+                original = weights[name].to(patcher.offload_device)
+            comfy.utils.set_attr_param(patcher.model, name, original)

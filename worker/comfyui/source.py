@@ -1,22 +1,22 @@
-"""A model or a VAE that ComfyUI's own classes run, as the ranks are told of it."""
+"""Descriptions of a model and of a VAE of ComfyUI's own classes, from which the ranks load them."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Methods of a diffusion model beside its forward that compute with its weights, and that ComfyUI calls before the first
-# step.
+# Other methods of a diffusion model than its forward that use its weights. ComfyUI calls them before the first step.
 PARTS = ("preprocess_text_embeds",)
 
 
 @dataclass(frozen=True)
 class HostSource:
-    """comfyui: the folder of ComfyUI. arguments: its command line, as far as it is the ranks'.
+    """A model file that ComfyUI's class runs.
 
-    file: safetensors or GGUF. model_class: of the diffusion model, for people. dtype, cast: what its weights are stored
-    in on the device, and what they are computed in, as names in torch; empty for what their format says, and for the
-    same. fast_fp8: whether weights in fp8 are multiplied as they are, where the device can.
+    comfyui: the folder of ComfyUI. arguments: the part of its command line that matters to the ranks.
+    file: safetensors or GGUF. model_class: of the diffusion model, to show to people.
+    dtype: of the weights on the device, as torch's name; empty: as the file's format says. cast: the dtype to compute
+    in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can.
     """
 
     comfyui: str
@@ -41,11 +41,11 @@ class HostSource:
 
 @dataclass(frozen=True)
 class VaeSource:
-    """A VAE, as the ranks are told of it. comfyui, arguments: as in HostSource.
+    """A VAE that ComfyUI's class runs. comfyui, arguments: as in HostSource.
 
-    file: safetensors; empty where the weights are sent. vae_class: of the VAE, for people. dtype: what it computes in,
-    as a name in torch. Of sent weights: their fingerprint; metadata, what a file would say beside them; structure, that
-    they are to make, see `structure_of`.
+    file: safetensors; empty if the weights are sent. vae_class: of the VAE, to show to people. dtype: that it computes
+    in, as torch's name. For sent weights: fingerprint; metadata: what a file would contain beside them; structure: of
+    the module that they must build, see `structure_of`.
     """
 
     comfyui: str
@@ -62,9 +62,9 @@ class VaeSource:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> VaeSource:
-        """Raises TypeError and AttributeError for what none can be."""
+        """Raises TypeError or AttributeError for wrong types."""
         texts = [value for name, value in fields.items() if name not in ("arguments", "metadata")]
         metadata = tuple(fields["metadata"].items())
         if not all(isinstance(text, str) for text in [*texts, *fields["arguments"], *(value for _, value in metadata)]):
-            raise TypeError("a VAE's source is text throughout")
+            raise TypeError("all fields of a VAE's source must be text")
         return cls(**{**fields, "arguments": tuple(fields["arguments"]), "metadata": metadata})

@@ -1,4 +1,4 @@
-"""A VAE of ComfyUI's own, from its file or from weights that were sent, by ComfyUI's own detection and classes."""
+"""Builds a VAE from its file or from sent weights, by ComfyUI's own detection and classes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..wire.tensors import bytes_of
 from .model import META, Weights, dtype_of, import_comfyui, read
 from .source import VaeSource
 
-UNFIT = "Error(s) in loading state_dict"  # torch's words
-PREFIXES = ("first_stage_model.", "vae.")  # of a VAE's weights in a checkpoint
+UNFIT = "Error(s) in loading state_dict"  # in torch's message
+PREFIXES = ("first_stage_model.", "vae.")  # of the VAE's weights in a checkpoint
 SET_BY_NODES = ("decode_noise_scale", "decode_timestep")
 CODERS = {"decode": "decoder.", "encode": "encoder."}
 
 
 @dataclass(frozen=True)
 class HostVae:
-    """vae: ComfyUI's object. missing: names of weights that the file does not have."""
+    """vae: ComfyUI's object. missing: the weights that are not in the file."""
 
     vae: Any
     missing: tuple[str, ...] = ()
@@ -37,18 +37,18 @@ class HostVae:
 
     @property
     def scale(self) -> int:
-        """Pixels of a side of a latent's pixel."""
+        """How many pixels wide one latent pixel is."""
         return self.vae.spacial_compression_decode()
 
     def lacks(self, direction: str) -> str:
-        """The first weight that is not there for it, if one is not."""
+        """Returns the first weight that is missing for this direction; empty if none is."""
         return next((name for name in self.missing if name.startswith(CODERS[direction])), "")
 
 
 def build_vae(weights: Weights, metadata: dict[str, str] | None, dtype: torch.dtype | None, device: Any) -> HostVae:
-    """ComfyUI's VAE of these weights, on the CPU. dtype: None for ComfyUI's choice. device: that it is to run on.
+    """Builds ComfyUI's VAE from these weights, on the CPU. dtype: None for ComfyUI's choice. device: where it will run.
 
-    Raises ModelFileError for weights of no VAE, and for such as do not fit what ComfyUI takes them for.
+    Raises ModelFileError if ComfyUI detects no VAE, or if the weights do not fit the VAE that it detects.
     """
     import comfy.sd
 
@@ -63,19 +63,19 @@ def build_vae(weights: Weights, metadata: dict[str, str] | None, dtype: torch.dt
     try:
         with patch.object(torch.nn.Module, "load_state_dict", noted):
             vae = comfy.sd.VAE(sd=weights, metadata=metadata, dtype=dtype, device=device)
-    except (KeyError, IndexError) as error:  # some names of a VAE without the rest of it
-        raise ModelFileError(f"ComfyUI does not know what VAE this is: it lacks {error}.") from error
+    except (KeyError, IndexError) as error:  # some weights of a known VAE, without the others
+        raise ModelFileError(f"ComfyUI cannot tell which VAE this is: {error} is missing.") from error
     except RuntimeError as error:
         if UNFIT not in str(error):
             raise
-        raise ModelFileError(f"Its weights do not fit the VAE that ComfyUI takes it for: {error}") from error
+        raise ModelFileError(f"The weights do not fit the VAE that ComfyUI detects: {error}") from error
     if vae.first_stage_model is None:
-        raise ModelFileError("ComfyUI knows no VAE in it.", "Choose the file of a VAE.")
+        raise ModelFileError("ComfyUI finds no VAE in this file.", "Choose the file of a VAE.")
     return HostVae(vae, tuple(name for result in found for name in result.missing_keys))
 
 
 def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
-    """A file's weights, or those of the VAE in a checkpoint, and what it says beside them."""
+    """Reads the weights of a VAE's file, or of the VAE in a checkpoint, and the file's metadata."""
     import comfy.utils
 
     weights, metadata = read(file)
@@ -86,7 +86,7 @@ def read_vae(file: str) -> tuple[Weights, dict[str, str]]:
 
 
 def load_vae(source: VaeSource, weights: Weights, device: torch.device) -> HostVae:
-    """In a rank. weights: those that were sent. Raises ModelFileError."""
+    """Loads the VAE in a rank. weights: those that were sent. Raises ModelFileError."""
     import_comfyui(source)
     metadata = dict(source.metadata)
     if source.file:
@@ -94,15 +94,16 @@ def load_vae(source: VaeSource, weights: Weights, device: torch.device) -> HostV
     vae = build_vae(weights, metadata, dtype_of(source.dtype), device)
     if source.structure and structure_of(vae.module) != source.structure:
         raise ModelFileError(
-            f"The ranks make another {type(vae.module).__name__} of these weights than ComfyUI's {source.vae_class}.",
-            "Restart ComfyUI; if it comes again, use the stock VAE nodes.",
+            f"From these weights the ranks build a different {type(vae.module).__name__} than ComfyUI's "
+            f"{source.vae_class}.",
+            "Restart ComfyUI. If the error returns, use the stock VAE nodes.",
         )
     vae.module.requires_grad_(False).to(device)
     return vae
 
 
 def describe_vae(file: str, dtype: torch.dtype | None) -> HostVae:
-    """In ComfyUI's process: the VAE of a file, with its weights on the meta device. Raises ModelFileError."""
+    """Builds a file's VAE in ComfyUI's process, with its weights on the meta device. Raises ModelFileError."""
     weights, metadata = read_vae(file)
     seen = {name: tensor.to(META) for name, tensor in weights.items()}
     try:
@@ -111,32 +112,33 @@ def describe_vae(file: str, dtype: torch.dtype | None) -> HostVae:
     except (RuntimeError, NotImplementedError) as error:
         if META.type not in str(error):
             raise
-    vae = build_vae(weights, metadata, dtype, None)  # a class that computes from tensors as it is made (Cosmos)
+    vae = build_vae(weights, metadata, dtype, None)  # a class whose constructor computes with tensors (Cosmos)
     vae.module.to(META)
     return vae
 
 
 def chunk_bytes(device: torch.device) -> int:
-    """How much of a video LTX's VAE computes at a time on a device."""
+    """Returns how many bytes of a video LTX's VAE computes at a time on a device."""
     import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
 
     return ltx.get_max_chunk_size(device)
 
 
-def cut_by(size: int) -> AbstractContextManager[Any]:
-    """While entered, in a rank, it computes so much at a time on any device."""
+def use_chunk_bytes(size: int) -> AbstractContextManager[Any]:
+    """While entered, LTX's VAE in this rank computes this many bytes at a time on any device."""
     import comfy.ldm.lightricks.vae.causal_video_autoencoder as ltx
 
     return patch.object(ltx, "get_max_chunk_size", lambda _device: size)
 
 
 def weights_of(vae: torch.nn.Module) -> Weights:
-    """All that a VAE is told by and made of again; of Cosmos', that is buffers, too, which its files have."""
+    """Returns all tensors from which ComfyUI detects and builds a VAE again. For Cosmos that includes buffers, which
+    its files have."""
     return {**dict(vae.named_buffers()), **vae.state_dict()}
 
 
 def metadata_of(vae: torch.nn.Module) -> dict[str, str]:
-    """What its file said beside its weights, of a class that keeps it (LTX), with what nodes have set since."""
+    """Returns the file's metadata if the class keeps it (LTX), with the values that nodes have set since."""
     config = getattr(vae, "config", None)
     if not isinstance(config, dict):
         return {}
@@ -144,12 +146,12 @@ def metadata_of(vae: torch.nn.Module) -> dict[str, str]:
 
 
 def structure_of(vae: torch.nn.Module) -> str:
-    """Tells VAEs apart whose layers are others: their kinds, sizes, strides and paddings."""
+    """Returns a hash of a VAE's layers: their kinds, sizes, strides and paddings."""
     return hashlib.sha256(repr(vae).encode()).hexdigest()
 
 
 def fingerprint(weights: Weights) -> str:
-    """Tells weights from others, by names, shapes, dtypes and the checksums of their bytes."""
+    """Returns a hash of the names, shapes, dtypes and checksums of weights."""
     digest = hashlib.sha256()
     for name, tensor in sorted(weights.items()):
         checksum = zlib.crc32(bytes_of(tensor).numpy().data)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..comfyui.patched_options import way_of
+from ..comfyui.patched_options import compile_key
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire.operations import (
@@ -88,10 +88,7 @@ class WorkerGroup:
         return self._known.model
 
     def turn(self, check: Check) -> AbstractContextManager[None]:
-        """Holds the group for requests that belong together.
-
-        While entered, no other request runs, and no restart, after which the model would lack its additions.
-        """
+        """While entered, no other request runs, and no restart, which would drop the additions to the model."""
         return self.supervisor.turn(check)
 
     def load(
@@ -177,7 +174,7 @@ class WorkerGroup:
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
             header = CALL.header(calls=packed, conditions=keys, drop=dropped)
-            size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), way_of(calls[0][1]))
+            size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
             results = self._request(header, {**fresh, **new}, check, size=size)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
@@ -217,7 +214,7 @@ class WorkerGroup:
             keys, new, dropped = self._known.conditions.exchange(given)
             header = SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
             kwargs = passes[0].conditions.get(KWARGS, {})
-            size = (tuple(tensors["noise"].shape), call.steps, way_of(kwargs))
+            size = (tuple(tensors["noise"].shape), call.steps, compile_key(kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(SAMPLE.name, event["seconds"], event["communication"])
@@ -276,8 +273,7 @@ class WorkerGroup:
             return 0
 
     def device_bytes(self) -> int:
-        """Returns the bytes that rank 0 uses on its accelerator, which is the first visible one, like ComfyUI's. 0 on
-        the CPU."""
+        """Returns the bytes that rank 0 uses on ComfyUI's accelerator, the first visible one; 0 on the CPU."""
         ranks = self.status().get("memory", []) if self.device != "cpu" else []
         return ranks[0]["accelerator"] if ranks else 0
 

@@ -28,8 +28,8 @@ from parallel_backend.weights.stores import Store
 
 from ..comfyui.functions import FunctionDecoder
 from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
-from ..comfyui.patched_options import COMPILED, OPTIONS, CallContext, attributes_of, decode_options
-from ..comfyui.patches import Patch, patched, put_on, restore, send_away
+from ..comfyui.patched_options import COMPILED, OPTIONS, CallContext, decode_options, set_attributes
+from ..comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
 from ..comfyui.source import PARTS, HostSource
 from ..wire.tensors import Tensors
 from .request_checks import made
@@ -195,10 +195,10 @@ class HostModel:
         """
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
-        self.on_use = put_on(self.patcher, patches, tensors, self.mesh.device)
+        self.on_use = set_patches(self.patcher, patches, tensors, self.mesh.device)
         self.fetched.park_with(self.parking, self.on_use)
         self.patch_others()
-        send_away(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
+        offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
         self.adapted = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
@@ -215,7 +215,7 @@ class HostModel:
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
-            value = patched(self.patcher, name, original, self.mesh.device) if name in others else original
+            value = patch_weight(self.patcher, name, original, self.mesh.device) if name in others else original
             self.give(name, fetched.get(name), value)
             del value  # it is on the device
         self.rewritten = others
@@ -226,7 +226,7 @@ class HostModel:
         if fetched:
             self.fetched.rewrite(*fetched, value)
         else:
-            restore(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
+            restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
 
     def is_as_stored(self, name: str) -> bool:
         """Whether a weight is computed with in the dtype that the file has."""
@@ -272,7 +272,7 @@ class HostModel:
     @contextmanager
     def being(self, context: CallContext) -> Iterator[None]:
         """While entered, the model is what was asked for."""
-        with attributes_of(self.module.model, context.attributes):
+        with set_attributes(self.module.model, context.attributes):
             self.module.compiled.asked = context.compiled
             try:
                 yield

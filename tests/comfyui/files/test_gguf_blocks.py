@@ -1,4 +1,4 @@
-"""GGUF's blocks dequantised by torch are the bits that the `gguf` package makes of them."""
+"""GGUF's blocks dequantise by torch are the bits that the `gguf` package makes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from tests.support.labelled.traffic import Traffic
 from worker.comfyui import gguf_blocks
-from worker.comfyui.gguf_blocks import FORMATS, dequantised
+from worker.comfyui.gguf_blocks import FORMATS, dequantise
 
 BLOCKS = 1000
 # Of traffic for a weight in bf16: five and six bits are put together of two parts.
@@ -29,9 +29,9 @@ def test_any_bytes_give_the_packages_weights(form: str, device: str, monkeypatch
     with np.errstate(all="ignore"):
         right = gguf.dequantize(blocks, kind).ravel()
     assert np.isfinite(right).mean() > 0.8
-    weights = dequantised(torch.from_numpy(blocks).to(device), form, BLOCKS * count, torch.float32)
+    weights = dequantise(torch.from_numpy(blocks).to(device), form, BLOCKS * count, torch.float32)
     np.testing.assert_array_equal(weights.cpu().numpy(), right)
-    rounded = dequantised(torch.from_numpy(blocks).to(device), form, BLOCKS * count, torch.bfloat16)
+    rounded = dequantise(torch.from_numpy(blocks).to(device), form, BLOCKS * count, torch.bfloat16)
     np.testing.assert_array_equal(rounded.float().cpu().numpy(), torch.from_numpy(right).bfloat16().float().numpy())
 
 
@@ -40,9 +40,9 @@ def test_weights_go_to_their_dtype_at_once_with_few_bytes_of_traffic(form: str) 
     """By fp32 they took 19 bytes a weight (Q8_0), and 31 to 41 (the others)."""
     count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[form]]
     blocks = torch.zeros(BLOCKS, size, dtype=torch.uint8)
-    dequantised(blocks, form, BLOCKS * count, torch.bfloat16)  # what is made once
+    dequantise(blocks, form, BLOCKS * count, torch.bfloat16)  # what is made once
     with Traffic() as traffic:
-        dequantised(blocks, form, BLOCKS * count, torch.bfloat16)
+        dequantise(blocks, form, BLOCKS * count, torch.bfloat16)
     assert traffic.total / (BLOCKS * count) <= MOST_BYTES.get(form, 10)
     scales = BLOCKS * max(2, count // 16)
     assert traffic.largest[torch.float32] <= scales, "weights have been in fp32"

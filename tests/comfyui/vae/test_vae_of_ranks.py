@@ -97,7 +97,7 @@ def test_weights_that_make_another_vae_than_comfyuis_are_refused(
     group_of_two: WorkerGroup, source: VaeSource, weights: Weights
 ) -> None:
     sent = replace(source, file="", fingerprint=fingerprint(weights), structure="of another")
-    with pytest.raises(RequestRefused, match="make another AutoencoderKL of these weights than ComfyUI's"):
+    with pytest.raises(RequestRefused, match="build a different AutoencoderKL than ComfyUI's"):
         decode(group_of_two, sent, send=lambda: weights)
 
 

@@ -14,7 +14,7 @@ from parallel_backend.errors import ModelFileError
 from parallel_backend.vae.parallel import ParallelVAE
 
 from ...comfyui.source import VaeSource
-from ...comfyui.vae import chunk_bytes, cut_by, load_vae
+from ...comfyui.vae import chunk_bytes, load_vae, use_chunk_bytes
 from ...wire.operations import RANDOM, WEIGHTS
 from ...wire.tensors import Tensors
 from ..job import Cancelled, Job
@@ -73,4 +73,4 @@ def same_chunk_size(vae: ParallelVAE, job: Job) -> AbstractContextManager[Any]:
     least = torch.tensor([chunk_bytes(vae.device)])
     if dist.get_world_size() > 1:
         dist.all_reduce(least, dist.ReduceOp.MIN, group=job.groups.whole(CPU).group)
-    return cut_by(int(least))
+    return use_chunk_bytes(int(least))

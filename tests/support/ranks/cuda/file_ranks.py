@@ -35,7 +35,7 @@ from tests.support.labelled.counting import counted  # noqa: E402
 from tests.support.labelled.tensors import GPU, Watch, on_gpu  # noqa: E402
 from tests.support.ranks.leaving import leave  # noqa: E402
 from worker.comfyui.model import import_comfyui  # noqa: E402
-from worker.comfyui.patches import Patch, packed  # noqa: E402
+from worker.comfyui.patches import Patch, pack_patches  # noqa: E402
 from worker.comfyui.source import HostSource  # noqa: E402
 from worker.rank.host_model import HostModel  # noqa: E402
 from worker.wire.tensors import Tensors  # noqa: E402
@@ -86,7 +86,7 @@ def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
             up, down = (torch.randn(*shape, generator=generator) for shape in ((rows, RANK), (RANK, columns)))
             value = LoRAAdapter(set(), (0.02 * up, down, None, None, None, None))
             patches[f"diffusion_model.{name}"] = [(1.0, value, 1.0, None, None)]
-    return packed(patches)
+    return pack_patches(patches)
 
 
 def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, Any]:

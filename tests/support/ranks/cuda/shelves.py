@@ -33,7 +33,7 @@ from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host_vaes import VAES as HOST_VAES
 from tests.support.cases.vae_cases import CASES as VAES
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
-from worker.comfyui.vae import cut_by
+from worker.comfyui.vae import use_chunk_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Re
     case = HOST_VAES[name]
     latents = case.latents(case.frames[-1] if case.frames else 0, case.rows[-1], 3)
     vae = ParallelVAE(case.made().to(bench.device), world_axis(bench.device), case.sizes)
-    with cut_by(CHUNK), torch.no_grad():
+    with use_chunk_bytes(CHUNK), torch.no_grad():
         result = bench.run([vae.vae.decoder], lambda: vae.decode(latents), None)
         return result, case.made().decode(latents)
 

@@ -21,7 +21,7 @@ from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.tensors import storages_of
 from tests.support.ranks.leaving import leave
-from worker.comfyui.patches import packed
+from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
 
@@ -69,7 +69,7 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
 
 def adapt(model: HostModel) -> None:
     difference = (1.0, (torch.ones(model.module.model.get_parameter(ADAPTED).shape),), 1.0, None, None)
-    model.patch(*packed({f"diffusion_model.{ADAPTED}": [difference]}))
+    model.patch(*pack_patches({f"diffusion_model.{ADAPTED}": [difference]}))
 
 
 def main(comfyui: str, file: str, dequantised: str, out: str) -> None:

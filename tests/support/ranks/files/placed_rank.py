@@ -24,7 +24,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import placement
 from tests.support.ranks.leaving import leave
 from worker.comfyui.model import import_comfyui
-from worker.comfyui.patches import packed
+from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
 from worker.rank.memory.device_memory import DeviceMemory
@@ -75,7 +75,7 @@ def adapt(model: HostModel) -> None:
     for name in ADAPTED:
         difference = 0.1 * torch.randn(model.module.model.get_parameter(name).shape, generator=generator)
         patches[f"diffusion_model.{name}"] = [(1.0, (difference,), 1.0, None, None)]
-    model.patch(*packed(patches))
+    model.patch(*pack_patches(patches))
 
 
 def main(comfyui: str, file: str, room: str, out: str) -> None:

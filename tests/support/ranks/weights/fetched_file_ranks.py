@@ -27,7 +27,7 @@ from tests.support.ranks import host_ranks
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, poison_buffers, same, ways_from
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
-from worker.comfyui.patches import packed
+from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
 
@@ -85,7 +85,7 @@ def adapt(model: HostModel, strength: float) -> None:
     shape = model.module.model.get_parameter("img_in.weight").shape
     difference = 0.1 * torch.randn(shape, generator=generator)
     patches["diffusion_model.img_in.weight"] = [(strength, (difference,), 1.0, None, None)]
-    model.patch(*packed(patches if strength else {}))
+    model.patch(*pack_patches(patches if strength else {}))
 
 
 def kinds(model: HostModel) -> list[tuple[str, str, str]]:
