@@ -1,6 +1,6 @@
-"""The axes of a plan: what each splits, and who has the result. Everybody who must know reads it here.
+"""The axes of a plan: what each splits, and which ranks have the result. All other code reads these facts here.
 
-Another axis is a row of AXES, its degree in `ParallelPlan`, and the code that does the split. This imports no torch.
+A new axis needs a row in AXES, its degree in `ParallelPlan`, and the code for its split. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 # What can be split. Whoever holds fewer blocks holds fewer weights too.
 BATCH, BLOCKS, TOKENS = "batch", "blocks", "tokens"
-# Who on an axis has the prediction of a forward: each rank that of its own rows, the last rank, or every rank.
+# Which ranks of an axis have a forward's prediction: each rank that of its own rows, the last rank, or every rank.
 OWN, LAST, EVERY = "own", "last", "every"
 
 
 @dataclass(frozen=True)
 class PlanAxis:
-    """The facts of one axis. words: what it is, for the person who sets its degree."""
+    """The facts of one axis. words: its description for the person who sets its degree."""
 
     name: str
     splits: str
@@ -39,16 +39,16 @@ BY_NAME = {axis.name: axis for axis in AXES}
 
 
 def names_that(**facts: object) -> tuple[str, ...]:
-    """The axes of which all these facts hold, outermost first."""
+    """Returns the axes with all these facts, outermost first."""
     return tuple(a.name for a in AXES if all(getattr(a, fact) == value for fact, value in facts.items()))
 
 
 TOKEN_AXES = names_that(splits=TOKENS)
 BATCH_AXES = names_that(splits=BATCH)
 STAGE_AXES = names_that(splits=BLOCKS)
-# Along which ranks compute with the same weights.
+# The axes along which ranks compute with the same weights.
 REPLICA_AXES = tuple(axis.name for axis in AXES if axis.name not in STAGE_AXES)
 LAST_AXES = names_that(result=LAST)
 EVERY_AXES = names_that(result=EVERY)
-# Axes that count as one, by its name on the mesh.
+# Axes that are taken as one, by their joint name on the mesh.
 JOINT_AXES = {"batch": BATCH_AXES, "sequence": TOKEN_AXES}

@@ -1,8 +1,9 @@
-"""Every private name of torch and diffusers that the engine uses, and why: what to look at before a new release.
+"""Every private name of torch and diffusers that the engine uses, and why. Check them before supporting a new release.
 
-Used through the functions here, so that a name that went missing is mended in one place. Tested with torch 2.8 and
-2.13, and the diffusers of requirements.txt; where a name is older, it says since when. The functions import for
-themselves: ComfyUI's process imports what imports this, and takes neither torch.distributed nor diffusers.
+The engine uses them only through these functions, so that a missing name is repaired in one place. Tested with torch
+2.8 and 2.13, and the diffusers of requirements.txt. Docstrings say since when an older name exists. The functions
+import what they need themselves, because ComfyUI's process loads this module and must load neither torch.distributed
+nor diffusers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch, _pytree
 
-DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; there is no public one
+DispatchMode = _python_dispatch.TorchDispatchMode  # sees each operation; torch has no public one
 tree_map_only = _pytree.tree_map_only
 LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum-exp of its scores, BhR in fp32
 
@@ -22,7 +23,7 @@ LogSumExp = tuple[torch.Tensor, torch.Tensor]  # attention BhRD, and the log-sum
 def cpu_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> LogSumExp:
-    """The CPU's kernel; the public `scaled_dot_product_attention` keeps the log-sum-exp to itself. Since torch 2.3."""
+    """The CPU's kernel. The public `scaled_dot_product_attention` does not return the log-sum-exp. Since torch 2.3."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return kernel(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
 
@@ -30,8 +31,7 @@ def cpu_attention_with_lse(
 def efficient_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, bias: torch.Tensor | None, scale: float | None
 ) -> LogSumExp:
-    """CUDA's kernel for fp32, for masks and for odd head dims, likewise; it pads the log-sum-exp to whole tiles. Since
-    torch 2.1."""
+    """CUDA's kernel for fp32, for masks and for odd head dims. Pads the log-sum-exp to whole tiles. Since torch 2.1."""
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     out_BhRD, lse, *_ = kernel(q_BhRD, k_BhKD, v_BhKD, bias, True, scale=scale)
     return out_BhRD, lse[..., : q_BhRD.shape[2]]
@@ -40,20 +40,23 @@ def efficient_attention_with_lse(
 def flash_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None
 ) -> LogSumExp:
-    """CUDA's kernel for bf16 and fp16 without a mask, likewise. Since torch 2.1."""
+    """CUDA's kernel for bf16 and fp16 without a mask. Since torch 2.1."""
     out_BhRD, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q_BhRD, k_BhKD, v_BhKD, scale=scale)
     return out_BhRD, lse
 
 
 def packet_of(operation: Any) -> Any:
-    """What an operation's overloads have in common, by which torch's flop counter knows it. Since torch 1.12."""
+    """Returns the packet of an operation's overloads, which torch's flop counter uses as key. Since torch 1.12."""
     return operation._overloadpacket
 
 
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
-    """While entered, the default group is bound to no device. A rank that is has NCCL split that group for each new
-    one that it is no member of, gloo's too, whose members take no part in that: a deadlock. Since torch 2.2."""
+    """While entered, the default group is bound to no device. Since torch 2.2.
+
+    A rank with a bound group makes NCCL split it for each new group that the rank is not in, even a gloo group. The
+    members of that group do not join the split: a deadlock.
+    """
     import torch.distributed as dist
 
     group: Any = dist.group.WORLD
@@ -65,18 +68,22 @@ def unbound() -> Iterator[None]:
 
 
 def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The hooks before a module's forward and after it; torch takes one off by its handle alone. Since torch 1.2."""
+    """Returns a module's forward pre-hooks and forward hooks. torch itself removes them only by handle. Since torch
+    1.2.
+    """
     return module._forward_pre_hooks, module._forward_hooks
 
 
 def kept_in_fp32(model: torch.nn.Module) -> Collection[str]:
-    """Parts of names that a model computes in fp32 whatever it is loaded in; `from_pretrained` alone heeds them."""
+    """Returns the name parts of weights that must stay in fp32. Only diffusers' `from_pretrained` reads them."""
     return getattr(model, "_keep_in_fp32_modules", None) or ()
 
 
 def check_attention_backend(kernel: str) -> None:
-    """Raises RuntimeError where diffusers lacks what an attention kernel needs, or ValueError for one that it does not
-    know; the public call changes a global setting. Since diffusers 0.35."""
+    """Raises RuntimeError if an attention kernel's packages are missing, and ValueError for an unknown kernel.
+
+    diffusers' public call would also change a global setting. Since diffusers 0.35.
+    """
     from diffusers.models import attention_dispatch
 
     attention_dispatch._check_attention_backend_requirements(attention_dispatch.AttentionBackendName(kernel))
@@ -89,9 +96,12 @@ def first_block_hook(
     decide: Callable[[torch.Tensor, torch.Tensor | None], bool] | None = None,
     is_tail: bool = False,
 ) -> Any:
-    """A hook of diffusers' first-block cache, on a block that its registry need not know: what the block is given, by
-    diffusers' two names, and where it returns these. decide: on the first block, whether the others run, by its
-    residual and the one before; diffusers' own looks at the tokens at hand. Since diffusers 0.35."""
+    """Builds a hook of diffusers' first-block cache for any block, even one that diffusers' registry does not know.
+
+    given: returns the block's inputs by diffusers' two names. places: where the block returns them. decide: on the
+    first block, decides from its residual and the previous one whether the other blocks run; diffusers' own rule sees
+    only this rank's tokens. Since diffusers 0.35.
+    """
     from diffusers.hooks._helpers import TransformerBlockMetadata
     from diffusers.hooks.first_block_cache import FBCBlockHook, FBCHeadBlockHook
 
@@ -118,8 +128,10 @@ def first_block_hook(
 
 
 def why_no_compiler(is_cpu: bool) -> str | None:
-    """What inductor lacks, which makes C++ of graphs for a CPU and Triton's kernels for others; None where it lacks
-    nothing. Since torch 2.6."""
+    """Returns what inductor lacks; None if it lacks nothing. Since torch 2.6.
+
+    It compiles graphs to C++ for a CPU, and to Triton kernels for other devices.
+    """
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
     from torch.utils._triton import has_triton
@@ -132,7 +144,7 @@ def why_no_compiler(is_cpu: bool) -> str | None:
 
 
 def options_of_mode(mode: str) -> dict[str, Any]:
-    """What a mode of `torch.compile` is short for. Since torch 2.0."""
+    """Returns the options that a mode of `torch.compile` stands for. Since torch 2.0."""
     from torch._inductor import list_mode_options
 
     return list_mode_options(mode)

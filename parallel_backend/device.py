@@ -1,9 +1,9 @@
-"""The kinds of accelerator that ranks compute on, and all that is asked of them: no other module names a kind.
+"""The kinds of accelerators, and everything that depends on them. No other module names a kind.
 
-cuda is NVIDIA's, and AMD's where torch is built for ROCm, which goes by cuda's names; xpu is Intel's. Each kind has a
-module of torch (`torch.cuda`, `torch.xpu`) that answers in the same words. `torch.accelerator`, which answers for all
-kinds, is asked which there is and for what those lack, and with care: in torch 2.8, the oldest that requirements.txt
-allows, it names an accelerator that is not there, and knows nothing of memory.
+cuda means NVIDIA, and AMD if torch is built for ROCm; xpu means Intel. torch has a module for each kind (`torch.cuda`,
+`torch.xpu`) with the same functions. We use `torch.accelerator`, which covers all kinds, only to find the kind and for
+what those modules lack. Be careful with it: in torch 2.8, the oldest that requirements.txt allows, it may name an
+accelerator that does not exist, and it has no functions for memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from .errors import DeviceError
 
 CPU = "cpu"
-BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # of torch.distributed, by kind
-THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # variables, for what GPUs exchange
-SAME_MEMORY = 0.05  # cards of a model differ by less in what they say of it, and models of a name by more
+BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
+THROUGH_THE_HOST = {"cuda": "NCCL_P2P_DISABLE=1", "xpu": "CCL_TOPO_P2P_ACCESS=0"}  # make GPUs exchange over the host
+SAME_MEMORY = 0.05  # cards of one model report memory within this; models of one name differ by more
 
 
 class Card(NamedTuple):
@@ -39,48 +39,48 @@ class Card(NamedTuple):
         return f"GPU {self.index} ({self.name}, {self.total / (1 << 30):.0f} GB)"
 
 
-def checked_kind(kind: str) -> str:
-    """The kind. Raises DeviceError for one that ranks cannot compute on."""
+def check_kind(kind: str) -> str:
+    """Returns the kind. Raises DeviceError if ranks cannot compute on it."""
     if kind not in BACKENDS:
         *others, last = BACKENDS
         raise DeviceError(
-            f"The ranks cannot compute on {kind}, but on {', '.join(others)} (NVIDIA and AMD) and {last} (Intel).",
+            f"The ranks cannot compute on {kind}. They can on {', '.join(others)} (NVIDIA and AMD) and {last} (Intel).",
             "Compute on the CPU: set PARALLELDIT_DEVICE=cpu, or in a script call start_distributed('cpu').",
         )
     return kind
 
 
 def default_kind() -> str:
-    """The kind of this machine's accelerator, or the CPU where there is none. Raises DeviceError as `checked_kind`."""
+    """Returns the kind of this machine's accelerator, or the CPU if there is none. Raises what `check_kind` raises."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return checked_kind(found.type) if found else CPU
+    return check_kind(found.type) if found else CPU
 
 
 def group_backends(kind: str) -> str:
-    """What torch.distributed is to use for the CPU and for this kind. Raises DeviceError where torch lacks it."""
+    """Returns torch.distributed's backends for the CPU and this kind. Raises DeviceError if torch lacks one."""
     import torch.distributed as dist
 
     backend = BACKENDS[kind]
     if not dist.is_backend_available(backend):
         raise DeviceError(
-            f"torch {torch.__version__} has no {backend}, by which {kind} devices exchange data.",
+            f"torch {torch.__version__} has no {backend}, which {kind} devices need to exchange data.",
             "Install a torch that has it (xccl: 2.8 or newer, for XPU), or set PARALLELDIT_DEVICE=cpu.",
         )
     return backend if kind == CPU else f"{CPU}:{BACKENDS[CPU]},{kind}:{backend}"
 
 
 def module_of(kind: torch.device | str) -> Any:
-    """Torch's module for a kind, or a device's."""
+    """Returns torch's module for a kind or a device."""
     return torch.get_device_module(kind)
 
 
 def count(kind: str) -> int:
-    """How many accelerators of this kind there are."""
+    """Counts the accelerators of this kind."""
     return module_of(kind).device_count()
 
 
 def cards(kind: str) -> list[Card]:
-    """The accelerators of this kind, in torch's order, of which ComfyUI uses the first."""
+    """Returns the accelerators of this kind, in torch's order. ComfyUI uses the first."""
     found = (module_of(kind).get_device_properties(index) for index in range(count(kind)))
     return [
         Card(index, each.name, each.total_memory, (getattr(each, "major", 0), getattr(each, "minor", 0)))
@@ -89,15 +89,15 @@ def cards(kind: str) -> list[Card]:
 
 
 def like_first(among: Sequence[Card]) -> tuple[list[Card], list[Card]]:
-    """The first card and those like it, which an automatic plan uses; and the others."""
+    """Splits cards into those like the first, including it, which an automatic plan uses, and the others."""
     alike = [card for card in among if card.is_like(among[0])]
     return alike, [card for card in among if card not in alike]
 
 
 def select(kind: str, local_rank: int) -> torch.device:
-    """The card of a rank, which is made the current one: those like the first come before the others.
+    """Makes a rank's card the current one, and returns it. Cards like the first come before the others.
 
-    On every machine, and in ComfyUI as in its ranks, the order is the same, since it follows from the cards alone.
+    The order depends only on the cards, so it is the same in ComfyUI and in the ranks.
     """
     alike, others = like_first(cards(kind))
     device = torch.device(kind, [*alike, *others][local_rank].index)
@@ -110,36 +110,37 @@ def is_accelerator(device: torch.device) -> bool:
 
 
 def name_of(device: torch.device) -> str:
-    """What a person knows a device by."""
+    """Returns a device's name, to show to people."""
     return module_of(device).get_device_name(device) if is_accelerator(device) else str(device)
 
 
 def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
-    """NVIDIA's compute capability; None for a device of another maker, for which their kernels are not."""
+    """Returns NVIDIA's compute capability; None for other makers' devices, which cannot run NVIDIA's kernels."""
     if device.type != "cuda" or torch.version.hip:
         return None
     return module_of(device).get_device_capability(device)
 
 
 def tells_lse(device: torch.device) -> bool:
-    """Whether torch's kernels of attention return the log-sum-exp of the scores: CUDA's do, and ROCm's."""
+    """Whether torch's attention kernels return the log-sum-exp of the scores. CUDA's and ROCm's do."""
     return device.type == "cuda"
 
 
 def can_be_aborted(device: torch.device) -> bool:
-    """Whether a group of such devices can be made to end what it does: NCCL's and RCCL's can, and not xccl's."""
+    """Whether a group of such devices can be aborted. NCCL's and RCCL's can, xccl's cannot."""
     return device.type == "cuda"
 
 
 def synchronise(device: torch.device) -> None:
-    """Waits until an accelerator has done what it was given."""
+    """Waits until an accelerator has finished all its work."""
     if is_accelerator(device):
         module_of(device).synchronize(device)
 
 
 def pin(host: torch.Tensor, device: torch.device) -> None:
-    """Pins host memory where it lies, until nothing refers to this tensor, for copies to and from CUDA's: torch's
-    own pinned memory is rounded up to a power of two, and no other process's. Does nothing where it cannot be had.
+    """Pins existing host memory for copies to and from CUDA, until the tensor is freed. Does nothing if it cannot.
+
+    torch's own pinned memory is rounded up to a power of two, and cannot be shared with other processes.
     """
     runtime = torch.cuda.cudart() if device.type == "cuda" else None
     if runtime is None or not host.numel():
@@ -150,8 +151,11 @@ def pin(host: torch.Tensor, device: torch.device) -> None:
 
 
 def copier(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], Callable[[], None]]:
-    """What copies bytes to a device beside its other work: it begins once what was given to the device before has been
-    done, and what it returns has what is given next wait for it, and not the host. On the CPU it copies at once."""
+    """Returns a function that copies bytes to a device beside its other work. On the CPU it copies at once.
+
+    The copy begins when the device's earlier work is done. It returns a function that makes the device's later work,
+    but not the host, wait for the copy.
+    """
     if not is_accelerator(device):
 
         def copy_now(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
@@ -173,7 +177,7 @@ def copier(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], Calla
 
 
 def empty_caches(device: torch.device) -> None:
-    """Gives back an accelerator's memory that torch keeps for later, and the host's that is pinned for it."""
+    """Gives back the memory that torch caches on an accelerator, and the pinned host memory that it caches."""
     if is_accelerator(device):
         module_of(device).empty_cache()
         memory = getattr(torch.accelerator, "memory", None)  # since torch 2.9; older releases keep pinned memory
@@ -181,12 +185,13 @@ def empty_caches(device: torch.device) -> None:
 
 
 def total_bytes(device: torch.device) -> int:
-    """An accelerator's memory."""
+    """Returns an accelerator's memory in bytes."""
     return module_of(device).get_device_properties(device).total_memory
 
 
 def free_bytes(device: torch.device) -> int:
-    """What of an accelerator's memory no process has; where Intel's driver does not tell, what this one has not."""
+    """Returns the memory that no process uses. If Intel's driver cannot tell: the memory that this process does not
+    use."""
     try:
         return module_of(device).mem_get_info(device)[0]
     except RuntimeError:
@@ -194,31 +199,31 @@ def free_bytes(device: torch.device) -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """What of an accelerator's memory tensors of this process could still have."""
+    """Returns the memory that new tensors of this process could still use."""
     return free_bytes(device) + reserved_bytes(device) - allocated_bytes(device)
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Of an accelerator's memory, what this process's tensors have."""
+    """Returns the memory that this process's tensors use."""
     return module_of(device).memory_allocated(device)
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Of an accelerator's memory, what this process has, torch's cache included."""
+    """Returns the memory that this process uses, including torch's cache."""
     return module_of(device).memory_reserved(device)
 
 
 def new_event(device: torch.device) -> torch.Event:
-    """A mark for a place in an accelerator's work, which tells when it was reached."""
+    """Creates an event that records when an accelerator's work reached it."""
     return module_of(device).Event(enable_timing=True)
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """Waits until an accelerator has done what is in its current stream."""
+    """Waits until an accelerator has finished the work in its current stream."""
     module_of(device).current_stream(device).synchronize()
 
 
 def generators(device: torch.device) -> list[torch.Generator]:
-    """What random numbers come from by default: on the CPU, and on the device."""
+    """Returns the default random generators: the CPU's, and the device's."""
     own = [module_of(device).default_generators[device.index]] if is_accelerator(device) else []
     return [torch.default_generator, *own]

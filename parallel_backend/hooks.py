@@ -1,4 +1,4 @@
-"""What is put on a model that is somebody else's, kept so that all of it can be taken off again."""
+"""Puts hooks and attributes on another library's model, and removes all of them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = object()
 
 
 class Hooks:
-    """Hooks on modules, and attributes in place of their own; `remove` leaves none of them."""
+    """Hooks on modules, and attributes that replace their own. `remove` removes all of them."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -26,16 +26,16 @@ class Hooks:
         self._undo.append(module.register_forward_hook(hook, **options).remove)
 
     def replace(self, owner: object, name: str, value: Any) -> None:
-        """Gives an object an attribute, in place of the one that it may have."""
+        """Sets an attribute of an object, and keeps the old one, if any."""
         before = vars(owner).get(name, NOTHING)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if before is NOTHING else setattr(owner, name, before))
 
     def on_removal(self, undo: Callable[[], None]) -> None:
-        """Has `remove` call this too, for a change of another kind."""
+        """Makes `remove` call this too, to undo another kind of change."""
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Takes off everything, the last first."""
+        """Removes everything, in reverse order."""
         while self._undo:
             self._undo.pop()()

@@ -1,4 +1,4 @@
-"""How fast ranks compute and exchange, measured by all of them at once, as they do it in a step."""
+"""Measures how fast ranks compute and exchange. All ranks measure at the same time, as in a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .device import copier, is_accelerator, name_of, pin, synchronise
 from .groups.collectives import ALL_GATHER, gather_numbers
 from .groups.mesh import Axis
 
-MEASURED = 32 << 20  # bytes that are sent to measure a link
+MEASURED = 32 << 20  # bytes sent to measure a link
 TIMES = 3
 HEAD_DIM = 64
 TINY_OPERATIONS = 100
@@ -22,8 +22,11 @@ NAME_BYTES = 96
 
 
 class Amounts(NamedTuple):
-    """What measures a device. side: of the matrices of a product. tokens, heads: of attention. elements: of a sum.
-    sent: bytes that a rank sends over a link; few: so few that the time is the link's latency."""
+    """The sizes of the measurements.
+
+    side: of the matrices of a product. tokens, heads: of attention. elements: of a sum. sent: bytes that a rank sends
+    over a link. few: so few bytes that their time is the link's latency.
+    """
 
     side: int
     tokens: int
@@ -33,15 +36,16 @@ class Amounts(NamedTuple):
     few: int = 4096
 
 
-# Of cores long enough that ranks which share them have their share, and none is alone in its turn.
+# On shared cores, a measurement must be long enough that no rank runs alone for all of it.
 OF_A_CARD, OF_CORES = Amounts(4096, 4096, 24, 1 << 26, MEASURED), Amounts(1024, 1024, 8, 1 << 23, 4 << 20)
 
 
-def measured(axis: Axis, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup | None) -> dict[str, Any]:
-    """What `costs.machine.Machine.of` takes: the speeds of all ranks, and their links as the slowest rank finds them.
+def measure_ranks(
+    axis: Axis, device: torch.device, dtype: torch.dtype, control: dist.ProcessGroup | None
+) -> dict[str, Any]:
+    """Measures the speeds of all ranks, and the links as the slowest rank sees them: the input of `Machine.of`.
 
-    axis: of all ranks, of which there are several. control: a group of all, for tensors on the CPU. All ranks call it
-    together.
+    axis: over all ranks, at least two. control: a group of all ranks for CPU tensors. All ranks call it together.
     """
     amounts = OF_A_CARD if is_accelerator(device) else OF_CORES
     name = name_of(device).encode()[:NAME_BYTES].ljust(NAME_BYTES)
@@ -60,8 +64,8 @@ def measured(axis: Axis, device: torch.device, dtype: torch.dtype, control: dist
 
 
 def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dict[str, float]:
-    """FLOP/s of products and of attention, bytes a second that other operations read and write, and the nanoseconds of
-    one that is tiny, which is the last."""
+    """Measures a device: FLOP/s of matrix products and of attention, the bytes a second that other operations read and
+    write, and, last, the nanoseconds of a tiny operation."""
     side, tokens = amounts.side, amounts.tokens
     matrix = torch.ones(side, side, dtype=dtype, device=device)
     row = torch.ones(1, amounts.heads, tokens, HEAD_DIM, dtype=dtype, device=device)
@@ -83,11 +87,11 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
 
 
 def links_of(axis: Axis, device: torch.device, amounts: Amounts) -> dict[str, tuple[float, float]]:
-    """Of each kind of exchange the bytes a second that this rank sends, and the nanoseconds without bytes."""
+    """Measures each kind of exchange: the bytes a second that this rank sends, and the nanoseconds of latency."""
     others = axis.degree - 1
 
     def exchange(kind: str, size: int) -> Callable[[], Any]:
-        """So many bytes to others."""
+        """Returns a function that sends this many bytes to the other ranks."""
         share = torch.zeros(size // others if kind == "all_gather" else size, dtype=torch.uint8, device=device)
         if kind == "all_gather":
             whole = share.new_empty(len(share) * axis.degree)
@@ -115,7 +119,7 @@ def links_of(axis: Axis, device: torch.device, amounts: Amounts) -> dict[str, tu
 
 
 def peer_rate(axis: Axis, device: torch.device) -> int:
-    """Bytes per second that come to this rank from the others of an axis."""
+    """Measures the bytes a second that this rank receives from the others of an axis."""
     share = torch.zeros(MEASURED // axis.degree, dtype=torch.uint8, device=device)
     whole = torch.zeros(len(share) * axis.degree, dtype=torch.uint8, device=device)
     seconds = quickest(lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group), device)
@@ -123,7 +127,7 @@ def peer_rate(axis: Axis, device: torch.device) -> int:
 
 
 def host_rate(device: torch.device) -> int:
-    """Bytes per second that come to this rank from pinned memory."""
+    """Measures the bytes a second that this rank copies from pinned memory."""
     memory = torch.zeros(MEASURED, dtype=torch.uint8)
     pin(memory, device)
     target, copy = torch.empty_like(memory, device=device), copier(device)
@@ -131,7 +135,7 @@ def host_rate(device: torch.device) -> int:
 
 
 def quickest(action: Callable[[], Any], device: torch.device) -> float:
-    """The seconds of the quickest of some times; the first is not counted."""
+    """Returns the seconds of the quickest run of a few. The first run is not counted."""
     seconds = []
     for _ in range(1 + TIMES):
         synchronise(device)

@@ -13,7 +13,7 @@ import comfy.model_management
 import folder_paths
 from server import PromptServer
 
-from ...parallel_backend.device import CPU, Card, cards, checked_kind, count, like_first
+from ...parallel_backend.device import CPU, Card, cards, check_kind, count, like_first
 from ...parallel_backend.errors import DeviceError
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import FILE_NAME, Settings, SettingsError
@@ -67,7 +67,7 @@ def device_type() -> str:
     set_to, management = settings().device, comfy.model_management
     on_cpu = management.cpu_state == management.CPUState.CPU
     try:
-        kind = checked_kind(set_to or (CPU if on_cpu else management.get_torch_device().type))
+        kind = check_kind(set_to or (CPU if on_cpu else management.get_torch_device().type))
     except DeviceError as error:
         raise SettingsError(*error.explanation) from error
     if set_to not in ("", CPU) and not count(kind):

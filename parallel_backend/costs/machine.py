@@ -41,7 +41,7 @@ class Machine:
     them; an all-reduce is as an all-gather. host: bytes a second that come to a rank from pinned host memory.
 
     A benchmark makes one of its own figures: `Machine((Speed(…),) * ranks, Link(rate, latency), …)`, or of what
-    `parallel_backend.rates.measured` returns on its ranks, by `Machine.of`.
+    `parallel_backend.rates.measure_ranks` returns on its ranks, by `Machine.of`.
     """
 
     speeds: tuple[Speed, ...]

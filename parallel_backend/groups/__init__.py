@@ -1,1 +1,1 @@
-"""Which ranks work together: the mesh of a plan's axes, collectives over them, and the record of their time."""
+"""The mesh of a plan's axes, collectives over them, and the timeline of a rank."""

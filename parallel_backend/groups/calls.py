@@ -1,4 +1,4 @@
-"""Several calls of a model at a time: which group of ranks runs what of them, and how the results come together."""
+"""Runs several calls of a model at the same time: shares them over groups of ranks, and collects their results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .mesh import Axis
 from .mesh_layout import shard_sizes
 
 BATCH_DIM = 0
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that a model's forward returns
-TOLD = 64  # numbers, by which what a part gives is told
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that a model's forward may return
+TOLD = 64  # how many numbers describe an output
 
 Output = torch.Tensor | Sequence[torch.Tensor]
 
 
 class Call(NamedTuple):
-    """What a model is called with. The first argument has the latents, batch first, or several of them."""
+    """The arguments of a model call. The first one is the latents, batch first, or a list of them."""
 
     args: tuple
     kwargs: dict[str, Any]
@@ -33,12 +33,12 @@ class Call(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of the batch."""
+        """The batch size."""
         return len(self.latents[0])
 
 
 class Part(NamedTuple):
-    """Rows of a call that a group runs. rows: their place among the call's parts, as an axis that splits its batch."""
+    """The rows of a call that a group runs. rows: the part's place in the call, as an axis that splits its batch."""
 
     call: int
     group: int
@@ -46,10 +46,11 @@ class Part(NamedTuple):
 
 
 def share_out(sizes: Sequence[int], groups: Axis) -> list[Part]:
-    """The parts of calls with batches of these sizes, in their order.
+    """Splits calls with these batch sizes into parts, in the order of the calls.
 
-    Each call falls into as few parts as share all of them out evenly, or else into as many as keep the groups busy.
-    Groups of different speed have as many rows of all calls in turn as is theirs; the slowest may have none.
+    Each call is split into the fewest parts with which all groups get the same number; if there is no such number, into
+    enough parts to keep the groups busy. Groups of different speed get rows of all calls in proportion to their speed;
+    the slowest may get none.
     """
     if groups.shares:
         return _share_out_by_speed(sizes, groups)
@@ -79,8 +80,10 @@ def _share_out_by_speed(sizes: Sequence[int], groups: Axis) -> list[Part]:
 def collect_calls(
     outputs: Sequence[Output], parts: Sequence[Part], sizes: Sequence[int], axis: Axis, device: torch.device
 ) -> list[Output] | None:
-    """What each call gives, for the group at index 0; None for the others. outputs: of this group's parts, in order,
-    on the device."""
+    """Returns each call's result on the group at index 0, and None on the others.
+
+    outputs: of this group's parts, in order, on the device.
+    """
     own = iter(outputs)
     if axis.index:
         for part in parts:
@@ -94,16 +97,17 @@ def collect_calls(
             continue
         like = None if is_told(part, parts) else outputs[0]
         found[part.call].append(_receive(like, part.rows.own_size(sizes[part.call]), part.group, axis, device))
-    return [_joined(each) for each in found]
+    return [_join(each) for each in found]
 
 
 def is_told(part: Part, parts: Sequence[Part]) -> bool:
-    """Whether the first group is told what a part gives: of the first call it knows, if it runs some of that."""
+    """Whether a description goes before a part's output. The first group knows the first call's output if it runs a
+    part of it."""
     return bool(part.call or parts[0].group)
 
 
-def _joined(parts: Sequence[Output]) -> Output:
-    """A call's result, of those of its parts."""
+def _join(parts: Sequence[Output]) -> Output:
+    """Joins the outputs of a call's parts."""
     joined = [torch.cat(rows, BATCH_DIM) for rows in zip(*map(tensors_of, parts), strict=True)]
     return joined[0] if isinstance(parts[0], torch.Tensor) else joined
 
@@ -113,23 +117,23 @@ def tensors_of(output: Output) -> list[torch.Tensor]:
 
 
 def _send(output: Output, told: bool, axis: Axis) -> None:
-    """To the first group. told: with what it is made of before it."""
+    """Sends an output to the first group. told: sends its description first."""
     tensors = tensors_of(output)
     with axis.timeline.communication("send"):
         if told:
-            dist.send(described(output).to(tensors[0].device), axis.global_rank(0), group=axis.group)
+            dist.send(describe_output(output).to(tensors[0].device), axis.global_rank(0), group=axis.group)
         for tensor in tensors:
             dist.send(tensor.contiguous(), axis.global_rank(0), group=axis.group)
 
 
 def _receive(like: Output | None, rows: int, group: int, axis: Axis, device: torch.device) -> Output:
-    """What `_send` sends. like: so many rows of the same; None where it is told."""
+    """Receives what `_send` sends. like: an output of the same form; None if a description comes first."""
     rank = axis.global_rank(group)
     with axis.timeline.communication("receive"):
         if like is None:
             told = torch.empty(TOLD, dtype=torch.int64, device=device)
             dist.recv(told, rank, group=axis.group)
-            received = empty_as(told.tolist(), device)
+            received = allocate_output(told.tolist(), device)
         else:
             empty = [tensor.new_empty([rows, *tensor.shape[1:]]) for tensor in tensors_of(like)]
             received = empty[0] if isinstance(like, torch.Tensor) else empty
@@ -138,16 +142,16 @@ def _receive(like: Output | None, rows: int, group: int, axis: Axis, device: tor
     return received
 
 
-def described(output: Output) -> torch.Tensor:
-    """Whether it is a tensor or several, how many, and the dtype and shape of each, in numbers."""
+def describe_output(output: Output) -> torch.Tensor:
+    """Encodes in numbers whether it is one tensor or a list, how many, and the dtype and shape of each."""
     numbers = [int(isinstance(output, torch.Tensor)), len(tensors_of(output))]
     for tensor in tensors_of(output):
         numbers += [DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
     return torch.tensor(numbers + [0] * (TOLD - len(numbers)))
 
 
-def empty_as(told: Sequence[int], device: torch.device) -> Output:
-    """What `described` tells of, without values."""
+def allocate_output(told: Sequence[int], device: torch.device) -> Output:
+    """Allocates the tensors that `describe_output` describes."""
     numbers = iter(told)
     is_one, count, tensors = next(numbers), next(numbers), []
     for _ in range(count):

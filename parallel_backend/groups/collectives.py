@@ -1,7 +1,4 @@
-"""Collectives over shards of unequal length, on gloo and NCCL alike.
-
-How a dim is split over an axis, the axis says.
-"""
+"""Collectives over shards of unequal length, on gloo and NCCL alike. The axis defines how it splits a dim."""
 
 from __future__ import annotations
 
@@ -12,20 +9,20 @@ import torch.distributed as dist
 
 from .mesh import Axis
 
-# Into one tensor: of a list, NCCL would make copies. Older torch has it by the other name alone.
+# Gathers into one tensor, because NCCL would copy a list. Older torch has only the other name.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 
 
 def shard(tensor: torch.Tensor, dim: int, axis: Axis) -> torch.Tensor:
-    """This rank's contiguous share of `tensor` along `dim`; may be empty."""
+    """Returns this rank's contiguous share of `tensor` along `dim`. It may be empty."""
     return tensor.split(axis.sizes(tensor.shape[dim]), dim)[axis.index].contiguous()
 
 
 def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor:
-    """The whole tensor, of `size` along `dim`, from every rank's share (`shard`'s inverse), on every rank.
+    """Returns the whole tensor, of `size` along `dim`, on every rank. The inverse of `shard`.
 
-    An all-gather is of as much from each rank. Where shares differ by more than one, its padding would be sent, too:
-    then it is an all-to-all, in which a rank gives all others the same.
+    An all-gather takes the same length from each rank. If shares differ by more than one, padding would be sent as
+    well; then an all-to-all is used, in which each rank sends the same to all others.
     """
     if axis.degree == 1 or not size:
         return local
@@ -51,7 +48,7 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
 
 
 def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor | None:
-    """Like `gather`, but point to point: the rank at index 0 gets the whole tensor and the others None."""
+    """Like `gather`, but point to point: returns the whole tensor on the rank at index 0, and None on the others."""
     if axis.degree == 1:
         return local
     sizes = axis.sizes(size)
@@ -74,7 +71,7 @@ def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tenso
 
 
 def gather_numbers(values: Sequence[int], group: dist.ProcessGroup | None) -> list[tuple[int, ...]]:
-    """The numbers of every rank of the group, which has tensors on the CPU."""
+    """Returns the numbers of every rank of the group, whose tensors are on the CPU."""
     own = torch.tensor(values)
     if dist.get_world_size(group) == 1:
         return [tuple(own.tolist())]

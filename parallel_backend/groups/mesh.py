@@ -1,4 +1,4 @@
-"""The ranks' group, and the device mesh that a plan lays over it: one axis a degree, and the process group of each."""
+"""Joins the ranks' group, and builds a plan's device mesh over it: one axis for each degree, with its process group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..compat import unbound
 from ..device import (
     CPU,
     THROUGH_THE_HOST,
-    checked_kind,
+    check_kind,
     count,
     default_kind,
     group_backends,
@@ -39,12 +39,11 @@ HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
 class Axis:
     """One axis of the mesh as this rank sees it: its group, its degree, and this rank's place on it.
 
-    timeline: records what the rank waits for on it. shares: the relative speed of each place, in proportion to which
-    what the axis splits is shared out; empty where all are alike. least: what each place has all the same, where
-    there is so much.
+    timeline: records the waits on this axis. shares: the relative speed of each place; what the axis splits is shared
+    in this proportion. Empty: all places are alike. least: what each place gets at least, if there is enough.
     """
 
-    group: dist.ProcessGroup | None  # none for an axis of one
+    group: dist.ProcessGroup | None  # None for a degree of one
     degree: int
     index: int
     timeline: Timeline = field(default=SILENT, compare=False, repr=False)
@@ -53,25 +52,25 @@ class Axis:
 
     @property
     def evenly(self) -> Axis:
-        """The same ranks, of which each has as much."""
+        """The same axis with equal shares."""
         return replace(self, shares=())
 
     def sizes(self, size: int) -> list[int]:
-        """How a dim of this size is split over the axis, by index."""
+        """Returns the share of each index in a dim of this size."""
         return [*split_sizes(size, self.shares, self.least)] if self.shares else shard_sizes(size, self.degree)
 
     def own(self, size: int) -> slice:
-        """This rank's places in a dim of this size."""
+        """Returns this rank's range in a dim of this size."""
         sizes = self.sizes(size)
         start = sum(sizes[: self.index])
         return slice(start, start + sizes[self.index])
 
     def own_size(self, size: int) -> int:
-        """How many of a dim of this size are this rank's."""
+        """Returns the length of this rank's share of a dim of this size."""
         return self.sizes(size)[self.index]
 
     def global_rank(self, index: int) -> int:
-        """The global rank of the rank at `index` on this axis."""
+        """Returns the global rank of the rank at `index` on this axis."""
         return dist.get_rank() if self.group is None else dist.get_global_rank(self.group, index)
 
 
@@ -79,8 +78,9 @@ class Axis:
 class Mesh:
     """A plan laid over the ranks of the default process group, and the device that this rank computes on.
 
-    axes: those of the plan, and the joint ones, whose index counts row by row.
-    link_in, link_out: from the stage before and to the next, round from the last to the first; None without stages.
+    axes: the plan's axes, and the joint ones, whose index counts row by row.
+    link_in, link_out: the links from the previous stage and to the next one, from the last stage back to the first;
+    None without stages.
     """
 
     plan: ParallelPlan
@@ -95,34 +95,36 @@ class Mesh:
 
     @property
     def weight_places(self) -> tuple[int, ...]:
-        """This rank's places on the axes along which ranks have other weights."""
+        """This rank's places on the axes along which ranks hold different weights."""
         return tuple(self[axis].index for axis in STAGE_AXES)
 
     def groups(self) -> list[dist.ProcessGroup]:
-        """Those of this rank's axes and links, all of them the mesh's own, in the order of all ranks."""
+        """Returns the groups of this rank's axes and links, in the same order on all ranks."""
         return in_order([*(axis.group for axis in self.axes.values()), self.link_in, self.link_out])
 
     def close(self) -> None:
-        """Gives up the groups. All ranks call it together, with nothing in flight; the mesh is not usable after it."""
+        """Destroys the groups. All ranks call it together, with nothing in flight. The mesh is unusable afterwards."""
         for group in self.groups():
             dist.destroy_process_group(group)
 
 
 def start_distributed(device_type: str | None = None) -> torch.device:
-    """Joins the group that torchrun made and returns this rank's device: a GPU each, or the CPU with gloo.
+    """Joins torchrun's group, and returns this rank's device: a GPU of its own, or the CPU with gloo.
 
-    device_type: cpu, cuda or xpu; the default is the accelerator that there is. Raises PlanError for more ranks than
-    GPUs, DeviceError for what ranks cannot compute on, and GroupError outside of torchrun.
+    device_type: cpu, cuda or xpu; by default this machine's accelerator. Raises PlanError for more ranks than GPUs,
+    DeviceError for a device that ranks cannot use, and GroupError outside of torchrun.
     """
     if "LOCAL_RANK" not in os.environ:
-        raise GroupError("No group of ranks to join.", "Start the script by torchrun --nproc-per-node=RANKS SCRIPT.")
-    kind = checked_kind(device_type) if device_type else default_kind()
+        raise GroupError("There is no group to join.", "Start the script with torchrun --nproc-per-node=RANKS SCRIPT.")
+    kind = check_kind(device_type) if device_type else default_kind()
     if kind == CPU:
         dist.init_process_group(group_backends(kind))
         return torch.device(kind)
     ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), count(kind)
     if ranks > gpus:
-        raise PlanError(f"{ranks} ranks on a machine with {gpus} GPUs.", f"Start --nproc-per-node={gpus} or fewer.")
+        raise PlanError(
+            f"{ranks} ranks were started on a machine with {gpus} GPUs.", f"Start --nproc-per-node={gpus} or fewer."
+        )
     device = select(kind, int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(group_backends(kind), device_id=device)
     return device
@@ -131,14 +133,14 @@ def start_distributed(device_type: str | None = None) -> torch.device:
 def build_mesh(
     plan: ParallelPlan, device: torch.device, link_groups: bool | None = None, timeline: Timeline = SILENT
 ) -> Mesh:
-    """Builds the groups of the plan. All ranks of the default process group call it together, those that have no part
-    in it too; it has the first ones. Raises GroupError.
+    """Builds the plan's groups from the first ranks of the default group. Raises GroupError.
 
-    Only axes that split something get a group: each costs threads and sockets on every rank. None is the default
-    group: what breaks the mesh's groups leaves that one whole.
-    link_groups: whether each link between stages has a group of its own. NCCL needs it, whose messages of one group
-    wait for one another: a receive posted ahead would hold up the send that it depends on. By default, on GPUs.
-    timeline: where the steps of what runs on the mesh are recorded.
+    All ranks of the default group call it together, even those outside of the plan. Only axes of a degree above one get
+    a group, because each group costs threads and sockets on every rank. No axis uses the default group, so that it
+    survives when the mesh's groups break.
+    link_groups: gives each link between stages a group of its own; by default, on GPUs. NCCL needs this, because
+    messages of one group wait for each other: a receive posted early would block the send that it depends on.
+    timeline: records the steps that run on the mesh.
     """
     layout = Layout(plan.degrees(), device)
     axes = {name: layout.axis(name) for name in plan.degrees()}
@@ -152,7 +154,7 @@ def build_mesh(
     places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
-    axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks do not run on no tokens
+    axes["sequence"] = replace(axes["sequence"], least=1)  # diffusers' blocks cannot run on zero tokens
     mesh = Mesh(plan, device, axes, link_in, link_out, timeline)
     for group in mesh.groups():
         shake_hands(group, device)
@@ -162,21 +164,23 @@ def build_mesh(
 def new_group(
     device: torch.device, ranks: list[int] | None = None, timeout: timedelta | None = None
 ) -> dist.ProcessGroup:
-    """A group of these ranks, or of all, for tensors on a device. All ranks call it together, those outside of it too.
-    timeout: of its collectives; torch's own by default.
+    """Creates a group of these ranks, or of all, for tensors on a device.
 
-    Of torch's ways to a group this is the one by which a group of the same ranks can be made again: others name groups
-    by their ranks, and wait for ever for what an earlier one left in the store.
+    All ranks call it together, even those outside of the group. timeout: of its collectives; torch's own by default.
+    Only this function of torch can create a group of the same ranks again: others name groups by their ranks, and then
+    wait forever because of what an earlier group left in the store.
     """
     backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     with nullcontext() if is_accelerator(device) else unbound():
-        group: Any = dist.new_group(ranks, timeout, backends[device.type])  # an `int`, as torch has it, is no member's
+        group: Any = dist.new_group(ranks, timeout, backends[device.type])  # `int` in torch's type is for outsiders
     return group
 
 
 def world_axis(device: torch.device, ranks: int | None = None) -> Axis:
-    """All ranks, or the first `ranks`, as one axis, whatever the plan, with a group of its own for tensors on a device.
-    All ranks call it together. Raises GroupError."""
+    """Builds one axis over all ranks, or over the first `ranks`, with its own group for tensors on a device.
+
+    It does not depend on the plan. All ranks call it together. Raises GroupError.
+    """
     ranks = ranks or dist.get_world_size()
     if ranks == 1:
         return Axis(None, 1, 0)
@@ -188,8 +192,10 @@ def world_axis(device: torch.device, ranks: int | None = None) -> Axis:
 
 
 def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = SILENT) -> Axis:
-    """The ranks that compute with the same weights as this one, with a group of its own, so that nothing else waits for
-    what goes over it. All ranks call it together. Raises GroupError."""
+    """Builds an axis over the ranks that compute with the same weights as this one.
+
+    It has its own group, so that its traffic delays nothing else. All ranks call it together. Raises GroupError.
+    """
     axis = Layout(plan.degrees(), device).axis(*REPLICA_AXES)
     if axis.group:
         shake_hands(axis.group, device)
@@ -197,13 +203,16 @@ def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = 
 
 
 def in_order(groups: Iterable[dist.ProcessGroup | None]) -> list[dist.ProcessGroup]:
-    """Each group once, in the order in which all ranks have made them, in which they have to be given up, too."""
+    """Returns each group once, in the order of their creation. All ranks must destroy them in this order."""
     unique = {id(group): group for group in groups if group is not None}
     return sorted(unique.values(), key=lambda group: int(group.group_name))
 
 
 def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
-    """One tiny collective: NCCL connects, and takes its memory, before weights fill the device. Raises GroupError."""
+    """Runs one tiny collective, so that NCCL connects and takes its memory before weights fill the device.
+
+    Raises GroupError.
+    """
     ranks = dist.get_process_group_ranks(group)
     work = dist.all_reduce(torch.zeros(1, device=device), group=group, async_op=True)
     deadline = time.monotonic() + HANDSHAKE_SECONDS
@@ -220,13 +229,13 @@ def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
         if variable := THROUGH_THE_HOST.get(device.type):
             advice = f"Start ComfyUI with {variable} in its environment: these GPUs may not reach one another directly."
             raise GroupError(cause, advice) from error
-        raise GroupError(cause, "Look whether a firewall keeps the ranks apart.") from error
+        raise GroupError(cause, "Check whether a firewall blocks the connections between the ranks.") from error
 
 
 class Layout:
-    """The ranks of a plan on its axes, the first the outermost, and the groups along them.
+    """The ranks of a plan on its axes, of which the first is the outermost, and the groups along them.
 
-    All ranks make all groups, in one order.
+    All ranks create all groups, in the same order.
     """
 
     def __init__(self, degrees: Mapping[str, int], device: torch.device) -> None:
@@ -235,14 +244,14 @@ class Layout:
         self.device = device
 
     def rows(self, *names: str) -> list[list[int]]:
-        """The ranks along these axes, taken as one, that differ in no other."""
+        """Returns the rows of ranks along these axes taken as one; the ranks of a row differ in no other axis."""
         dims = [self.names.index(name) for name in names]
         others = [dim for dim in range(self.ranks.ndim) if dim not in dims]
         degree = math.prod(self.ranks.shape[dim] for dim in dims)
         return self.ranks.permute(*others, *dims).reshape(-1, degree).tolist()
 
     def axis(self, *names: str) -> Axis:
-        """These axes as one, whose index counts row by row."""
+        """Builds these axes as one, whose index counts row by row."""
         own = Axis(None, 1, 0)
         for row in self.rows(*names):
             group = new_group(self.device, row) if len(row) > 1 else None
@@ -251,8 +260,10 @@ class Layout:
         return own
 
     def links(self, name: str) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """This rank's link from the one before it on an axis and to the next, round from the last to the first; none on
-        a rank that is not of the plan."""
+        """Builds this rank's links from the previous rank on an axis and to the next one, from the last to the first.
+
+        Both are None on a rank outside of the plan.
+        """
         own: dict[str, dist.ProcessGroup] = {}
         for row in self.rows(name):
             for place, sender in enumerate(row):

@@ -1,6 +1,6 @@
-"""What each rank of a plan holds, told without a process group: for those who show a plan before it runs.
+"""Computes what each rank of a plan holds, without a process group: the editor shows a plan before it runs.
 
-The engine's mesh and its cuts follow from the same: the axes' facts, `axis_shares` and `split_sizes`.
+The engine's mesh uses the same rules: the facts of the axes, `axis_shares` and `split_sizes`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Share = tuple[float, float]
 class RankPart:
     """A rank's part of the work.
 
-    places: on every axis, the joint ones too, whose places count row by row.
-    share, stage: its share of the batch and its stage of the blocks, each as (which, of how many).
-    rows: its share of the batch as (start, stop), fractions, which is exact to a row.
-    blocks: those of its stage; None where their number is not known.
-    heads: those that it computes in attention; None where their number is not known.
-    head_share: (start, stop) of what it has of the heads in attention, as fractions; None where every rank has all.
-    tokens: what it holds of the image's tokens outside of attention, one (start, stop) a patch, as fractions of all,
-    which is exact to a token; its share of the text is the same.
+    places: its place on every axis; on the joint axes, places count row by row.
+    share, stage: its share of the batch and its pipeline stage, each as (index, count).
+    rows: its share of the batch as fractions (start, stop), exact to a row.
+    blocks: of its stage; None if their number is unknown.
+    heads: that it computes in attention; None if their number is unknown.
+    head_share: its heads in attention as fractions (start, stop); None if every rank has all.
+    tokens: its image tokens outside of attention: for each patch (start, stop) as fractions of all tokens, exact to a
+    token. Its share of the text is the same.
     """
 
     rank: int
@@ -44,8 +44,11 @@ class RankPart:
 
 
 def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[int] | None = None) -> list[RankPart]:
-    """The parts of all ranks, in order. heads, blocks: of a model that allows the plan, if one is known: how many heads
-    there are, and the bytes of each block."""
+    """Returns the parts of all ranks, in order.
+
+    heads, blocks: of the model, if it is known: the number of heads, and the bytes of each block. The model must allow
+    the plan.
+    """
     stages = None if blocks is None else stages_of(plan, blocks)
     parts = []
     for rank, places in enumerate(places_of_ranks(plan)):
@@ -70,7 +73,7 @@ def rank_parts(plan: ParallelPlan, heads: int | None = None, blocks: Sequence[in
 
 
 def places_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
-    """The places of each rank on every axis, the joint ones too."""
+    """Returns the places of each rank on every axis, including the joint ones."""
     degrees, found = plan.degrees(), []
     for indices in itertools.product(*map(range, degrees.values())):
         places = dict(zip(degrees, indices, strict=True))
@@ -79,11 +82,11 @@ def places_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
 
 
 def axis_shares(plan: ParallelPlan, axes: Sequence[str], places: Mapping[str, int]) -> tuple[float, ...]:
-    """The relative speed of each place on these axes taken as one, as a rank with these places has it; empty where all
-    are alike.
+    """Returns the relative speed of each place on these axes taken as one, for a rank with these places.
 
-    It is that of all ranks there together, of every group that shares the batch where they hold weights, else of this
-    rank's group alone: so stages are the same in all groups, and tokens and heads in all stages of one.
+    Empty if all are alike. The speed of a place is the sum over its ranks. Axes that split weights sum over all groups
+    that share the batch; other axes sum over this rank's group only. So all groups have the same stages, and all stages
+    of a group the same tokens and heads.
     """
     if not plan.speeds:
         return ()
@@ -97,13 +100,13 @@ def axis_shares(plan: ParallelPlan, axes: Sequence[str], places: Mapping[str, in
 
 
 def largest_share(plan: ParallelPlan, axes: Sequence[str]) -> float:
-    """What the rank that has the most gets of what these axes share, as a fraction."""
+    """Returns the largest share that a rank gets of what these axes split, as a fraction."""
     found = [axis_shares(plan, axes, places) for places in (places_of_ranks(plan) if plan.speeds else ())]
     return max((max(shares) / sum(shares) for shares in found if shares), default=1 / plan.ways(axes))
 
 
 def own_heads(heads: int, plan: ParallelPlan, places: Mapping[str, int]) -> range:
-    """The heads that a rank at these places computes in attention."""
+    """Returns the heads that a rank at these places computes in attention."""
     shares, place = axis_shares(plan, ("ulysses",), places), places["ulysses"]
     sizes = split_sizes(heads, shares) if shares else shard_sizes(heads, plan.ulysses)
     start = sum(sizes[:place])
@@ -111,7 +114,7 @@ def own_heads(heads: int, plan: ParallelPlan, places: Mapping[str, int]) -> rang
 
 
 def head_share(heads: int | None, own: range | None, plan: ParallelPlan, places: Mapping[str, int]) -> Share | None:
-    """What a rank has of the heads, as fractions; of heads whose number is not known, about. None where it has all."""
+    """Returns a rank's heads as fractions; approximate if their number is unknown. None if it has all."""
     if plan.ulysses == 1:
         return None
     if heads and own is not None:
@@ -120,7 +123,7 @@ def head_share(heads: int | None, own: range | None, plan: ParallelPlan, places:
 
 
 def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping[str, int]) -> int:
-    """A rank's place on these axes taken as one, the first the outermost."""
+    """Returns a rank's place on these axes taken as one; the first axis is the outermost."""
     place = 0
     for axis in axes:
         place = place * degrees[axis] + places[axis]
@@ -128,13 +131,13 @@ def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping
 
 
 def largest_rows(plan: ParallelPlan, rows: int) -> int:
-    """How many of a batch's rows the group has that has the most."""
+    """Returns the most rows of a batch that a group gets."""
     shares = axis_shares(plan, BATCH_AXES, {})
     return max(split_sizes(rows, shares) if shares else shard_sizes(rows, plan.ways(BATCH_AXES)))
 
 
 def fraction(place: int, ways: int, shares: Sequence[float] = ()) -> Share:
-    """This part of so many, as (start, stop). shares: relative sizes of the parts; alike where there are none."""
+    """Returns one of `ways` parts as (start, stop). shares: relative sizes of the parts; equal if empty."""
     ends = [0, *itertools.accumulate(shares or (1,) * ways)]
     return ends[place] / ends[-1], ends[place + 1] / ends[-1]
 
@@ -145,37 +148,37 @@ def same_weights(plan: ParallelPlan, other: ParallelPlan) -> bool:
         return False
     if plan.pipefusion > 1 and stage_rule(plan) != stage_rule(other):
         return False
-    pairs = zip(places_of_ranks(plan), places_of_ranks(other), strict=False)  # it may have fewer ranks
+    pairs = zip(places_of_ranks(plan), places_of_ranks(other), strict=False)  # the other plan may have fewer ranks
     return all(one[axis] == two[axis] for one, two in pairs for axis in STAGE_AXES)
 
 
 def token_spans(plan: ParallelPlan, places: Mapping[str, int]) -> tuple[Share, ...]:
-    """The share at these places of the sequence axis: each patch is cut over the whole axis, by itself."""
+    """Returns the token spans at these places: each patch is split over the whole sequence axis by itself."""
     start, stop = fraction(places["sequence"], plan.token_ways, axis_shares(plan, TOKEN_AXES, places))
     patches = plan.patch_count
     return tuple(((patch + start) / patches, (patch + stop) / patches) for patch in range(patches))
 
 
 def stage_rule(plan: ParallelPlan) -> tuple[bool, tuple[float, ...]]:
-    """What the blocks of stages follow from, beside the model: whether they go by time, and the speed of each stage."""
+    """Returns what decides the blocks of stages, beside the model: whether they go by time, and the stages' speeds."""
     shares = axis_shares(plan, STAGE_AXES, {})
     return plan.stages_by_time, tuple(share / max(shares) for share in shares)
 
 
 def stages_of(plan: ParallelPlan, sizes: Sequence[int]) -> list[range]:
-    """The blocks of each pipeline stage under a plan. sizes: the bytes of each block, in order.
+    """Returns the blocks of each pipeline stage of a plan. sizes: the bytes of each block, in order.
 
-    By time, all blocks count alike: those of two streams have twice the bytes, and as many tokens to compute.
+    By time, all blocks count alike: two-stream blocks have twice the bytes, but compute the same number of tokens.
     """
     by_time, shares = stage_rule(plan)
     return stage_ranges([1] * len(sizes) if by_time else sizes, plan.pipefusion, shares)
 
 
 def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()) -> list[range]:
-    """The blocks of each pipeline stage, at least one: in proportion to the stages' speeds as far as can be.
+    """Splits the blocks over pipeline stages, at least one each, as close to the stages' speeds as possible.
 
-    Without speeds as even as can be, and the first, which is on ComfyUI's own device, the lightest where that can be.
-    sizes: the bytes of each block, in order, or what else is shared out.
+    Without speeds, as evenly as possible; the first stage, which is on ComfyUI's own device, is the lightest if
+    possible. sizes: the bytes, or another weight, of each block, in order.
     """
     ends = [0, *itertools.accumulate(max(1, size) for size in sizes)]
 
@@ -183,12 +186,12 @@ def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()
         return ends[stage.stop] - ends[stage.start]
 
     def cost(stage: range, place: int) -> float:
-        """Whose sum over the stages is the least where what they have is in proportion to their speeds."""
+        """The sum of these costs is smallest when the stages' weights are in proportion to their speeds."""
         return weight(stage) ** 2 / shares[place] if shares else weight(stage) ** 2
 
     @functools.cache
     def evenest(start: int, stages: int) -> tuple[float, tuple[range, ...]]:
-        """The blocks from `start` on in so many stages, the last ones, at the least cost: both."""
+        """Splits the blocks from `start` on over the last `stages` stages. Returns the least cost, and the stages."""
         if stages == 1:
             last = range(start, len(sizes))
             return cost(last, degree - 1), (last,)
@@ -213,11 +216,11 @@ def stage_ranges(sizes: Sequence[int], degree: int, shares: Sequence[float] = ()
 
 @functools.lru_cache(maxsize=4096)
 def split_sizes(size: int, shares: tuple[float, ...], least: int = 0) -> tuple[int, ...]:
-    """How a dim of this size is split in proportion to these shares: each has its part rounded down, and those whose
-    part was cut the most have one more, the first of them where they are even (the largest-remainder method).
+    """Splits a dim of this size in proportion to these shares, by the largest-remainder method.
 
-    least: that no share comes to less, where there are so many. Exact arithmetic: all ranks come to the same. Of equal
-    shares, `shard_sizes`.
+    Each part is rounded down; the parts with the largest remainders get one more, the first ones among equals.
+    least: the minimum of each part, if the size allows it. The arithmetic is exact, so all ranks get the same result.
+    For equal shares the result is that of `shard_sizes`.
     """
     exact = [Fraction(share) for share in shares]
     whole = sum(exact)
@@ -234,12 +237,12 @@ def split_sizes(size: int, shares: tuple[float, ...], least: int = 0) -> tuple[i
 
 
 def shard_sizes(size: int, degree: int) -> list[int]:
-    """How a dim of this size is split over an axis of this degree."""
+    """Splits a dim of this size evenly over an axis of this degree."""
     return [size // degree + (index < size % degree) for index in range(degree)]
 
 
 def shard_range(size: int, index: int, degree: int) -> range:
-    """Which of a dim of this size are at this place of an axis of this degree."""
+    """Returns the range of a dim of this size at one index of an axis of this degree."""
     sizes = shard_sizes(size, degree)
     start = sum(sizes[:index])
     return range(start, start + sizes[index])

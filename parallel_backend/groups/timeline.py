@@ -1,7 +1,7 @@
-"""Where a rank's time goes: spans of requests, steps and communication, in memory of a fixed size.
+"""Records where a rank's time goes: spans of requests, steps and communication, in memory of a fixed size.
 
-What a step does not spend in communication is computation. Communication is what a rank waits for: an exchange that
-travels while the rank computes counts only from where its result is needed.
+Communication is the time that a rank waits. An exchange that overlaps computation counts only from the moment when its
+result is needed. The rest of a step is computation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNRECORDED = nullcontext()
 
 
 class Span(NamedTuple):
-    """Something that the rank did. begin, end: nanoseconds of the machine's monotonic clock."""
+    """One thing that the rank did. begin, end: nanoseconds of the machine's monotonic clock."""
 
     name: str
     category: str
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class HostClock:
-    """For ranks that compute where they run: a mark is the time itself."""
+    """The clock of ranks on the CPU: a mark is the time itself."""
 
     mark = staticmethod(time.monotonic_ns)
 
@@ -52,11 +52,11 @@ class HostClock:
 
 
 class DeviceClock:
-    """For ranks whose host runs ahead: a mark is an event in the GPU's current stream, read once it has passed.
+    """The clock of ranks on a GPU, whose host runs ahead: a mark is an event in the current stream.
 
-    Collectives run in streams of their own, for which the current one waits; events before and after the wait give the
-    part that nothing hid. An event's time is a distance in float milliseconds from another, whose time on the host is
-    known; that anchor moves along, to keep it exact.
+    Collectives run in other streams, and the current stream waits for them. Events before and after the wait measure
+    the part that computation does not hide. torch gives the distance between two events in float milliseconds. We
+    measure from an anchor event whose host time is known, and move the anchor along to stay exact.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,14 +69,14 @@ class DeviceClock:
         return event
 
     def anchor(self) -> int:
-        """Ties the GPU's time to the host's, which is returned. Waits for the GPU, idle when a request begins."""
+        """Sets the anchor, and returns its time on the host. Waits for the GPU, which is idle when a request begins."""
         self.anchored = self.mark()
         self.anchored.synchronize()
         self.anchored_at = time.monotonic_ns()
         return self.anchored_at
 
     def wait(self) -> None:
-        """Until all marks have passed."""
+        """Waits until all marks have passed."""
         wait_for_stream(self.device)
 
     def is_past(self, mark: torch.Event) -> bool:
@@ -90,29 +90,29 @@ class DeviceClock:
         return at
 
     def release(self, *marks: torch.Event) -> None:
-        """Takes marks back that have been read, to be used again."""
+        """Takes back marks that have been read, for reuse."""
         self.free.extend(mark for mark in marks if mark is not self.anchored)
 
 
 class Timeline:
-    """Records one rank's spans; the oldest give way to new ones. Not to be shared by threads.
+    """Records one rank's spans. New spans replace the oldest. Only one thread may use it.
 
-    A step's span lies in a request's. Communication's spans do not overlap; each lies in a step's, or, after the last
-    step, in the request's alone.
-    device: what the rank computes on. capacity: how many spans are kept; with 0, none are recorded.
+    A step's span lies within a request's span. Communication spans do not overlap. Each lies within a step's span;
+    after the last step, only within the request's.
+    device: of the rank. capacity: how many spans are kept; 0 records nothing.
     """
 
     def __init__(self, device: torch.device, capacity: int = CAPACITY) -> None:
         self.clock = DeviceClock(device) if is_accelerator(device) and capacity else HostClock()
         self.capacity = capacity
-        # Allocated whole, so that a rank's memory does not grow with its first jobs.
+        # Allocated at once, so that a rank's memory does not grow with its first jobs.
         self.kinds = [("", "")] * capacity
         self.begins, self.ends = (array("q", bytes(8 * capacity)) for _ in range(2))
         self.count = 0
         self.pending: deque[tuple[tuple[str, str], Any, Any]] = deque(maxlen=max(1, capacity))
-        self.inside: list[tuple[int, int]] = []  # communication since the last step: its begin and its length
+        self.inside: list[tuple[int, int]] = []  # communication since the last step: begin and length
         self.waited = 0
-        self.steps: list[tuple[int, int]] = []  # of the last request: the nanoseconds of each, and of its communication
+        self.steps: list[tuple[int, int]] = []  # of the last request: nanoseconds of each step and its communication
         self.last_run: dict[str, Any] = {}
 
     def communication(self, name: str) -> AbstractContextManager:
@@ -120,12 +120,12 @@ class Timeline:
         return Recording(self, (name, COMMUNICATION)) if self.capacity else UNRECORDED
 
     def step(self, name: str) -> AbstractContextManager:
-        """While entered, the rank is in a step: of a loop, or a forward of its own."""
+        """While entered, the rank is in a step: of a loop, or a single forward."""
         return Recording(self, (name, STEP)) if self.capacity else UNRECORDED
 
     @contextmanager
     def request(self, name: str) -> Iterator[None]:
-        """While entered, the rank serves a request; after it `last_run` describes the request, if it had steps."""
+        """While entered, the rank serves a request. Afterwards `last_run` describes the request, if it had steps."""
         begin = self.clock.anchor()
         self.steps = []
         try:
@@ -139,13 +139,13 @@ class Timeline:
                 self.last_run = summary(name, self.steps)
 
     def close(self, kind: tuple[str, str], begin: Any, end: Any) -> None:
-        """Takes a span by its marks."""
+        """Ends a span with these marks."""
         self.pending.append((kind, begin, end))
         if kind[1] == STEP:
             self.settle()
 
     def settle(self) -> None:
-        """Reads the marks that have passed; waits for none."""
+        """Reads the marks that have passed, without waiting."""
         while self.pending and self.clock.is_past(self.pending[0][2]):
             kind, *marks = self.pending.popleft()
             begin, end = (self.clock.read(mark) for mark in marks)
@@ -159,18 +159,18 @@ class Timeline:
                 self.inside.clear()
 
     def keep(self, kind: tuple[str, str], begin: int, end: int) -> None:
-        """Puts a span in the place of the oldest."""
+        """Stores a span in place of the oldest."""
         place = self.count % self.capacity
         self.kinds[place], self.begins[place], self.ends[place] = kind, begin, end
         self.count += 1
 
     def communicated(self) -> float:
-        """Seconds of all communication so far, as far as they are known."""
+        """Returns the seconds of all communication so far, as far as they have been read."""
         self.settle()
         return self.waited / 1e9
 
     def spans(self) -> list[Span]:
-        """The spans that are kept, by their ends; without steps of which some communication is not."""
+        """Returns the kept spans, ordered by end. Leaves out steps whose communication is no longer complete."""
         first = max(0, self.count - self.capacity)
         places = [index % self.capacity for index in range(first, self.count)]
         spans = [Span(*self.kinds[place], self.begins[place], self.ends[place]) for place in places]
@@ -197,7 +197,7 @@ class Recording:
 
 
 def summary(name: str, steps: list[tuple[int, int]]) -> dict[str, Any]:
-    """A request's steps in figures. communication: the share of their time."""
+    """Summarises a request's steps. communication: its share of their time."""
     lengths, waits = zip(*steps, strict=True)
     return {
         "operation": name,

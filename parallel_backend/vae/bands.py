@@ -1,6 +1,6 @@
-"""Rows of a picture, shared out over the ranks of an axis, and what a rank needs of its neighbours' rows.
+"""Splits the rows of a picture over the ranks of an axis, and exchanges border rows between neighbours.
 
-Tensors have their rows, of a latent or of an image, in the last dim but one (ROWS): (B, C, H, W) or (B, C, T, H, W).
+The rows of a latent or an image are in the last dim but one (ROWS): (B, C, H, W) or (B, C, T, H, W).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ ROWS = -2
 
 
 class RowBands:
-    """How the rows of the latent lie on the ranks of an axis, by `Axis.sizes`; and whether they do at the moment.
+    """The split of the latent's rows over the ranks of an axis, by `Axis.sizes`.
 
-    At every level of the VAE a band is this rank's latent rows times the level's scale. (Rows of an image beyond a
-    multiple of the VAE's scale belong to the last rank.)
+    At every level of the VAE a band is this rank's latent rows times the level's scale. (Image rows beyond a multiple
+    of the VAE's scale belong to the last rank.)
     """
 
     def __init__(self, axis: Axis) -> None:
@@ -30,7 +30,7 @@ class RowBands:
 
     @property
     def sizes(self) -> list[int]:
-        """Latent rows, by rank."""
+        """The latent rows of each rank."""
         return self.axis.sizes(self.rows)
 
     @property
@@ -47,7 +47,7 @@ class RowBands:
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        """While entered, the layers treat their input as this rank's band of a latent of so many rows."""
+        """While entered, the layers treat their input as this rank's band of a latent with this many rows."""
         self.rows = rows
         try:
             yield
@@ -55,31 +55,31 @@ class RowBands:
             self.rows = 0
 
     def whole_rows(self, rows: int) -> int:
-        """Of the whole, at the level at which this rank's band has so many."""
+        """Returns the rows of the whole, at the level where this rank's band has this many rows."""
         return rows // self.local_rows * self.rows
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's band of a tensor of all rows."""
+        """Returns this rank's band of a tensor with all rows."""
         scale = whole.shape[ROWS] // self.rows
         start = sum(self.sizes[: self.axis.index])
         return whole.narrow(ROWS, start * scale, self.local_rows * scale)
 
-    def gathered(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The tokens (…, tokens, D) of all ranks, in rank order, of which each has as many a row."""
+    def gather_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Gathers the tokens (…, tokens, D) of all ranks, in rank order. Each row has the same number of tokens."""
         split = tokens.unflatten(ROWS, (self.local_rows, -1))
         return gather(split, split.ndim - 3, self.rows, self.axis).flatten(-3, -2)
 
 
 class BorderRows:
-    """An exchange of border rows with the neighbours, under way from construction to `wait`."""
+    """An exchange of border rows with the neighbours. The constructor starts it, and `wait` ends it."""
 
     def __init__(self, band: torch.Tensor, above: int, below: int, axis: Axis) -> None:
-        """above, below: how many rows are needed there. No band has fewer."""
+        """above, below: how many rows this rank needs there. Every band must have as many."""
         rows = band.shape[ROWS]
         first, last = band.narrow(ROWS, 0, below).contiguous(), band.narrow(ROWS, rows - above, above).contiguous()
         self.above: torch.Tensor | None = None
         self.below: torch.Tensor | None = None
-        self.sent = first, last  # held until they are delivered
+        self.sent = first, last  # kept alive until they are delivered
         transfers = []
         if axis.index:
             previous = axis.global_rank(axis.index - 1)
@@ -95,7 +95,7 @@ class BorderRows:
             self.works = dist.batch_isend_irecv(sides) if sides else []
 
     def wait(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The rows above and below the band; None at the border of the whole."""
+        """Returns the rows above and below the band; None at the border of the whole."""
         with self.timeline.communication("border rows, receive"):
             for work in self.works:
                 work.wait()

@@ -1,7 +1,7 @@
-"""Which VAEs can be split over ranks: their classes by name, and the modules that each is made of.
+"""Lists the VAE classes that can be split over ranks, and the modules of each.
 
-A class or a module that is not named is refused: what it computes may look beyond its band in a way that no handler of
-`functions` knows. Every class is compared with itself in one process (`tests/engine/vae/`).
+An unlisted class or module is refused: it may read rows outside of its band in a way that no handler of `functions`
+knows. Tests compare every class with its run in one process (`tests/engine/vae/`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from ..errors import RequestError
 
 @dataclass(frozen=True)
 class VaeClass:
-    """modules: their classes, by the Python module that defines them. latents_at: the attribute of what `encode`
-    returns, after which `mode` has the latents; pictures_at: of what `decode` returns. None: they are returned.
+    """A VAE class that can be split.
 
-    attends_over_rows, whole_sizes: see `BandFunctions`. draws_noise: so that ranks need the same random state.
+    modules: the classes of its modules, by the Python module that defines them. latents_at: the attribute of `encode`'s
+    result whose `mode` returns the latents; pictures_at: the attribute of `decode`'s result with the pictures. None:
+    the result itself. attends_over_rows, whole_sizes: see `BandFunctions`. draws_noise: the ranks need the same random
+    state.
     """
 
     modules: Mapping[str, tuple[str, ...]]
@@ -61,7 +63,7 @@ COSMOS = "comfy.ldm.cosmos.cosmos_tokenizer"
 CLASSES: Mapping[str, VaeClass] = {
     # SD, SDXL, SD3, Flux, Flux.2, and HunyuanVideo's.
     "comfy.ldm.models.autoencoder.AutoencoderKL": VaeClass({**TORCH, **STABLE_DIFFUSION}),
-    # The same without quant_conv, and those of HunyuanVideo 1.5 and HunyuanImage.
+    # The same without quant_conv; also HunyuanVideo 1.5 and HunyuanImage.
     "comfy.ldm.models.autoencoder.AutoencodingEngine": VaeClass(
         {
             **TORCH,
@@ -70,7 +72,7 @@ CLASSES: Mapping[str, VaeClass] = {
             "comfy.ldm.hunyuan_video.vae_refiner": ("Encoder", "Decoder", "DnSmpl", "UpSmpl", "RMS_norm"),
         }
     ),
-    # Wan 2.1's, which Qwen-Image has, too.
+    # Wan 2.1 and Qwen-Image.
     "comfy.ldm.wan.vae.WanVAE": VaeClass({**TORCH, "comfy.ldm.wan.vae": WAN}),
     "comfy.ldm.wan.vae2_2.WanVAE": VaeClass(
         {
@@ -106,7 +108,7 @@ CLASSES: Mapping[str, VaeClass] = {
             ),
         }
     ),
-    # Mochi's attends over time alone.
+    # Mochi's attends only over time.
     "comfy.ldm.genmo.vae.model.VideoVAE": VaeClass(
         {
             **TORCH,
@@ -135,7 +137,8 @@ CLASSES: Mapping[str, VaeClass] = {
 
 
 def class_of(vae: torch.nn.Module) -> VaeClass:
-    """Raises RequestError for a VAE that cannot be split over ranks, with the name of what is not known of it."""
+    """Returns the description of a VAE's class. Raises RequestError if it cannot be split, and names the unknown
+    part."""
     kind = type(vae)
     found = CLASSES.get(f"{kind.__module__}.{kind.__qualname__}")
     if found is None:
@@ -147,8 +150,8 @@ def class_of(vae: torch.nn.Module) -> VaeClass:
         kind = type(module)
         if kind.__qualname__ not in found.modules.get(kind.__module__, ()):
             raise RequestError(
-                f"The VAE's layer {name} is a {kind.__qualname__} of {kind.__module__}, of which it is not known how "
-                "it is split over ranks.",
+                f"The VAE's layer {name} is a {kind.__qualname__} of {kind.__module__}, and ParallelDiT does not know "
+                "how to split that over ranks.",
                 "Use the stock VAE nodes.",
             )
     return found

@@ -1,9 +1,10 @@
-"""The seam of a VAE: torch's functions as they are for bands of rows.
+"""Replaces torch's functions by versions for bands of rows, while a VAE runs.
 
-While entered, whatever the model's own code calls comes by here. What looks beyond its own row gets the rows that it
-needs: a convolution and padding the neighbours' border rows, a group norm the statistics of all rows, attention the
-keys and values of all tokens, a draw of noise its part of the whole's. What looks there in another way is refused.
-Most functions see each row by itself, and run as they are; so do caches, which hold bands.
+While `BandFunctions` is entered, it sees every torch function that the model calls. A function that needs other rows
+gets them: a convolution and padding get the neighbours' border rows, a group norm the statistics of all rows, attention
+the keys and values of all tokens, and a draw of noise its part of the whole. A function that reads other rows in
+another way is refused. Most functions compute each row by itself and run unchanged. Caches hold bands and run
+unchanged too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from .norm import band_group_norm
 
 Run = Callable[..., torch.Tensor]
 
-CHECK_EVERY = 32  # convolutions, between two questions whether to go on
-SCORE_BYTES = 1 << 30  # of attention, that some kernels hold at a time
-# What looks at other rows in ways that no known VAE does.
+CHECK_EVERY = 32  # convolutions between two calls of `check`
+SCORE_BYTES = 1 << 30  # limit for attention's scores, which some kernels hold in memory
+# Functions that read other rows in ways that no known VAE uses.
 UNKNOWN = (
     *(F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
     *(F.adaptive_max_pool2d, F.adaptive_max_pool3d, F.lp_pool2d, F.unfold, F.fold, F.grid_sample, F.affine_grid),
@@ -33,9 +34,11 @@ UNKNOWN = (
 
 
 class BandFunctions(TorchFunctionMode):
-    """attends_over_rows: what the model's `scaled_dot_product_attention` is over, space or something else. whole_sizes:
-    whether a band's numel is the whole's, for a model that cuts what it computes by size: all ranks must cut alike.
-    check: asked between convolutions; all ranks ask at the same places, and it raises on all or on none.
+    """Handles torch's functions for bands of rows.
+
+    attends_over_rows: whether the model's `scaled_dot_product_attention` is over space. whole_sizes: `numel` of a band
+    returns that of the whole, for a model that splits its work by size: all ranks must split it alike. check: called
+    between convolutions, at the same places on all ranks; it raises on all ranks or on none.
     """
 
     def __init__(self, bands: RowBands, attends_over_rows: bool, whole_sizes: bool, check: Callable[[], None]) -> None:
@@ -86,7 +89,7 @@ class BandFunctions(TorchFunctionMode):
         *more: Any,
         **options: Any,
     ) -> torch.Tensor:
-        """ComfyUI calls it where torch's own choice takes too much memory."""
+        """ComfyUI calls cuDNN directly where torch's own choice takes too much memory."""
 
         def run(rows: torch.Tensor, padded: Any) -> torch.Tensor:
             return func(rows, weight, padded, stride, dilation, *more, **options)
@@ -96,8 +99,11 @@ class BandFunctions(TorchFunctionMode):
     def with_borders(
         self, run: Run, band: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any
     ) -> torch.Tensor:
-        """A convolution `run(rows, padding)` of the band. Where it pads rows itself, neighbours' rows take the place of
-        zeros; where it does not, its input has been padded (`pad`), or it looks at each row by itself."""
+        """Runs a convolution `run(rows, padding)` on the band.
+
+        If it pads rows, the neighbours' rows replace the zeros. If it does not, its input is already padded (`pad`), or
+        it computes each row by itself.
+        """
         if isinstance(padding, str):
             raise refusal(f"a convolution with padding={padding!r}")
         edge, step = of_rows(padding, band), of_rows(stride, band)
@@ -105,18 +111,18 @@ class BandFunctions(TorchFunctionMode):
         if not edge:
             return run(band, padding)
         if reach != 2 * edge or edge > min(self.bands.sizes):
-            raise refusal(f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands of so few rows")
+            raise refusal(f"a convolution of {weight.shape[ROWS]} rows, padded by {edge}, on bands with too few rows")
         borders = BorderRows(band, edge, edge, self.bands.axis)
         without = [padding] * (band.ndim - 2) if isinstance(padding, int) else list(padding)
         without[ROWS] = 0
         if step > 1 or band.shape[ROWS] <= 2 * edge:
             above, below = self.or_zeros(borders, band, edge)
             return run(torch.cat((above, band, below), ROWS), without)
-        # It runs over the band while the borders travel, then the rows at the borders are redone: so the band is never
-        # copied to be padded, and every value is rounded once, as on one rank.
+        # Runs over the band while the borders travel, then computes the rows at the borders again. So the band is never
+        # copied for padding, and every value is rounded once, as on one rank.
         output = run(band, padding)
         above, below = self.or_zeros(borders, band, edge)
-        # As one batch: for the launches saved, and since torch's kernel for a single tiny image rounds worse on CPU.
+        # Both borders in one batch: this saves launches, and torch's CPU kernel rounds worse for a single tiny image.
         rows, count = band.shape[ROWS], len(band)
         joined = band.new_empty((2 * count, *band.shape[1:ROWS], 3 * edge, band.shape[-1]))
         upper, lower = joined.split(count)
@@ -128,7 +134,7 @@ class BandFunctions(TorchFunctionMode):
         return output
 
     def or_zeros(self, borders: BorderRows, band: torch.Tensor, edge: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The borders once they are there; zeros, a convolution's own padding, at those of the whole."""
+        """Waits for the borders. At the border of the whole, returns zeros, a convolution's own padding."""
         above, below = borders.wait()
         shape = list(band.shape)
         shape[ROWS] = edge
@@ -142,12 +148,12 @@ class BandFunctions(TorchFunctionMode):
         mode: str = "constant",
         value: float | None = None,
     ) -> torch.Tensor:
-        """`F.pad`: rows of the neighbours, and only at the borders of the whole those that the mode makes."""
+        """`F.pad` with the neighbours' rows. Only at the borders of the whole, the mode creates rows."""
         if len(pad) < 4 or not any(pad[2:4]):
             return func(band, pad, mode, value)
         above, below = pad[2:4]
         if mode == "circular" or min(above, below) < 0 or max(above, below) > min(self.bands.sizes):
-            raise refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands of so few rows")
+            raise refusal(f"padding of mode {mode!r} by {above} and {below} rows on bands with too few rows")
         borders = BorderRows(band, above, below, self.bands.axis).wait()
         joined = torch.cat([rows for rows in (borders[0], band, borders[1]) if rows is not None], ROWS)
         left = [*pad[:2], above if self.bands.is_first else 0, below if self.bands.is_last else 0, *pad[4:]]
@@ -180,15 +186,15 @@ class BandFunctions(TorchFunctionMode):
         is_causal: bool = False,
         **options: Any,
     ) -> torch.Tensor:
-        """`F.scaled_dot_product_attention` of this rank's tokens to those of all ranks, (…, tokens, D) each.
+        """`F.scaled_dot_product_attention` from this rank's tokens to all ranks' tokens, (…, tokens, D) each.
 
-        Their order is by rank, which attention does not mind.
+        The keys are in rank order, which does not change the result.
         """
         if not self.attends_over_rows:
             return func(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if attn_mask is not None or is_causal or dropout_p:
             raise refusal("attention with a mask")
-        key, value = self.bands.gathered(key), self.bands.gathered(value)
+        key, value = self.bands.gather_tokens(key), self.bands.gather_tokens(value)
         at_a_time = max(1, SCORE_BYTES // (key.shape[ROWS] * query.shape[:ROWS].numel() * query.itemsize))
         parts = [func(part, key, value, **options) for part in query.split(at_a_time, ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, ROWS)
@@ -213,7 +219,7 @@ class BandFunctions(TorchFunctionMode):
         *args: Any,
         **options: Any,
     ) -> torch.Tensor:
-        """The mean of rows that lie in the same band."""
+        """Averages rows that are in the same band."""
         kernel = of_rows(kernel_size, band)
         if (kernel != of_rows(stride or kernel_size, band) and kernel > 1) or of_rows(padding, band):
             raise refusal("pooling with overlaps")
@@ -231,17 +237,17 @@ class BandFunctions(TorchFunctionMode):
         groups: int = 1,
         dilation: Any = 1,
     ) -> torch.Tensor:
-        """A transposed convolution whose results of two rows do not overlap."""
+        """A transposed convolution in which the results of two rows do not overlap."""
         beyond = of_rows(padding, band) or of_rows(output_padding, band)
         if weight.shape[ROWS] != of_rows(stride, band) or beyond or of_rows(dilation, band) != 1:
             raise refusal(f"a transposed convolution of {weight.shape[ROWS]} rows with overlaps")
         return func(band, weight, bias, stride, padding, output_padding, groups, dilation)
 
     def draw(self, func: Run, *size: Any, **options: Any) -> torch.Tensor:
-        """`torch.randn` of a picture's size: this band's part of what one rank draws."""
+        """`torch.randn` of a picture's size: draws for all rows, as on one rank, and returns this band's part."""
         shape = list(size[0] if isinstance(size[0], (tuple, list)) else size)
         if len(shape) < -ROWS or shape[ROWS] % self.bands.local_rows:
-            raise refusal(f"noise of the shape {tuple(shape)}")
+            raise refusal(f"noise of shape {tuple(shape)}")
         shape[ROWS] = self.bands.whole_rows(shape[ROWS])
         return self.bands.part(func(shape, **options))
 
@@ -257,7 +263,7 @@ class BandFunctions(TorchFunctionMode):
 
 
 def of_rows(value: Any, band: torch.Tensor) -> int:
-    """A convolution's option, one number or one for each dim of space and time, as it is for rows."""
+    """Returns a convolution's option for rows; it may be one number, or one for each dim of space and time."""
     return value if isinstance(value, int) else value[ROWS] if len(value) == band.ndim - 2 else value[0]
 
 

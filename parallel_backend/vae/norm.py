@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 
-# The statistics of a norm are taken of this share of the groups at a time, to bound their fp32 copies.
+# The statistics are computed for one of this many parts of the groups at a time, to limit their fp32 copies.
 NORM_PARTS = 8
 
 
@@ -24,12 +24,12 @@ def band_group_norm(
     axis: Axis,
 ) -> torch.Tensor:
     """`F.group_norm` of this rank's band (B, C, …), with the mean and variance of all ranks' rows."""
-    # Attention leaves channels last; torch's norm brings them back, and the convolutions that follow depend on it.
+    # Attention leaves channels last. torch's norm restores their order, and the next convolutions depend on it.
     band_BC = band_BC.contiguous()
     batch, channels = band_BC.shape[:2]
     mean_BG, variance_BG = statistics(band_BC.reshape(batch, groups, -1), axis)
-    # With the statistics given, a norm of channels is the fused kernel that applies them; the batch counts as
-    # channels, since each image has its own.
+    # A batch norm with given statistics is a fused kernel that applies them. The batch counts as channels, because each
+    # image has its own statistics.
     mean, variance = (value.repeat_interleave(channels // groups, 1).flatten() for value in (mean_BG, variance_BG))
     scale, shift = (None if value is None else value.float().repeat(batch) for value in (weight, bias))
     joined = band_BC.reshape(1, batch * channels, *band_BC.shape[2:])
@@ -37,9 +37,9 @@ def band_group_norm(
 
 
 def statistics(band_BGN: torch.Tensor, axis: Axis) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and (biased) variance of each group over all ranks, in fp32, merged from each rank's own.
+    """Returns mean and (biased) variance of each group over all ranks, in fp32, merged from each rank's own.
 
-    Squares are of deviations from the rank's own mean, so that nothing cancels (Chan et al., 1979).
+    Each rank sums squared deviations from its own mean, which avoids cancellation (Chan et al., 1979).
     """
     means, squares = [], []
     for part in band_BGN.split(max(1, band_BGN.shape[1] // NORM_PARTS), 1):

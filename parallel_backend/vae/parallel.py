@@ -1,7 +1,7 @@
-"""An unmodified VAE on several ranks: each holds a band of rows, and the result is that of one.
+"""Runs an unmodified VAE on several ranks: each computes a band of rows, and the result is that of one rank.
 
-The idea of splitting activations by patches, norms and halos included, is DistVAE's in xDiT
-(https://arxiv.org/abs/2411.01738). What a function needs from outside its band, `functions` gets.
+Splitting activations by patches, with norms and halos, is the idea of DistVAE in xDiT
+(https://arxiv.org/abs/2411.01738). `functions` gets the rows that a function needs from outside of its band.
 
 Shapes: B batch, C channels, T frames (of videos alone), H and W of the whole latent or picture.
 """
@@ -26,16 +26,16 @@ from .functions import BandFunctions
 
 CPU = torch.device("cpu")
 ATTENTION = "optimized_attention"  # an attribute of ComfyUI's modules that attend over space
-CHUNKED = "comfy_has_chunked_io"  # of ComfyUI's VAEs that move parts of a video to their device by themselves
+CHUNKED = "comfy_has_chunked_io"  # an attribute of ComfyUI's VAEs that move parts of a video to the device themselves
 
 
 def go_on() -> None:
-    """Nothing asks for an end."""
+    """The default check, which never raises."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """scale: pixels of a side of a latent's pixel. latent_channels, channels: of latents and of pictures. dims: of
+    """scale: how many pixels wide one latent pixel is. latent_channels, channels: of latents and of pictures. dims: of
     both, 4 or 5."""
 
     scale: int
@@ -52,16 +52,16 @@ class Sizes:
 class ParallelVAE:
     """Decodes and encodes on all ranks of an axis together, each with its band of rows.
 
-    Every rank calls with the same tensors, and the same random state where the class draws noise. The VAE's class is
-    not touched; outside of these calls the model computes as before. A latent of fewer rows than ranks is left to index
-    0 alone. Raises RequestError for a class that cannot be split, or is not known.
+    Every rank calls with the same tensors, and with the same random state if the class draws noise. The VAE's class is
+    unchanged; outside of these calls the model computes as before. If a latent has fewer rows than there are ranks,
+    only index 0 computes. Raises RequestError for a class that cannot be split or is unknown.
     """
 
     def __init__(
         self, vae: torch.nn.Module, axis: Axis, sizes: Sizes | None = None, results: Axis | None = None
     ) -> None:
-        """sizes: of a VAE that is not diffusers'. results: the same ranks, over which results are collected on the CPU;
-        without, they are on the device."""
+        """sizes: needed for a VAE that is not diffusers'. results: an axis over the same ranks to collect results on
+        the CPU; without it, results stay on the device."""
         self.kind = class_of(vae)
         if getattr(vae, "use_tiling", False):
             raise RequestError("A tiled VAE differs from a whole one.", "Call disable_tiling() before it is split.")
@@ -78,25 +78,24 @@ class ParallelVAE:
                 self.hooks.replace(module, ATTENTION, attend)
 
     def remove(self) -> None:
-        """Takes all of it off the VAE, and gives it its weights back if they are parked."""
+        """Removes everything from the VAE, and restores its weights if they are parked."""
         if self.parking.is_parked:
             self.parking.restore()
         self.hooks.remove()
 
     def decode(self, latents: torch.Tensor, check: Callable[[], None] = go_on) -> torch.Tensor | None:
-        """The pictures (B, C, H, W) or (B, C, T, H, W), about -1 to 1, on index 0 of the axis; None elsewhere.
+        """Returns the pictures (B, C, H, W) or (B, C, T, H, W), about -1 to 1, on index 0 of the axis; None elsewhere.
 
-        latents: as the VAE's decoder takes them, so with the model's scale and shift undone (ComfyUI's latents after
-        `process_out`). check: see BandFunctions. Raises RequestError, on every rank alike, for latents that the VAE
-        cannot take.
+        latents: for the VAE's decoder, without the model's scale and shift (ComfyUI's latents after `process_out`).
+        check: see BandFunctions. Raises RequestError on every rank alike for latents that the VAE cannot take.
         """
         self.check("latent", latents, self.sizes.latent_channels, 1)
         return self.run("decode", latents, latents.shape[ROWS], 1, self.sizes.scale, check)
 
     def encode(self, pictures: torch.Tensor, check: Callable[[], None] = go_on) -> torch.Tensor | None:
-        """The mean latents, not scaled, on index 0 of the axis; None elsewhere.
+        """Returns the mean latents, not scaled, on index 0 of the axis; None elsewhere.
 
-        pictures: (B, C, H, W) or (B, C, T, H, W), -1 to 1. Raises as `decode` does.
+        pictures: (B, C, H, W) or (B, C, T, H, W), -1 to 1. Raises what `decode` raises.
         """
         scale = self.sizes.scale
         self.check("image", pictures, self.sizes.channels, scale)
@@ -112,13 +111,13 @@ class ParallelVAE:
         scale_out: int,
         check: Callable[[], None],
     ) -> torch.Tensor | None:
-        """rows: of the latent. scale_in, scale_out: rows of what is given and of the result for each of them."""
+        """rows: of the latent. scale_in, scale_out: rows of the input and of the result for each latent row."""
         bands, axis = self.bands, self.bands.axis
-        call = {"decode": self.decoded, "encode": self.encoded}[direction]
+        call = {"decode": self.run_decoder, "encode": self.run_encoder}[direction]
         alone = rows < axis.degree or axis.degree == 1
         if alone and axis.index:
             return None
-        asked = go_on if alone and axis.degree > 1 else check  # nobody else asks
+        asked = go_on if alone and axis.degree > 1 else check  # the other ranks would not join the check
         functions = BandFunctions(bands, self.kind.attends_over_rows, self.kind.whole_sizes, asked)
         if alone:
             with functions:
@@ -130,23 +129,23 @@ class ParallelVAE:
                 band = call(whole.split(sizes, ROWS)[axis.index])
             if band.shape[ROWS] != bands.local_rows * scale_out:
                 raise RuntimeError(
-                    f"{type(self.vae).__name__} made {band.shape[ROWS]} rows of {bands.local_rows} of the latent, "
-                    f"and not {scale_out} of each."
+                    f"{type(self.vae).__name__} returned {band.shape[ROWS]} rows for {bands.local_rows} latent rows; "
+                    f"{scale_out} for each were expected."
                 )
-            return self.assembled(band, scale_out)
+            return self.assemble(band, scale_out)
 
-    def decoded(self, latents: torch.Tensor) -> torch.Tensor:
+    def run_decoder(self, latents: torch.Tensor) -> torch.Tensor:
         pictures = self.vae.decode(latents.to(self.device, self.dtype))
         return getattr(pictures, self.kind.pictures_at) if self.kind.pictures_at else pictures
 
-    def encoded(self, pictures: torch.Tensor) -> torch.Tensor:
+    def run_encoder(self, pictures: torch.Tensor) -> torch.Tensor:
         if getattr(self.vae, CHUNKED, False):
             return self.vae.encode(pictures.to(self.dtype), device=self.device)
         latents = self.vae.encode(pictures.to(self.device, self.dtype))
         return getattr(latents, self.kind.latents_at).mode() if self.kind.latents_at else latents
 
-    def assembled(self, band: torch.Tensor, scale: int) -> torch.Tensor | None:
-        """The whole of all ranks' bands, at index 0. No more of it is there twice than a band."""
+    def assemble(self, band: torch.Tensor, scale: int) -> torch.Tensor | None:
+        """Joins all ranks' bands at index 0. At any time, only one band exists twice in memory."""
         axis = self.results or self.bands.axis
         if self.results:
             band = band.to(CPU)
@@ -166,22 +165,26 @@ class ParallelVAE:
         return whole
 
     def check(self, kind: str, tensor: torch.Tensor, channels: int, least: int) -> None:
-        """Raises RequestError for a latent or picture that is of other sizes, or not finite."""
+        """Raises RequestError for a latent or picture with wrong sizes, or with values that are not finite."""
         dims = self.sizes.dims
         if tensor.ndim != dims or tensor.shape[1] != channels or not tensor.numel() or min(tensor.shape[-2:]) < least:
             frames = "frames, " if dims > 4 else ""
             raise RequestError(
-                f"The {kind} has shape {tuple(tensor.shape)}, and this VAE takes (batch, {channels}, {frames}height, "
+                f"The {kind} has shape {tuple(tensor.shape)}, but this VAE takes (batch, {channels}, {frames}height, "
                 f"width) with sides of {least} or more.",
                 "Use the VAE that belongs to the model.",
             )
-        if not torch.stack(tensor.aminmax()).isfinite().all():  # without a copy of what may be a long video
-            raise RequestError(f"The {kind} holds NaN or infinite values; the node that made it went wrong.")
+        if not torch.stack(tensor.aminmax()).isfinite().all():  # makes no copy, which for a long video would be large
+            raise RequestError(
+                f"The {kind} holds NaN or infinite values.", f"Check the node that made the {kind}; it went wrong."
+            )
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Attention over the pixels of (B, C, …), in place of ComfyUI's, which, where memory is short, goes a way of its
-    own, that a band alone cannot."""
+    """Attention over the pixels of (B, C, …), in place of ComfyUI's.
+
+    With little memory ComfyUI's splits its work in a way that one band cannot follow.
+    """
     shape = query.shape
     query, key, value = (each.flatten(2).transpose(1, 2).unsqueeze(1).contiguous() for each in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value).squeeze(1).transpose(1, 2).reshape(shape)

@@ -172,7 +172,7 @@ def test_another_kind_is_refused_by_name_with_what_to_do(kind: str, monkeypatch:
 
 def test_a_torch_without_the_library_of_the_kind_is_named(machine: Machine) -> None:
     machine.patch.setattr(dist, "is_backend_available", lambda name: name == "gloo")
-    with pytest.raises(DeviceError, match=rf"has no {BACKENDS[machine.kind]}, by which {machine.kind} devices"):
+    with pytest.raises(DeviceError, match=rf"has no {BACKENDS[machine.kind]}, which {machine.kind} devices need"):
         device.group_backends(machine.kind)
 
 

@@ -20,7 +20,7 @@ from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ON, ParallelPlan
-from parallel_backend.rates import measured
+from parallel_backend.rates import measure_ranks
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
 from parallel_backend.transformer import ParallelTransformer
@@ -362,7 +362,7 @@ class Operations:
         """How fast all ranks compute, and their links are, as JSON, byte by byte. Raises RequestError for one rank."""
         if dist.get_world_size() == 1:
             raise RequestError("There are no links between ranks where there is one.", "Use a plan of several ranks.")
-        figures = measured(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
+        figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
         release_memory(self.state.device)
         told = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
         return None if dist.get_rank() else {MEASURED: told}

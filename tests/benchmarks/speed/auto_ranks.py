@@ -24,7 +24,7 @@ from parallel_backend.groups.timeline import Timeline
 from parallel_backend.models import spec_for
 from parallel_backend.models.overlap_rows import rows_beside
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.rates import measured
+from parallel_backend.rates import measure_ranks
 from parallel_backend.seams.forward import ForwardCost as Running
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.contest import CPU, UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
@@ -179,7 +179,7 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
     case = replace(CASES[name], depth=depth, latents=sizes[size])
     set_rate(namespace, UNLIMITED)
     world = meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
-    ranks = Machine.of(measured(world, CPU, torch.float32, None))
+    ranks = Machine.of(measure_ranks(world, CPU, torch.float32, None))
     contest = Contest(case, meshes, ranks)
     found = {}
     for turn, profile in enumerate(options["profiles"]):
@@ -187,7 +187,7 @@ def run(name: str, size: str, meshes: Meshes, namespace: str, options: dict) -> 
         set_rate(namespace, UNLIMITED)
         rate = PROFILES[profile].rate(contest.measured_speed(), shrink=case.shrink)
         set_rate(namespace, rate)
-        machine = replace(Machine.of(measured(world, CPU, torch.float32, None)), speeds=ranks.speeds)
+        machine = replace(Machine.of(measure_ranks(world, CPU, torch.float32, None)), speeds=ranks.speeds)
         found[profile] = {"rate": rate, "machine": machine.to_json()} | contest.measure(
             machine, options["rounds"], turn
         )

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import speeds_of
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.rates import measured
+from parallel_backend.rates import measure_ranks
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.auto_ranks import forward_cost
@@ -69,7 +69,7 @@ def main(options: str, file: str) -> None:
     meshes = Meshes()
     with throttled(spare_half(dist.get_world_size()) * asked["slowed"][dist.get_rank()]):
         axis = meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
-        machine = Machine.of(measured(axis, CPU, torch.float32, None))
+        machine = Machine.of(measure_ranks(axis, CPU, torch.float32, None))
         speeds = speeds_of(forward_cost(CASE), machine)
         model = CASE.model()
         runs: dict[tuple[str, str], Sampling] = {}

@@ -50,7 +50,7 @@ def functions(rows: int = 6, check: Callable[[], None] = lambda: None) -> BandFu
         ("roll", lambda: torch.roll(BAND, 1, 2)),
         ("unfold", lambda: F.unfold(BAND, 3)),
         ("attention with a mask", lambda: F.scaled_dot_product_attention(BAND, BAND, BAND, is_causal=True)),
-        ("noise of the shape", lambda: torch.randn(1, 4, 7, 8)),
+        ("noise of shape", lambda: torch.randn(1, 4, 7, 8)),
         ("rand_like", lambda: torch.rand_like(BAND)),
     ],
 )
