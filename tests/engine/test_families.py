@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
 from tests.support.cases.references import plain_diffusers, relative_error
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import running
@@ -32,9 +32,11 @@ PLANS: list[Degrees] = [
 ]
 BF16_PLANS = [{"ulysses": 2}]
 BF16_TOLERANCE = 2e-2
-# The gate has every family under each way to split alone, on two ranks; and under the plans of four these: one stream
-# with cross-attention, two streams, and a video's.
+# The gate has every family with its tokens split between two ranks, unevenly, and with its calls split; each by one of
+# two plans in turn, which meet the same seams of a family. Under every plan it has these: one stream with
+# cross-attention, of both shapes, two streams, and a video's.
 UNDER_EVERY_PLAN = ("pixart-alpha", "flux-dev", "wan-t2v")
+IN_TURN: dict[str, list[Degrees]] = {UNEVEN: [{"ulysses": 2}, {"ring": 2}], SQUARE: [{"cfg": 2}, {"dp": 2}]}
 
 
 # Devices of unlike speed: tokens and rows by it, one with next to nothing among them.
@@ -54,12 +56,15 @@ def world_size(plan: Degrees) -> int:
     return ParallelPlan.from_json(plan).world_size
 
 
-def marks(family: str, plan: Degrees) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] if (world_size(plan) > 2 or "speeds" in plan) and family not in UNDER_EVERY_PLAN else []
+def is_quick(family: str, plan: Degrees, shape: str) -> bool:
+    if family in UNDER_EVERY_PLAN:
+        return shape != SQUARE or family == UNDER_EVERY_PLAN[0]
+    turns = IN_TURN.get(shape, IN_TURN[UNEVEN])
+    return plan == turns[list(FAMILIES).index(family) % len(turns)]
 
 
 CASES = [
-    pytest.param(family, plan, shape, marks=marks(family, plan))
+    pytest.param(family, plan, shape, marks=[] if is_quick(family, plan, shape) else [pytest.mark.slow])
     for family in FAMILIES
     for plan in PLANS + SPEED_PLANS
     for shape in FAMILIES[family].shapes

@@ -38,7 +38,10 @@ SPEEDS = [
     {"pipefusion": 2, "patches": 1, "speeds": [1, 0.4]},
     {"pipefusion": 2, "ring": 2, "patches": 3, "speeds": [1, 0.5, 0.25, 1]},
 ]
-UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")  # the gate has the others on two ranks, alike
+UNDER_EVERY_PLAN = ("flux-dev", "wan-vace")
+# The ways to split a row between two ranks. The gate has each row once under each way, by its plans in turn: a way's
+# plans meet the same seams of a class.
+WAYS: list[list[Degrees]] = [PLANS[:1], PLANS[1:3], STAGES[:2]]
 
 
 def ranks_of(plan: Degrees) -> int:
@@ -51,7 +54,11 @@ def serial(plan: Degrees) -> Degrees:
 
 
 def is_slow(row: str, plan: Degrees) -> bool:
-    return row in LONG or ((ranks_of(plan) > 2 or "speeds" in plan) and row not in UNDER_EVERY_PLAN)
+    if row in LONG or row in UNDER_EVERY_PLAN:
+        return row in LONG
+    place = list(ROWS).index(row)
+    ways = ([each for each in way if allows(row, each)] for way in WAYS)
+    return plan not in [way[place % len(way)] for way in ways if way]
 
 
 CASES = [
