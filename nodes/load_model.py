@@ -12,7 +12,7 @@ from comfy_api.latest import io
 
 from ..parallel_backend.costs.auto import PlanOfRun
 from ..parallel_backend.errors import RequestError
-from ..parallel_backend.models import spec_for
+from ..parallel_backend.models import adapter_for
 from ..parallel_backend.plan import ParallelPlan
 from ..parallel_backend.weights.loading import DTYPES
 from .errors import Refused
@@ -106,7 +106,7 @@ def folder_model(
     model_name: str, description: ModelDescription, dtype: str, plan: ParallelPlan | None, group: int
 ) -> RemoteModelPatcher:
     """The MODEL of a diffusers folder, which diffusers' class runs. Raises Refused, RequestError."""
-    spec = spec_for(description.model_class)
+    spec = adapter_for(description.model_class)
     family = family_for(description.model_class)
     if family is None:
         raise Refused(f"{description.model_class} runs in scripts only (docs/scripts.md); the editor has none yet.")

@@ -15,8 +15,8 @@ from ..parallel_backend.axes import BATCH_AXES, BY_NAME
 from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
-from ..parallel_backend.models import ModelSpec
-from ..parallel_backend.models.comfyui.checks import changes_of, check_module, sizes_of
+from ..parallel_backend.models import Adapter
+from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import (
     ATTENTION,
     COMPILE,
@@ -196,16 +196,16 @@ class ResolvedPlan(NamedTuple):
     note: tuple[Remark, ...] = ()
 
 
-def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], spec: ModelSpec) -> ResolvedPlan:
-    """The plan to run on this machine, `None` being auto. config, spec: of the model.
+def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], adapter: Adapter) -> ResolvedPlan:
+    """The plan to run on this machine, `None` being auto. config, adapter: of the model.
 
     Raises PlanError if the model or the machine forbids it.
     """
     if plan is None:
-        chosen = ParallelPlan.auto(device_count(), spec.sizes(config).heads, spec.guided(config))
+        chosen = ParallelPlan.auto(device_count(), adapter.sizes(config).heads, adapter.guided(config))
         return ResolvedPlan(chosen, tuple(left_out(devices_of_machine())))
     resolved = fit_to_machine(plan)  # first: what is advised for the model has as many ranks as were asked for
-    plan.check_model(**spec.limits(config))
+    plan.check_model(**adapter.limits(config))
     return resolved
 
 

@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from .axes import LAST_AXES
 from .device import generators
+from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
 from .groups.collectives import gather_numbers
 from .groups.mesh import Axis, build_mesh, replica_axis
-from .models import spec_for
+from .models import adapter_for
+from .models.checks import check_module
 from .plan import ON, ParallelPlan
 from .seams.batch import BatchSplit
-from .transformer import ParallelTransformer
 from .weights.folder import transformer_source
 from .weights.placement import WeightPlacement
 from .weights.sizes import FETCHED
@@ -70,11 +71,12 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             "compile",
         )
     for model in models:  # before any group is made
-        plan.check_model(**spec_for(type(model).__name__).limits(model.config))
+        adapter_for(type(model).__name__)  # refuses an unknown class
+        check_module(plan, model)
     mesh = build_mesh(plan, models[0].device)
     for model in models:
-        transformer = ParallelTransformer(model, mesh, remembers=False)
-        BatchSplit(model, transformer.spec, mesh["batch"], transformer.hooks)
+        transformer = DiffusersModel(model, mesh, remembers=False)
+        BatchSplit(model, transformer.adapter, mesh["batch"], transformer.slot, transformer.hooks)
         transformer.hooks.replace(model, ATTRIBUTE, transformer)
     share_random_state(mesh.device)
 
@@ -90,7 +92,7 @@ def unparallelize(pipeline: Any) -> None:
             f"This {type(pipeline).__name__} is not parallel.",
             "Call unparallelize with the pipeline that parallelize was called with.",
         )
-    transformers: list[ParallelTransformer] = [getattr(model, ATTRIBUTE) for model in models]
+    transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
     for transformer in transformers:
         transformer.remove()
     transformers[0].mesh.close()  # they share it
@@ -102,14 +104,14 @@ def transformers_of(pipeline: Any) -> list[ModelMixin]:
 
 def load_transformer(
     folder: str | Path, plan: ParallelPlan, device: torch.device, dtype: str = "fp32"
-) -> ParallelTransformer:
+) -> DiffusersModel:
     """This rank's part of the transformer in a diffusers pipeline folder; no other weights are read.
 
     device: what `start_distributed` returned. dtype: fp32, bf16 or fp16. Raises PlanError, UnknownModelError,
     ModelFileError.
     """
     check_world(plan)
-    transformer = ParallelTransformer.build(transformer_source(folder, dtype), build_mesh(plan, device))
+    transformer = DiffusersModel.build(transformer_source(folder, dtype), build_mesh(plan, device))
     WeightPlacement().place(AllRanks(device), transformer, plan)
     return transformer
 

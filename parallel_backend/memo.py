@@ -9,19 +9,19 @@ import torch
 
 from .hooks import Hooks
 
-MAX_HELD = 2  # cond and uncond, where they run apart
+MAX_KEPT = 2  # cond and uncond, where they run apart
 
 
 class Memo:
-    """Stands before a module's forward: an earlier result is given again for the same input, told by its memory.
+    """Stands before a module's forward: an earlier result is given again for the same input, known by its memory.
 
-    Inputs are held, so that their memory cannot become another tensor's; nothing may write to it.
+    Inputs are kept, so that their memory cannot become another tensor's; nothing may write to it.
     """
 
     def __init__(self, module: torch.nn.Module, hooks: Hooks) -> None:
         self.module = module
         self.compute = module.forward
-        self.held: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.kept: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
         module.forward = self
         hooks.on_removal(self.take_off)
 
@@ -29,14 +29,14 @@ class Memo:
         if type(tensor) is not torch.Tensor:  # a subclass's memory may say nothing of what it is
             return self.compute(tensor)
         key = identity(tensor)
-        if key not in self.held:
-            if len(self.held) == MAX_HELD:
-                del self.held[next(iter(self.held))]
-            self.held[key] = (tensor, self.compute(tensor))
-        return self.held[key][1]
+        if key not in self.kept:
+            if len(self.kept) == MAX_KEPT:
+                del self.kept[next(iter(self.kept))]
+            self.kept[key] = (tensor, self.compute(tensor))
+        return self.kept[key][1]
 
     def forget(self) -> None:
-        self.held.clear()
+        self.kept.clear()
 
     def take_off(self) -> None:
         """Gives the module back the forward behind this one, which may have come after it."""

@@ -32,39 +32,48 @@ UNEVEN = Fraction(5, 4)  # of an even share of the heads, what an automatic plan
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Degrees of parallelism, whose product is the world size, how PipeFusion uses its stages, attention's kernel, and
-    where the weights of blocks wait.
+    """How ranks share a model's work: degrees, execution, placement. The degrees' product is the world size.
 
+    Degrees:
     dp: groups that share the batch by images.
     cfg: groups that share the batch so that cond and uncond of classifier-free guidance run side by side.
-    pipefusion: stages that share the blocks (https://arxiv.org/abs/2405.14430); patches: into how many the image's
-    tokens fall there, 0 meaning one a stage; sync_steps: how many steps run whole before patches see stale keys.
+    pipefusion: stages that share the blocks (https://arxiv.org/abs/2405.14430).
     ring: ranks that share the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
     ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
     ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
-    attention: the kernel that computes it; auto takes the best that the device has.
-    weights: whole on each rank; or shared out over the ranks that compute with the same, or in the host's memory, from
-    where they are fetched for each forward, block by block. auto: whole where that fits, else the fewest that must go.
-    weight_blocks: of how many of a rank's blocks that is so; 0 meaning all. auto chooses these too.
+
+    Execution:
+    patches: how many parts PipeFusion cuts the image's tokens into; 0 is one a stage.
+    sync_steps: how many steps run whole before patches see stale keys.
+    attention: attention's kernel; auto takes the best that the device has.
     compile: whether blocks run through `torch.compile`; auto: on a GPU, for samplings of at least COMPILED_STEPS steps.
-    exchange_dtype: in which numbers ulysses and ring send keys, values, queries and results: the model's own, or in
+    exchange_dtype: the numbers in which ulysses and ring send keys, values, queries and results: the model's own, or
     fp8, float8 e4m3 with a scale for each token's head, which is lossy.
-    speeds: how fast each rank's device is beside the others, by rank, in any unit; what ranks share is shared out in
-    this proportion. Empty: all alike.
+
+    Placement:
+    weights: whole on each rank; or shared out over the ranks that compute with the same weights, or in the host's
+    memory, from where they are fetched for each forward, block by block. auto: whole where that fits, else as few
+    fetched blocks as possible.
+    weight_blocks: how many of a rank's blocks are fetched; 0 is all. auto chooses these, too.
+    speeds: how fast each rank's device is beside the others, by rank, in any unit. Ranks share work in this proportion.
+    Empty: all are alike.
     """
 
+    # Degrees.
     dp: int = 1
     cfg: int = 1
     pipefusion: int = 1
     ring: int = 1
     ulysses: int = 1
+    # Execution.
     patches: int = 0
     sync_steps: int = 1
     attention: str = "auto"
-    weights: str = AUTO
-    weight_blocks: int = 0
     compile: str = OFF
     exchange_dtype: str = MODEL
+    # Placement.
+    weights: str = AUTO
+    weight_blocks: int = 0
     speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1196,10 +1196,10 @@ const NO_AXES = [
   'patches',
   'sync_steps',
   'attention',
-  'weights',
-  'weight_blocks',
   'compile',
   'exchange_dtype',
+  'weights',
+  'weight_blocks',
   'speeds'
 ];
 

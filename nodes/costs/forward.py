@@ -13,9 +13,9 @@ import torch
 from comfy.ldm.modules.attention import attention_pytorch
 
 from ...parallel_backend.costs.forward import META, ForwardCost, forward_of
-from ...parallel_backend.models.comfyui import host_spec
-from ...parallel_backend.models.comfyui.checks import kv_heads_of, modules_at, sizes_of
-from ...parallel_backend.models.overlap_rows import rows_beside
+from ...parallel_backend.models import spec_of
+from ...parallel_backend.models.checks import modules_at, sizes_of
+from ...parallel_backend.models.parallel_mlp import count_mlp_rows
 
 TEXT = 512  # tokens, where nobody knows yet what is sampled with
 # Arguments that a class needs beside latents and timestep, before there is anything to give; a width is the model's.
@@ -31,13 +31,12 @@ def forward_of_call(
     own = copy.copy(module)
     for name in REPLACED:
         vars(own).pop(name, None)
-    spec = host_spec(type(module))
+    spec = spec_of(type(module))
     blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
     given = {name: without_memory(value) for name, value in kwargs.items() if name != "transformer_options"}
     given["transformer_options"] = {"optimized_attention_override": attend}
-    heads, head_dim = sizes_of(module, spec)[:2] if spec and spec.blocks else (1, 0)
-    beside = [rows_beside(block, each.beside, heads * head_dim) for each, block in blocks]
-    kv_heads = kv_heads_of(module, spec) if spec else None
+    heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.blocks else (1, 0, None)
+    beside = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
     try:
         run = lambda: type(module).forward(own, *map(without_memory, args), **given)  # noqa: E731
         return forward_of(

@@ -15,7 +15,7 @@ from ...parallel_backend.costs.correct import Correction, preferred
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.errors import PlanError
-from ...parallel_backend.models.comfyui.checks import check_module
+from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import MODEL, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes

@@ -16,7 +16,7 @@ from comfy.ldm.modules import attention
 from ...parallel_backend.errors import ModelFileError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
-from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_host
+from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_model
 from ...worker.comfyui.model import (
     META,
     build_empty,
@@ -182,7 +182,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"first is {missing[0]}; the file is incomplete or of another model.",
             "Download it again.",
         )
-    sizes = sizes_of_host(model.diffusion_model)
+    sizes = sizes_of_model(model.diffusion_model)
     return HostFile(path, model, chosen, cast, sizes, wanted.fast, bool(beside))
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...parallel_backend.errors import Explanation, ModelFileError
-from ...parallel_backend.models import spec_for
+from ...parallel_backend.models import adapter_for
 from ...parallel_backend.weights.folder import model_class, read_json
 from ...parallel_backend.weights.loading import ModelSource
 
@@ -142,7 +142,7 @@ def describe_folder(folder: Path) -> ModelDescription:
         if key not in config:
             raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}.", "Download the model again.")
     try:
-        spec_for(model_class(config)).sizes(config)
+        adapter_for(model_class(config)).sizes(config)
     except KeyError as error:
         raise ModelFileError(f"{transformer / 'config.json'} has no {error}.", "Download the model again.") from error
     files = sorted(transformer.glob("*.safetensors"))

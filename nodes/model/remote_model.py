@@ -9,7 +9,7 @@ import torch
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.patcher_extension import WrappersMP
 
-from ...parallel_backend.models import spec_for
+from ...parallel_backend.models import adapter_for
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import ModelSource
 from ...parallel_backend.weights.sizes import sizes_of_source
@@ -67,7 +67,7 @@ class RemoteDiT(RemoteWeights, torch.nn.Module):
         self.dtype = dtype
         self.schedule = schedule
         self.names = names
-        self.limits = spec_for(source.model_class).limits(source.config)
+        self.limits = adapter_for(source.model_class).limits(source.config)
 
     def forward(
         self,

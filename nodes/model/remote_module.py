@@ -17,7 +17,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work
-from ...parallel_backend.models.comfyui.checks import check_module
+from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...parallel_backend.weights.sizes import WeightSizes

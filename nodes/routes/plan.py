@@ -19,9 +19,8 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
-from ...parallel_backend.models import spec_for
-from ...parallel_backend.models.comfyui import host_spec
-from ...parallel_backend.models.comfyui.checks import sizes_of
+from ...parallel_backend.models import adapter_for, spec_of
+from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import sizes_in_fp8, sizes_of_source
@@ -261,7 +260,7 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     description = describe_folder(path)
     if (family := family_for(description.model_class)) is None:
         raise RequestError(f"{description.model_class} runs in scripts only (docs/scripts.md).")
-    spec, config, model = spec_for(description.model_class), description.config, family.build(description)
+    spec, config, model = adapter_for(description.model_class), description.config, family.build(description)
     chosen = folder_dtype(path.name, dtype, description, model)
     model.model_config.set_inference_dtype(chosen, None)
     # Of which ComfyUI's estimate of a forward asks the dtype.
@@ -269,14 +268,14 @@ def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     sizes = sizes_of_source(description.source(next(name for name, one in DTYPES.items() if one == chosen)))
     smaller = (("would_bf16", sizes_of_source(description.source(BF16))),) if chosen == torch.float32 else ()
     memory = ModelMemory(sizes, model, smaller)
-    resolve = functools.partial(resolve_plan, config=config, spec=spec)
+    resolve = functools.partial(resolve_plan, config=config, adapter=spec)
     return Bounds(resolve, spec.sizes(config).heads, memory, spec.guided(config))
 
 
 def bounds_of_host_file(file: HostFile) -> Bounds:
     """Of a file that ComfyUI's own class runs."""
     module = file.module
-    spec = host_spec(type(module))
+    spec = spec_of(type(module))
     heads = sizes_of(module, spec).heads if spec and spec.blocks else None
     costs = file.costs()
     resolve_own = functools.partial(resolve_host_plan, module=module)

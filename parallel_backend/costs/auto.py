@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 import torch
 
 from ..axes import BATCH_AXES
-from ..models.comfyui.checks import changes_of, sizes_of
-from ..models.comfyui.spec import HostSpec, host_spec
+from ..models.checks import changes_of, sizes_of
+from ..models.spec import ModelSpec, spec_of
 from ..plan import ParallelPlan, ulysses_of
 from .forward import ForwardCost
 
@@ -45,15 +45,15 @@ class Work:
         return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1)
 
 
-def shareable(model: torch.nn.Module) -> HostSpec | None:
+def shareable(model: torch.nn.Module) -> ModelSpec | None:
     """The spec of the model's class, if it says how tokens are shared, and fits the class."""
-    spec = host_spec(type(model))
+    spec = spec_of(type(model))
     return None if spec is None or spec.unshared or changes_of(model) else spec
 
 
 def couples(model: torch.nn.Module) -> bool:
     """Whether the rows of the model's batch cannot be computed apart."""
-    spec = host_spec(type(model))
+    spec = spec_of(type(model))
     return spec is not None and spec.couples(model)
 
 

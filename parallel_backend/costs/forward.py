@@ -213,8 +213,8 @@ def forward_of(
     """What a forward takes, for each of its rows.
 
     model: on the meta device, or anywhere if `run` gives it tensors of its device that have no memory. run: calls it
-    with tensors on the meta device, of so many rows in all, and returns its result. beside: as `rows_beside` has it, of
-    all blocks. itemsize: of what it computes in, if that is not the dtype of its parameters. peak: bytes
+    with tensors on the meta device, of so many rows in all, and returns its result. beside: `count_mlp_rows` of all
+    blocks. itemsize: of what it computes in, if that is not the dtype of its parameters. peak: bytes
     beside the weights for one row, where the model tells them. Raises what the model's
     code raises that looks at values.
     """

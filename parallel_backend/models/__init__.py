@@ -1,10 +1,11 @@
-"""Model families as data: one spec a diffusers class. Imports no diffusers; see README.md to add a family."""
+"""Model classes as data: one spec a class. Imports neither diffusers nor ComfyUI; see README.md to add one."""
 
 from . import (
     auraflow,
     chroma,
     cogvideox,
     cogview4,
+    comfyui,
     dit,
     flux,
     flux2,
@@ -18,15 +19,20 @@ from . import (
     wan,
     zimage,
 )
-from .spec import ModelSpec, SideInput, model_classes, spec_for
+from .adapter import Adapter, adapter_for, model_classes
+from .spec import BlockList, ModelSpec, comfyui_classes, spec_named, spec_of
 
 __all__ = [
+    "Adapter",
+    "BlockList",
     "ModelSpec",
-    "SideInput",
+    "adapter_for",
     "auraflow",
     "chroma",
     "cogvideox",
     "cogview4",
+    "comfyui",
+    "comfyui_classes",
     "dit",
     "flux",
     "flux2",
@@ -38,7 +44,8 @@ __all__ = [
     "pixart",
     "qwenimage",
     "sd3",
-    "spec_for",
+    "spec_named",
+    "spec_of",
     "wan",
     "zimage",
 ]

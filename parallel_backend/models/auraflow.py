@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..hooks import Hooks
-from .spec import Config, ModelSpec, Sizes, Tensors, register
+from .adapter import Adapter, Config, Sizes, Tensors, register_adapter
+from .spec import BlockList, ModelSpec
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -46,17 +48,32 @@ def place_by_start(model: ModelMixin, hooks: Hooks) -> None:
     hooks.replace(table, "pe_selection_index_based_on_dim", positions)
 
 
-register(
-    ModelSpec(
-        model_class="AuraFlowTransformer2DModel",
-        blocks=("joint_transformer_blocks", "single_transformer_blocks"),
-        streams=("hidden_states", "encoder_hidden_states"),
-        returned=("encoder_hidden_states", "hidden_states"),
-        joined={"single_transformer_blocks": ("encoder_hidden_states", "hidden_states")},
-        self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
+JOINT = BlockList(
+    path="joint_transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    whole=("temb", "attention_kwargs"),
+    chained=True,
+)
+SINGLE = replace(
+    JOINT,
+    path="single_transformer_blocks",
+    tokens={"hidden_states": "txt+img"},
+    returns="txt+img",
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "AuraFlowTransformer2DModel",
+            (JOINT, SINGLE),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", START),
         optional=(START,),
-        head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim"},
         sizes=lambda config: Sizes(
             config["num_attention_heads"],
@@ -67,6 +84,5 @@ register(
         timestep_scale=1e-3,
         prepare=place_by_start,
         inputs=inputs,
-        output=lambda config, sample, latents: sample,
     )
 )

@@ -1,12 +1,14 @@
 """Chroma (https://huggingface.co/lodestones/Chroma1-HD): Flux.1 without pooled text, its modulation distilled."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from . import flux
-from .overlap_rows import MLP_BESIDE
+from .adapter import Adapter, Config, Tensors, register_adapter
 from .packing import unpack
-from .spec import Config, ModelSpec, SideInput, Tensors, register
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -19,19 +21,34 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return keywords
 
 
-register(
-    ModelSpec(
-        model_class="ChromaTransformer2DModel",
-        blocks=("transformer_blocks", "single_transformer_blocks"),
-        streams=("hidden_states", "encoder_hidden_states"),
-        returned=("encoder_hidden_states", "hidden_states"),
-        joined={"single_transformer_blocks": ("encoder_hidden_states", "hidden_states")},
-        self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
-        beside=MLP_BESIDE,
-        side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
+DOUBLE = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    sides={"image_rotary_emb": (0, "txt+img")},
+    whole=("temb", "attention_mask", "joint_attention_kwargs"),
+    chained=True,
+)
+SINGLE = replace(
+    DOUBLE,
+    path="single_transformer_blocks",
+    tokens={"hidden_states": "txt+img"},
+    returns="txt+img",
+    parallel_mlp=flux.PARALLEL_MLP,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "ChromaTransformer2DModel",
+            (DOUBLE, SINGLE),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
-        head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (flux.channels(config), (2, 2)),
         timestep_scale=1e-3,

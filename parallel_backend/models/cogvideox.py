@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from .adapter import Adapter, Config, Tensors, needs, register_adapter
 from .rotary import rotary_3d
-from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
+from .spec import BlockList, ModelSpec
 
 
 def inputs(
@@ -22,13 +23,24 @@ def inputs(
     }
 
 
-register(
-    ModelSpec(
-        model_class="CogVideoXTransformer3DModel",
-        blocks=("transformer_blocks",),
-        streams=("hidden_states", "encoder_hidden_states"),
-        self_attention={"attn1": ("encoder_hidden_states", "hidden_states")},
-        side_inputs=(SideInput("image_rotary_emb", 0, ("hidden_states",)),),
+BLOCKS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("img", "txt"),
+    attention={"attn1": "txt+img"},
+    sides={"image_rotary_emb": (0, "img")},
+    whole=("temb", "attention_kwargs"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "CogVideoXTransformer3DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
         widths={"encoder_hidden_states": "text_embed_dim"},

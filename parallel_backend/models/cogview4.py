@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .spec import ModelSpec, SideInput, register
+from .adapter import Adapter, register_adapter
+from .spec import BlockList, ModelSpec
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -15,32 +16,43 @@ if TYPE_CHECKING:
 
 
 def prepare(model: ModelMixin, hooks: Hooks) -> None:
-    """The model makes its rotary embedding on the CPU, whatever it runs on, and every block takes it to its device, for
-    which the host waits."""
+    """Moves the rotary embedding to the device once a forward. The model makes it on the CPU, and each block would move
+    it and have the host wait."""
 
-    def bring(_module: torch.nn.Module, args: tuple, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def bring(_module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         (latents,) = args
-        return tuple(part.to(latents.device) for part in made)
+        return tuple(part.to(latents.device) for part in rotary)
 
     hooks.after(model.get_submodule("rope"), bring)
 
 
-register(
-    ModelSpec(
-        model_class="CogView4Transformer2DModel",
-        blocks=("transformer_blocks",),
-        streams=("hidden_states", "encoder_hidden_states"),
-        self_attention={"attn1": ("encoder_hidden_states", "hidden_states")},
-        side_inputs=(SideInput("image_rotary_emb", 0, ("hidden_states",)),),
+BLOCKS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("img", "txt"),
+    attention={"attn1": "txt+img"},
+    sides={"image_rotary_emb": (0, "img")},
+    whole=("temb", "attention_kwargs"),
+    refused=("attention_mask",),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "CogView4Transformer2DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "original_size", "target_size", "crop_coords"),
-        head="proj_out",
         widths={"encoder_hidden_states": "text_embed_dim"},
         inputs=lambda config, latents, timestep, conditions: {
             "hidden_states": latents,
             "timestep": timestep,
             **conditions,
         },
-        output=lambda config, sample, latents: sample,
         prepare=prepare,
     )
 )

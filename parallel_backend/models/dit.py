@@ -1,7 +1,10 @@
 """DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model."""
 
+from dataclasses import replace
+
 from ..errors import RequestError
-from .spec import Config, ModelSpec, Tensors, register
+from .adapter import Adapter, Config, Tensors, register_adapter
+from .spec import BlockList, ModelSpec
 from .unpatchify import fill_square, from_square
 
 
@@ -13,12 +16,27 @@ def check(config: Config, conditions: Tensors) -> None:
         )
 
 
-register(
-    ModelSpec(
-        model_class="DiTTransformer2DModel",
-        blocks=("transformer_blocks",),
-        streams=("hidden_states",),
-        self_attention={"attn1": ("hidden_states",)},
+BLOCKS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img"},
+    returns="img",
+    attention={"attn1": "img"},
+    whole=(
+        "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "timestep", "cross_attention_kwargs",
+        "class_labels", "added_cond_kwargs",
+    ),
+    chained=True,
+)  # fmt: skip
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "DiTTransformer2DModel",
+            (replace(BLOCKS, shared=("transformer_blocks.0.norm1.emb",)),),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out_2", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+        ),
         conditions=("class_labels",),
         inputs=lambda config, latents, timestep, conditions: {
             "hidden_states": latents,
@@ -28,9 +46,7 @@ register(
         output=lambda config, square, latents: from_square(
             square[:, : config["in_channels"]], config["patch_size"], *latents.shape[-2:]
         ),
-        head="proj_out_2",
         check=check,
-        shared=("transformer_blocks.0.norm1.emb",),
         prepare=lambda model, hooks: fill_square(model.get_submodule("proj_out_2"), hooks),
     )
 )

@@ -1,11 +1,15 @@
 """Flux.1 (https://github.com/black-forest-labs/flux): dev and schnell, Fill, Canny and Depth, Kontext."""
 
+from dataclasses import replace
+
 import torch
 
-from .overlap_rows import MLP_BESIDE
+from .adapter import Adapter, Config, Tensors, needs, register_adapter
 from .packing import REFERENCES, Grid, pack, unpack, without
-from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
+from .spec import OTHER, BlockList, ModelSpec
 
+# The MLP that runs parallel to attention in single blocks.
+PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}
 OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
 
 
@@ -35,20 +39,29 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return {"hidden_states": tokens_BSD, "img_ids": image_ids, "txt_ids": txt_ids, "timestep": sigma_B, **others}
 
 
-register(
-    ModelSpec(
-        model_class="FluxTransformer2DModel",
-        blocks=("transformer_blocks", "single_transformer_blocks"),
-        streams=("hidden_states", "encoder_hidden_states"),
-        returned=("encoder_hidden_states", "hidden_states"),
-        self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
-        beside=MLP_BESIDE,
-        side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
+DOUBLE = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    sides={"image_rotary_emb": (0, "txt+img")},
+    whole=("temb", "joint_attention_kwargs"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "FluxTransformer2DModel",
+            (DOUBLE, replace(DOUBLE, path="single_transformer_blocks", parallel_mlp=PARALLEL_MLP)),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,
         appended=REFERENCES,
         uniform=("image_ids",),
-        head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),
         guided=lambda _config: False,

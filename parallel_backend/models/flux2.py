@@ -1,10 +1,13 @@
 """Flux.2 dev, with the guidance scale as a condition, and klein (https://github.com/black-forest-labs/flux2)."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
+from .adapter import Adapter, Config, Tensors, needs, register_adapter
 from .packing import REFERENCES, without
-from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
+from .spec import BlockList, ModelSpec
 
 REFERENCE_DISTANCE = 10
 
@@ -34,20 +37,37 @@ def output(_config: Config, tokens_BSD: torch.Tensor, latents_BCHW: torch.Tensor
     return tokens_BSD[:, : latents_BCHW[0, 0].numel()].transpose(1, 2).reshape(latents_BCHW.shape)
 
 
-register(
-    ModelSpec(
-        model_class="Flux2Transformer2DModel",
-        blocks=("transformer_blocks", "single_transformer_blocks"),
-        streams=("hidden_states", "encoder_hidden_states"),
-        returned=("encoder_hidden_states", "hidden_states"),
-        joined={"single_transformer_blocks": ("encoder_hidden_states", "hidden_states")},
-        self_attention={"attn": ("encoder_hidden_states", "hidden_states")},
-        beside={"attn.to_qkv_mlp_proj": "qkv+"},
-        side_inputs=(SideInput("image_rotary_emb", 0, ("encoder_hidden_states", "hidden_states")),),
+DOUBLE = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    sides={"image_rotary_emb": (0, "txt+img")},
+    whole=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"),
+    chained=True,
+)
+SINGLE = replace(
+    DOUBLE,
+    path="single_transformer_blocks",
+    tokens={"hidden_states": "txt+img"},
+    returns="txt+img",
+    parallel_mlp={"attn.to_qkv_mlp_proj": "qkv+"},
+    whole=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
+    refused=("encoder_hidden_states", "text_seq_len"),
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "Flux2Transformer2DModel",
+            (DOUBLE, SINGLE),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "guidance", *REFERENCES),
         optional=("guidance", *REFERENCES),
         appended=REFERENCES,
-        head="proj_out",
         widths={"encoder_hidden_states": "joint_attention_dim"},
         timestep_scale=1e-3,
         guided=lambda config: not config["guidance_embeds"],

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from .adapter import Adapter, Config, Tensors, needs, register_adapter
 from .rotary import rotary_2d
-from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
+from .spec import BlockList, ModelSpec
 
 BASE_LATENT_SIZE = 64
 TEXTS = {"encoder_hidden_states": "cross_attention_dim", "encoder_hidden_states_t5": "cross_attention_dim_t5"}
@@ -20,18 +21,29 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor,
     return {"hidden_states": latents_BCHW, "timestep": timestep_B, "image_rotary_emb": rotary, **conditions}
 
 
-register(
-    ModelSpec(
-        model_class="HunyuanDiT2DModel",
-        blocks=("blocks",),
-        streams=("hidden_states",),
-        self_attention={"attn1": ("hidden_states",)},
-        side_inputs=(SideInput("image_rotary_emb", 0, ("hidden_states",)),),
+BLOCKS = BlockList(
+    path="blocks",
+    tokens={"hidden_states": "img", "skip": "img"},
+    returns="img",
+    attention={"attn1": "img"},
+    sides={"image_rotary_emb": (0, "img")},
+    whole=("encoder_hidden_states", "temb"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "HunyuanDiT2DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+            skips=True,
+        ),
         conditions=(*TEXTS, *MASKS, *META),
         optional=META,
-        head="proj_out",
         widths=TEXTS,
-        skips="skip",
         check=needs(**dict.fromkeys(META, lambda config: config["use_style_cond_and_image_meta_size"])),
         inputs=inputs,
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],

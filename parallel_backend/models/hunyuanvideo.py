@@ -1,12 +1,13 @@
 """HunyuanVideo (https://arxiv.org/abs/2412.03603), from text, or from an image beside the latents' channels."""
 
+from dataclasses import replace
+
 import torch
 
-from .overlap_rows import MLP_BESIDE
+from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .flux import PARALLEL_MLP
 from .packing import pad_text
-from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
-
-STREAMS = ("hidden_states", "encoder_hidden_states")
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -18,18 +19,35 @@ def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, cond
     return {**keywords, "guidance": 1000 * conditions["guidance"]} if "guidance" in conditions else keywords
 
 
-register(
-    ModelSpec(
-        model_class="HunyuanVideoTransformer3DModel",
-        blocks=("transformer_blocks", "single_transformer_blocks"),
-        streams=STREAMS,
-        self_attention={"attn": STREAMS},
-        beside=MLP_BESIDE,
-        side_inputs=tuple(SideInput(name, 0, STREAMS[:1]) for name in ("freqs_cis", "image_rotary_emb")),
-        conditions=(*STREAMS[1:], "encoder_attention_mask", "pooled_projections", "guidance", "image_latents"),
+DOUBLE = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("img", "txt"),
+    attention={"attn": "img+txt"},
+    sides={"freqs_cis": (0, "img")},
+    whole=("temb", "attention_mask", "1"),  # how many tokens the first frame has, which counts with "0" alone
+    refused=("0",),
+    chained=True,
+)
+SINGLE = replace(
+    DOUBLE,
+    path="single_transformer_blocks",
+    parallel_mlp=PARALLEL_MLP,
+    sides={"image_rotary_emb": (0, "img")},
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "HunyuanVideoTransformer3DModel",
+            (DOUBLE, SINGLE),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+        ),
+        conditions=(
+            "encoder_hidden_states", "encoder_attention_mask", "pooled_projections", "guidance", "image_latents",
+        ),
         optional=("encoder_attention_mask", "guidance", "image_latents"),
-        head="proj_out",
-        pipefusion=False,
         widths={"encoder_hidden_states": "text_embed_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (config["out_channels"], (config["patch_size_t"], *[config["patch_size"]] * 2)),
         guided=lambda config: not config["guidance_embeds"],
@@ -39,6 +57,5 @@ register(
             first_frame=lambda config: config["image_condition_type"] == "token_replace",  # which none can bring
         ),
         inputs=inputs,
-        output=lambda config, sample, latents: sample,
     )
-)
+)  # fmt: skip

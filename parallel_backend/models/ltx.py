@@ -2,7 +2,8 @@
 
 import torch
 
-from .spec import Config, ModelSpec, SideInput, Tensors, register
+from .adapter import Adapter, Config, Tensors, register_adapter
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -21,17 +22,28 @@ def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditi
     return {"hidden_states": latents.flatten(2).transpose(1, 2), **keywords}
 
 
-register(
-    ModelSpec(
-        model_class="LTXVideoTransformer3DModel",
-        blocks=("transformer_blocks",),
-        streams=("hidden_states",),
-        self_attention={"attn1": ("hidden_states",)},
-        side_inputs=(SideInput("image_rotary_emb", 1, ("hidden_states",)),),
+BLOCKS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img"},
+    returns="img",
+    attention={"attn1": "img"},
+    sides={"image_rotary_emb": (1, "img"), "temb": (1, "img")},
+    whole=("encoder_hidden_states", "encoder_attention_mask"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "LTXVideoTransformer3DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "encoder_attention_mask", "frame_rate", "video_coords"),
         optional=("encoder_attention_mask", "video_coords"),
         exact=("frame_rate",),
-        head="proj_out",
         memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
         widths={"encoder_hidden_states": "caption_channels"},
         geometry=lambda config: (config["in_channels"], (1, 1, 1)),

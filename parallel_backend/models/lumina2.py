@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from .spec import Config, ModelSpec, SideInput, Sizes, Tensors, register, text_within
+from .adapter import Adapter, Config, Sizes, Tensors, register_adapter, text_within
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -14,25 +15,34 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return {"hidden_states": latents_BCHW, "timestep": 1 - sigma_B, "encoder_attention_mask": mask_BS, **conditions}
 
 
-register(
-    ModelSpec(
-        model_class="Lumina2Transformer2DModel",
-        blocks=("layers",),
-        streams=("hidden_states",),
-        self_attention={"attn": ("hidden_states",)},
-        kv_heads=lambda config: config["num_kv_heads"],
-        side_inputs=(SideInput("image_rotary_emb", 1, ("hidden_states",)),),
+BLOCKS = BlockList(
+    path="layers",
+    tokens={"hidden_states": "x"},
+    returns="x",
+    attention={"attn": "x"},
+    sides={"image_rotary_emb": (1, "x")},
+    whole=("attention_mask", "temb"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "Lumina2Transformer2DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            width="config.hidden_size",
+            kv_heads="config.num_kv_heads",
+            head=BlockList("norm_out", tokens={"x": "x"}, returns="x", whole=("conditioning_embedding",), chained=True),
+        ),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
         widths={"encoder_hidden_states": "cap_feat_dim"},
         sizes=lambda config: Sizes(
             config["num_attention_heads"], config["hidden_size"] // config["num_attention_heads"], config["num_layers"]
         ),
-        pipefusion=False,
         timestep_scale=1e-3,
         largest=lambda config: tuple(config["axes_lens"][1:]),
         check=text_within(lambda config: config["axes_lens"][0] - 1),
-        head="norm_out",
         inputs=inputs,
         output=lambda config, sample, latents: -sample,
     )

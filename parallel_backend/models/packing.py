@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .spec import Tensors
+from .adapter import Tensors
 
 Grid = tuple[int, int, int]
 

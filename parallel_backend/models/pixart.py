@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from .spec import Config, ModelSpec, Tensors, register
+from .adapter import Adapter, Config, Tensors, register_adapter
+from .dit import BLOCKS
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -19,17 +21,20 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor,
     }
 
 
-register(
-    ModelSpec(
-        model_class="PixArtTransformer2DModel",
-        blocks=("transformer_blocks",),
-        streams=("hidden_states",),
-        self_attention={"attn1": ("hidden_states",)},
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "PixArtTransformer2DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
-        inputs=inputs,
-        head="proj_out",
         memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
         widths={"encoder_hidden_states": "caption_channels"},
+        inputs=inputs,
         output=lambda config, sample, latents: sample[:, : config["in_channels"]],
     )
 )

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..hooks import Hooks
+from .adapter import Adapter, Config, Tensors, register_adapter
 from .packing import REFERENCES, pack, pad_text, unpack, without
 from .rotary import Placed, place_by_ids
-from .spec import Config, ModelSpec, SideInput, Tensors, register
+from .spec import BlockList, ModelSpec
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
 
-STREAMS = ("hidden_states", "encoder_hidden_states")
-ROTARY = SideInput("image_rotary_emb", 0, STREAMS, per_stream=True)
-TEXT_MASK = SideInput("encoder_hidden_states_mask", 1, STREAMS[1:], text_mask=True)
+TEXT_MASK = "encoder_hidden_states_mask"
 IDS = ("image_ids", "text_ids")
 CLEAN = "clean_references"
 
@@ -30,7 +29,7 @@ def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, c
     tokens_BSD, grids = pack(latents_BCFHW, conditions)
     shapes = Placed([grids] * len(tokens_BSD), *(conditions[name][0] for name in IDS if name in conditions))
     shapes.clean = bool(conditions[CLEAN][0]) if CLEAN in conditions else None
-    text = pad_text(without(conditions, *REFERENCES, *IDS, CLEAN), TEXT_MASK.name, least=16)
+    text = pad_text(without(conditions, *REFERENCES, *IDS, CLEAN), TEXT_MASK, least=16)
     return {"hidden_states": tokens_BSD, "img_shapes": shapes, "timestep": sigma_B, **text}
 
 
@@ -52,23 +51,32 @@ def prepare(model: ModelMixin, hooks: Hooks) -> None:
     hooks.on_removal(lambda: choose(trained))
 
 
-register(
-    ModelSpec(
-        model_class="QwenImageTransformer2DModel",
-        blocks=("transformer_blocks",),
-        streams=STREAMS,
-        returned=STREAMS[::-1],
-        self_attention={"attn": STREAMS[::-1]},
-        side_inputs=(ROTARY, TEXT_MASK, SideInput("modulate_index", 1, STREAMS[:1])),
-        conditions=("encoder_hidden_states", TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
-        optional=(TEXT_MASK.name, *REFERENCES, *IDS, CLEAN),
+BLOCKS = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    sides={"image_rotary_emb": (0, ("img", "txt")), TEXT_MASK: (1, "txt"), "modulate_index": (1, "img")},
+    local_masks=("attn",),
+    whole=("temb", "joint_attention_kwargs"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "QwenImageTransformer2DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+        ),
+        conditions=("encoder_hidden_states", TEXT_MASK, *REFERENCES, *IDS, CLEAN),
+        optional=(TEXT_MASK, *REFERENCES, *IDS, CLEAN),
         appended=REFERENCES,
         uniform=(*IDS, CLEAN),
-        head="proj_out",
         memoised=("txt_norm", "txt_in"),
         widths={"encoder_hidden_states": "joint_attention_dim"},
         geometry=lambda config: (config["in_channels"] // 4, (1, 2, 2)),
-        pipefusion=False,
         timestep_scale=1e-3,
         prepare=prepare,
         inputs=inputs,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from diffusers import ModelMixin
 
     from ..hooks import Hooks
-    from .spec import Config
+    from .adapter import Config
 
 
 Box = tuple[tuple[float, float], tuple[float, float]]

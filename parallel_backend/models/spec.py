@@ -1,213 +1,188 @@
-"""What the engine must know of a model family, and the registry that finds it by the diffusers class."""
+"""What the engine must know of a model class, as data: neither diffusers nor ComfyUI is imported here.
+
+Token streams have names of our own, such as "img" and "txt". Where the tokens of several streams lie one after the
+other, their names are joined by "+", in that order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any
 
-from ..errors import RequestError, UnknownModelError
-from ..hooks import Hooks
-from .rows import BlockRow
-
-if TYPE_CHECKING:
-    import torch
-    from diffusers import ModelMixin
-
-Config = Mapping[str, Any]
-Tensors = dict[str, "torch.Tensor"]
+# Of an argument that is a tensor; or of one that is a tuple of them, each item's stream, None for an item of no stream.
+Streams = str | tuple[str | None, ...]
+# An argument of every model and every block of ComfyUI: a dict of what nodes ask for, of all rows and tokens. A
+# schedule in it may be as long as the batch.
+ALWAYS_WHOLE = "transformer_options"
+OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 
 
 @dataclass(frozen=True)
-class SideInput:
-    """A per-token argument of every block, such as rotary embeddings: a tensor, or a tuple of them.
+class BlockList:
+    """Blocks of a model that run one after the other, and what their arguments mean.
 
-    dim: where its tokens run. streams: the token streams that it covers, in order. ndim: the number of dims with
-    which the argument is per token, if a model also takes it with fewer, for all tokens at once.
-    per_stream: it is a tuple with an item for each of the streams, in place of tensors that cover all of them.
-    text_mask: it is a mask of the streams that attention joins before the spec's first, and attention itself lengthens
-    it by ones for the tokens of the first that it sees.
+    Every argument of a block must be listed in one of the fields below. An unlisted one raises RequestError, because we
+    do not know how to shard it.
     """
 
-    name: str
-    dim: int
-    streams: tuple[str, ...]
-    ndim: int | None = None
-    per_stream: bool = False
-    text_mask: bool = False
+    # The path of a list of modules in the model, or of a single module.
+    path: str
+    # Arguments with tokens, and their streams. A number names one of `*args` by its place.
+    tokens: Mapping[str, Streams]
+    # The streams that a block returns, in order.
+    returns: Streams
+    # The block's submodules in which tokens attend to tokens, "" for the block itself, and the streams that attend:
+    # "v|a" where queries are of v and keys of a. A tuple has the streams of one call after the other. A submodule that
+    # only some blocks have is listed, too.
+    attention: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    # Layers of an MLP that reads the same input as attention, if the block reads the MLP's output behind attention: "+"
+    # for a layer of the MLP alone, "qkv+" where rows for queries, keys and values come first. The MLP's rows are
+    # computed while attention exchanges tokens.
+    parallel_mlp: Mapping[str, str] = field(default_factory=dict)
+    # Per-token arguments, such as rotary embeddings: the dim in which tokens run, and their streams. The value may be a
+    # tuple or list of tensors; with a tuple of streams, each item has its own. A size of 1 there is for all tokens.
+    sides: Mapping[str, tuple[int, Streams]] = field(default_factory=dict)
+    # Arguments that may have an entry for each frame of a stream in dim 1, or for each token: the stream, and the
+    # number of dims that they have then.
+    frames: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    # Arguments with an entry for each of the last tokens of a stream: the dim, and the stream.
+    last: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    # Arguments that are ranges of tokens, as a list of (start, stop, …).
+    ranges: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that are the place of a token.
+    places: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that say how many of a stream's tokens count, from the first on: the argument with those tokens. The
+    # other tokens are left out.
+    counts: Mapping[str, str] = field(default_factory=dict)
+    # Arguments that may be of a class of the model's own: what makes a tensor of it, which the fields here are about.
+    converters: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # Submodules of `attention` whose mask the block makes of its own side arguments, and so of this rank's keys. The
+    # mask is the same in all blocks of a forward.
+    local_masks: tuple[str, ...] = ()
+    # Submodules of `attention` that see only so many tokens to either side, and their attribute that says how many;
+    # where it is None, they see all.
+    windows: Mapping[str, str] = field(default_factory=dict)
+    # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
+    # these in full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
+    full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Arguments that every rank takes as they are.
+    whole: tuple[str, ...] = ()
+    # Arguments that a block has and that may not be given: we do not know how to shard them.
+    refused: tuple[str, ...] = ()
+    # Whether these blocks run between those of another list, so that their weights are not fetched in turn.
+    interleaved: bool = False
+    # Whether the model hands what a block returns to the next block of the list as it is. Then streams stay local
+    # between them, and nothing is copied. Of a `head`: whether what lies between the last block and the head works
+    # token by token.
+    chained: bool = False
+    # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
+    shared: tuple[str, ...] = ()
+    # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
+    dim: int = 1
+    grid: int = 1
 
+    @property
+    def sharded(self) -> set[str]:
+        """The arguments of which a rank gets its part."""
+        parts = (self.tokens, self.sides, self.frames, self.last, self.ranges, self.places, self.counts)
+        return {name for part in parts for name in part}
 
-class Limits(TypedDict):
-    """What bounds a plan for a model: the arguments of `ParallelPlan.check_model`."""
-
-    heads: int
-    blocks: int | None
-    pipefusion: bool
-
-
-def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
-    """Latent channels, and the patch that becomes one token, over the latents' last dims."""
-    patch = config["patch_size"]
-    return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
-
-
-class Sizes(NamedTuple):
-    """What of a model bounds a plan. blocks: of all lists together."""
-
-    heads: int
-    head_dim: int
-    blocks: int
-
-
-def usual_sizes(config: Config) -> Sizes:
-    """The sizes, by the names that most classes have for them."""
-    blocks = config["num_layers"] + config.get("num_single_layers", 0)
-    return Sizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
+    @property
+    def returned(self) -> tuple[str, ...]:
+        """The arguments that a block returns, in order. Raises StopIteration for a block that returns what is no
+        argument of it."""
+        returns = self.returns if isinstance(self.returns, tuple) else (self.returns,)
+        return tuple(next(name for name, own in self.tokens.items() if own == stream) for stream in returns)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A family of transformers, seen from outside. README.md beside this says how to find what goes where."""
+    """A model class, seen from outside."""
 
-    # The diffusers class.
+    # ComfyUI's by module and name, as "comfy.ldm.flux.model.Flux"; diffusers' by its name alone.
     model_class: str
-    # Its block lists, in the order in which they run.
-    blocks: tuple[str, ...]
-    # Arguments of a block's forward that carry tokens (B, S, width); the first is the one the head reads.
-    streams: tuple[str, ...]
-    # The block's submodules whose attention runs over shared tokens, and the streams in each, in the order in which it
-    # joins them.
-    self_attention: Mapping[str, tuple[str, ...]]
-    # The tensors, batch first, that a request brings beside latents and timestep.
-    conditions: tuple[str, ...]
-    # (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
-    # (B, C, H, W), or (B, C, F, H, W) for video.
-    inputs: Callable[[Config, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], dict[str, Any]]
-    # (config, the model's sample, latents) to the prediction in the shape of the latents.
-    output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor]
-    # The streams in the order in which a block returns them, if it is another order.
-    returned: tuple[str, ...] = ()
-    # Block lists that take the streams joined, in the argument and the output of the first; in which order. The first
-    # list is none of them, and the image comes last.
-    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Layers of an MLP that is given what attention is given, if the block reads it behind attention: their rows, see
-    # `overlap_rows.OTHER`. What is not for attention is computed while that exchanges tokens.
-    beside: Mapping[str, str] = field(default_factory=dict)
-    # Config to the heads of keys and values, where self-attention repeats each for the queries' heads that share it,
-    # one after the other, before it attends. The others are not sent then.
-    kv_heads: Callable[[Config], int] | None = None
-    # Per-token arguments of the blocks.
-    side_inputs: tuple[SideInput, ...] = ()
-    # Those of the conditions that may be absent.
-    optional: tuple[str, ...] = ()
-    # Those that are latents too, of any size, whose tokens follow the latents' own in the first stream.
-    appended: tuple[str, ...] = ()
-    # Those of which `inputs` reads the first row for all.
-    uniform: tuple[str, ...] = ()
-    # Those that are not cast to the model's dtype.
-    exact: tuple[str, ...] = ()
-    # A condition's last dim, as the config's key for it.
-    widths: Mapping[str, str] = field(default_factory=dict)
-    # Config to heads, head dim and number of blocks.
-    sizes: Callable[[Config], Sizes] = usual_sizes
-    # Config to latent channels and patch.
-    geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
-    # Config to whether the model is sampled with classifier-free guidance, and does not have it distilled in.
-    guided: Callable[[Config], bool] = lambda _config: True
-    # Config to the most patches along each of the latents' last dims, if the model has positions for so many.
-    largest: Callable[[Config], tuple[int, ...]] | None = None
-    # Raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
-    check: Callable[[Config, dict[str, torch.Tensor]], None] | None = None
-    # The last layer, if what lies between the blocks and it works token by token: then tokens come together behind it,
-    # where they are narrow, and not before it.
-    head: str | None = None
-    # The side input with whose per-token form that is not so: the head has it for all tokens then.
-    head_unless: str | None = None
-    # Modules of the model or of its blocks whose result depends on the conditions alone.
-    memoised: tuple[str, ...] = ()
-    # Where the first half of the blocks feeds the second, last to first, the argument that takes it: with n blocks,
-    # block i gets what block n - 1 - i returned.
-    skips: str | None = None
-    # Submodules of blocks that the model reads outside of the blocks, so that every pipeline stage has them.
-    shared: tuple[str, ...] = ()
-    # Whether the image can be cut to PipeFusion's patches: in every block its tokens can be told from others, and run
-    # without the text.
-    pipefusion: bool = True
-    # A diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
-    timestep_scale: float = 1.0
-    # Whether `inputs` takes a timestep for each frame too, (B, F).
-    timestep_by_frame: bool = False
-    # Puts on the loaded model what the family needs beyond this, by hooks that can be taken off again.
-    prepare: Callable[[ModelMixin, Hooks], None] | None = None
+    # Its blocks, in the order in which they run.
+    blocks: tuple[BlockList, ...] = ()
+    # Where the model has the number of its attention's heads: a path of attributes.
+    heads: str = ""
+    # Where it has the width of all heads together, or else of one.
+    width: str = ""
+    head_dim: str = ""
+    # Where it has the number of heads of keys and values, if attention repeats each of them for the heads of queries
+    # that share it, one after the other, before it attends. They are sent unrepeated.
+    kv_heads: str = ""
+    # What follows the blocks token by token, as if it were one more block: tokens come together behind it, where they
+    # are narrow. Without it, they come together behind the last block.
+    head: BlockList | None = None
+    # Why the rows of a batch cannot be computed apart, if they cannot; and where only some models of the class are so,
+    # an attribute that is true of those.
+    coupled: str = ""
+    coupled_where: str = ""
+    # Why its tokens cannot be shared, if they cannot. Nothing of the above is needed then.
+    unshared: str = ""
+    # The stream whose tokens are the latents' patches, row by row: PipeFusion can run them patch by patch. Without it,
+    # PipeFusion has one patch.
+    image: str = ""
+    # Where a model of ComfyUI has the size of a patch.
+    patch_size: str = ""
+    # Why its blocks cannot be shared out over pipeline stages, if they cannot.
+    unstaged: str = ""
+    # Whether the first half of its blocks feeds the second, last to first, as the argument "skip".
+    skips: bool = False
+    # Why a step cache cannot skip its blocks together, if it cannot. What is unstaged cannot be cached, either.
+    uncached: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.returned:
-            object.__setattr__(self, "returned", self.streams)
+    @property
+    def is_comfyui(self) -> bool:
+        return self.model_class.startswith("comfy.")
 
-    def rows(self) -> tuple[BlockRow, ...]:
-        """Its block lists, for pipeline stages."""
-        returned = {name: self.streams[:1] if name in self.joined else self.returned for name in self.blocks}
-        return tuple(BlockRow(name, returned[name], self.shared) for name in self.blocks)
+    @property
+    def sharded(self) -> tuple[BlockList, ...]:
+        """What runs on each rank's own tokens."""
+        return (*self.blocks, *([self.head] if self.head else []))
 
-    def limits(self, config: Config) -> Limits:
-        """What bounds a plan for a model of this config: the arguments of `ParallelPlan.check_model`."""
-        heads, _, blocks = self.sizes(config)
-        return {
-            "heads": heads,
-            "blocks": blocks,
-            "pipefusion": self.pipefusion,
-        }
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The lists whose blocks run one after the other, once in each forward."""
+        return tuple(blocks.path for blocks in self.blocks if not blocks.interleaved)
+
+    @property
+    def shared(self) -> list[str]:
+        """Submodules of blocks that the model reads outside of the blocks."""
+        return [path for blocks in self.blocks for path in blocks.shared]
+
+    def couples(self, model: object) -> bool:
+        """Whether the rows of this model's batch cannot be computed apart."""
+        return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
 
 
-def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, dict[str, torch.Tensor]], None]:
-    """A `check` for optional conditions: which of them a model needs is in its config, and no other may come.
-
-    A rule says whether the condition is needed, or how long its dim 1 has to be.
-    """
-
-    def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
-        for name, rule in rules.items():
-            wanted, value = rule(config), conditions.get(name)
-            if (value is not None) != bool(wanted):
-                if wanted:
-                    raise RequestError(f"This model needs the condition {name}; it was not given.")
-                raise RequestError(f"This model takes no {name}.", "Leave it out, or load the variant made for it.")
-            if value is not None and wanted is not True and value.shape[1:2] != (wanted,):
-                raise RequestError(f"{name} has shape {tuple(value.shape)}; this model needs {wanted} on dim 1.")
-
-    return check
-
-
-def text_within(limit: Callable[[Config], int]) -> Callable[[Config, dict[str, torch.Tensor]], None]:
-    """A `check` for models that have positions for so many text tokens."""
-
-    def check(config: Config, conditions: dict[str, torch.Tensor]) -> None:
-        tokens, most = conditions["encoder_hidden_states"].shape[1], limit(config)
-        if tokens > most:
-            raise RequestError(f"The text has {tokens} tokens, and this model takes {most}.", "Shorten the prompt.")
-
-    return check
+def names(streams: str) -> tuple[str, ...]:
+    """The streams that lie one after the other."""
+    return tuple(streams.split("+"))
 
 
 _SPECS: dict[str, ModelSpec] = {}
 
 
-def register(spec: ModelSpec) -> ModelSpec:
-    """Adds a family to the registry."""
-    _SPECS[spec.model_class] = spec
+def register(spec: ModelSpec, *also: str) -> ModelSpec:
+    """Adds a class to the registry, and others that are run alike."""
+    for name in (spec.model_class, *also):
+        _SPECS[name] = spec
     return spec
 
 
-def model_classes() -> list[str]:
-    """The diffusers classes that have a spec."""
-    return sorted(_SPECS)
+def comfyui_classes() -> list[str]:
+    """ComfyUI's classes that have a spec."""
+    return sorted(name for name in _SPECS if name.startswith("comfy."))
 
 
-def spec_for(model_class: str) -> ModelSpec:
-    """The spec of a diffusers class. Raises UnknownModelError where there is none."""
-    if model_class not in _SPECS:
-        raise UnknownModelError(
-            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
-            "The manual parallel_backend/models/README.md says how to add one.",
-        )
-    return _SPECS[model_class]
+def spec_named(model_class: str) -> ModelSpec | None:
+    """The spec of a class by its name, see `ModelSpec.model_class`."""
+    return _SPECS.get(model_class)
+
+
+def spec_of(model_class: type) -> ModelSpec | None:
+    """The spec of a class, if there is one. A class derived from one that has a spec is another class."""
+    module, name = model_class.__module__, model_class.__qualname__
+    return spec_named(name if module.startswith("diffusers.") else f"{module}.{name}")

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from .spec import Config, ModelSpec, SideInput, Tensors, needs, register
+from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -23,13 +24,26 @@ def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, cond
     return {"hidden_states": latents, **keywords}
 
 
-register(
-    ModelSpec(
-        model_class="WanTransformer3DModel",
-        blocks=("blocks",),
-        streams=("hidden_states",),
-        self_attention={"attn1": ("hidden_states",)},
-        side_inputs=(SideInput("rotary_emb", 1, ("hidden_states",)), SideInput("temb", 1, ("hidden_states",), ndim=4)),
+BLOCKS = BlockList(
+    path="blocks",
+    tokens={"hidden_states": "img"},
+    returns="img",
+    attention={"attn1": "img"},
+    sides={"rotary_emb": (1, "img")},
+    frames={"temb": ("img", 4)},
+    whole=("encoder_hidden_states",),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec(
+            "WanTransformer3DModel",
+            (BLOCKS,),
+            heads="config.num_attention_heads",
+            head_dim="config.attention_head_dim",
+            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
+            image="img",
+        ),
         conditions=("encoder_hidden_states", "encoder_hidden_states_image", "image_latents"),
         optional=("encoder_hidden_states_image", "image_latents"),
         widths={"encoder_hidden_states": "text_dim"},
@@ -38,10 +52,7 @@ register(
             encoder_hidden_states_image=lambda config: config["pos_embed_seq_len"] or bool(config["image_dim"]),
             image_latents=lambda config: config["in_channels"] - config["out_channels"],
         ),
-        head="proj_out",
-        head_unless="temb",
         timestep_by_frame=True,
         inputs=inputs,
-        output=lambda config, sample, latents: sample,
     )
 )

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from .spec import Config, ModelSpec, SideInput, Sizes, Tensors, register, text_within
+from .adapter import Adapter, Config, Sizes, Tensors, register_adapter, text_within
+from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -15,13 +16,27 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return {"x": list(latents_BCHW.unsqueeze(2)), "t": 1 - sigma_B, "cap_feats": list(texts)}
 
 
-register(
-    ModelSpec(
-        model_class="ZImageTransformer2DModel",
-        blocks=("layers",),
-        streams=("x",),
-        self_attention={"attention": ("x",)},
-        side_inputs=(SideInput("freqs_cis", 1, ("x",)),),
+BLOCKS = BlockList(
+    path="layers",
+    tokens={"x": "x"},
+    returns="x",
+    attention={"attention": "x"},
+    sides={"freqs_cis": (1, "x")},
+    whole=("attn_mask", "adaln_input"),
+    refused=("noise_mask", "adaln_noisy", "adaln_clean"),
+    chained=True,
+)
+HEAD = BlockList(
+    "all_final_layer.2-1",
+    tokens={"x": "x"},
+    returns="x",
+    whole=("c",),
+    refused=("noise_mask", "c_noisy", "c_clean"),
+    chained=True,
+)
+register_adapter(
+    Adapter(
+        ModelSpec("ZImageTransformer2DModel", (BLOCKS,), heads="config.n_heads", width="config.dim", head=HEAD),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
         widths={"encoder_hidden_states": "cap_feat_dim"},
@@ -29,9 +44,7 @@ register(
         geometry=lambda config: (config["in_channels"], (2, 2)),
         largest=lambda config: tuple(config["axes_lens"][1:]),
         check=text_within(lambda config: (config["axes_lens"][0] - 2) // 32 * 32),  # the model pads it to as many
-        pipefusion=False,
         timestep_scale=1e-3,
-        head="all_final_layer.2-1",
         inputs=inputs,
         output=lambda config, samples, latents: -torch.stack(list(samples)).squeeze(2),
     )

@@ -1,4 +1,4 @@
-"""The denoising loop on a mesh: a diffusers scheduler around a parallel transformer, with or without PipeFusion.
+"""The denoising loop on a mesh: a diffusers scheduler around a parallel model, with or without PipeFusion.
 
 PipeFusion (https://arxiv.org/abs/2405.14430): the first steps run whole and fill every stage's keys and values; after
 them, each step runs patch by patch, a patch attending to its own fresh keys and to the stale ones of the patches that
@@ -8,20 +8,17 @@ are yet to come. What comes out depends on the number of patches, not on the num
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..diffusers_model import Conditions, DiffusersModel
 from ..groups.collectives import gather
-from ..groups.mesh import Axis, Mesh
-from ..models.comfyui.spec import HostSpec
-from ..models.spec import ModelSpec
-from ..seams.attention import StaleCache
-from ..seams.forward import Forward, ForwardSlot
+from ..groups.mesh import Axis
+from ..parallel_model import ParallelModel
+from ..seams.forward import Forward, StaleCache
 from ..seams.stages import Message, StageLink
-from ..transformer import Conditions, ParallelTransformer
 from .caches import NONE, CacheSettings
 from .regions import part_of, patch_regions, put_part
 from .schedulers import check_patchwise
@@ -32,25 +29,6 @@ if TYPE_CHECKING:
 
 
 ALONE = Axis(None, 1, 0)
-
-
-class Predictor(Protocol):
-    """A model on a mesh, a step of which is a forward or several; see ParallelTransformer and ParallelModule."""
-
-    model: Any  # a torch.nn.Module
-    mesh: Mesh
-    slot: ForwardSlot
-    link: StageLink | None
-
-    @property
-    def spec(self) -> ModelSpec | HostSpec | None: ...
-    def patch(self, latents: torch.Tensor, /) -> tuple[int, ...]: ...
-    def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, /) -> None: ...
-    def predict(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward, /
-    ) -> torch.Tensor | None: ...
-    def forget(self) -> None: ...
-    def compiling(self, steps: int, /) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -97,9 +75,9 @@ class Inpainting:
 
 
 class Denoiser:
-    """Samples with a parallel transformer. Holds no state between calls."""
+    """Samples with a transformer of diffusers. Holds no state between calls."""
 
-    def __init__(self, transformer: ParallelTransformer) -> None:
+    def __init__(self, transformer: DiffusersModel) -> None:
         self.transformer = transformer
 
     def sample(
@@ -125,15 +103,15 @@ class Denoiser:
         Raises RequestError, on every rank alike, for input that the model cannot take, and LoopStopped.
         """
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
-        spec = self.transformer.spec
-        passes = passes_of(conditions, negative, spec.uniform)
+        adapter = self.transformer.adapter
+        passes = passes_of(conditions, negative, adapter.uniform)
         return denoise(
             self.transformer,
             latents,
             stepper,
             passes,
             guidance,
-            timestep_scale=spec.timestep_scale,
+            timestep_scale=adapter.timestep_scale,
             inpainting=inpainting,
             cache=cache,
             watch=watch,
@@ -142,7 +120,7 @@ class Denoiser:
 
 
 def denoise(
-    model: Predictor,
+    model: ParallelModel,
     latents: torch.Tensor,
     stepper: Stepper,
     passes: Sequence[Pass],
@@ -179,7 +157,7 @@ class _Run:
 
     def __init__(
         self,
-        model: Predictor,
+        model: ParallelModel,
         latents: torch.Tensor,
         stepper: Stepper,
         passes: Sequence[Pass],

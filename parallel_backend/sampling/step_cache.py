@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from diffusers.hooks.first_block_cache import FBCSharedBlockState
@@ -26,16 +26,13 @@ from ..errors import RequestError
 from ..groups.collectives import gather
 from ..groups.mesh import Axis, Mesh
 from ..hooks import Hooks
-from ..models.comfyui.checks import modules_at
-from ..models.comfyui.spec import HostSpec, names
-from ..models.spec import ModelSpec
+from ..models.checks import modules_at
+from ..models.spec import ModelSpec, names
+from ..parallel_model import ParallelModel
 from ..seams.arguments import Arguments
-from ..seams.filled.streams import StreamLayout
 from ..seams.forward import ForwardSlot
+from ..seams.layout import TokenLayout
 from .caches import FIRST_BLOCK, CacheSettings
-
-if TYPE_CHECKING:
-    from .denoiser import Predictor
 
 HIDDEN, OTHER = "hidden_states", "encoder_hidden_states"  # of a block's two streams, diffusers' names
 ADVICE = "Use cache=none, or EasyCache or LazyCache before a stock KSampler."
@@ -193,7 +190,7 @@ class Decision:
 class StepCache:
     """A cache on the blocks of a model, until `remove`; a forward begins with `begin`. Its state is the request's."""
 
-    def __init__(self, model: Predictor, settings: CacheSettings) -> None:
+    def __init__(self, model: ParallelModel, settings: CacheSettings) -> None:
         """Raises RequestError for a plan or a model of which it is not known how its blocks can be skipped."""
         settings.check(model.mesh.plan)
         self.model, self.mesh = model, model.mesh
@@ -277,8 +274,7 @@ class StepCache:
     def install_taylorseer(self, lists: Sequence[Streams], interval: int) -> None:
         spec, model = self.model.spec, self.model.model
         blocks = [(each, block) for each in lists for block in modules_at(model, each.path)]
-        head = spec.head if isinstance(spec, ModelSpec) else spec and spec.head and spec.head.path
-        kept = model.get_submodule(head) if head else blocks[-1][1]
+        kept = model.get_submodule(spec.head.path) if spec and spec.head else blocks[-1][1]
 
         def predicted(inactive: bool) -> TaylorSeerCacheHook:
             options = {"taylor_factors_dtype": torch.float32, "max_order": ORDER, "is_inactive": inactive}
@@ -295,24 +291,16 @@ class StepCache:
         return type(self.model.model).__name__
 
     def own_tokens(self, stream: str, dim: int, residual: torch.Tensor) -> torch.Tensor:
-        """Without the token of padding that a rank of ComfyUI's classes has in place of none."""
+        """Without the token of padding that a rank has in place of none."""
         sequence = self.mesh["sequence"]
-        if sequence.degree == 1 or not isinstance(self.model.spec, HostSpec):
+        if sequence.degree == 1:
             return residual
-        return StreamLayout("", sequence, self.model.slot).drop_padding(residual, names(stream), dim)
+        return TokenLayout("", sequence, self.model.slot).drop_padding(residual, names(stream), dim)
 
 
-def lists_of(model: Predictor) -> list[Streams]:
+def lists_of(model: ParallelModel) -> list[Streams]:
     """A model's lists of blocks, in the order in which they run. Raises RequestError where that is not known."""
     spec, name = model.spec, type(model.model).__name__
-    if isinstance(spec, ModelSpec):
-        joined = {path: ("+".join(order),) for path, order in spec.joined.items()}
-        return [
-            Streams(path, joined[path], spec.streams[:1], 1)
-            if path in joined
-            else Streams(path, spec.returned, spec.returned, 1)
-            for path in spec.blocks
-        ]
     if spec is None or not spec.blocks:
         raise RequestError(f"Which blocks {name} has is not known here, and so none can be skipped.", ADVICE)
     if reason := spec.uncached or spec.unstaged:
@@ -320,13 +308,13 @@ def lists_of(model: Predictor) -> list[Streams]:
     found = []
     for each in spec.blocks:
         returns = each.returns if isinstance(each.returns, tuple) else (each.returns,)
-        found.append(Streams(each.path, tuple(str(name) for name in returns), each.row().returned, each.dim))
+        found.append(Streams(each.path, tuple(str(name) for name in returns), each.returned, each.dim))
     return found
 
 
-def image_stream(spec: ModelSpec | HostSpec | None, streams: Streams) -> str:
+def image_stream(spec: ModelSpec | None, streams: Streams) -> str:
     """Which of a list's streams is the image's, or has it."""
-    image = spec.streams[0] if isinstance(spec, ModelSpec) else spec.patches[0] if spec and spec.patches else "img"
+    image = spec.image if spec and spec.image else "img"
     return next((name for name in streams.names if image in names(name)), streams.names[0])
 
 

@@ -35,30 +35,6 @@ ATTENTION = "parallel_attention"  # attribute of a module whose attention is han
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 
-class StaleCache:
-    """Keys and values of all tokens, by attention module: PipeFusion's only state (https://arxiv.org/abs/2405.14430).
-
-    Belongs to one request. A forward over all segments fills it, one over a patch replaces that patch's entries.
-    """
-
-    def __init__(self) -> None:
-        self.held: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.masks: dict[object, torch.Tensor] = {}  # over the keys, which a run does not change
-
-    def refresh(
-        self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes fresh keys and values to `places` (start, length) and returns those of all tokens, BhCD."""
-        if whole:
-            self.held[owner] = (k_BhRD.clone(), v_BhRD.clone())
-        else:
-            lengths = [length for _, length in places]
-            for cached, fresh in zip(self.held[owner], (k_BhRD, v_BhRD), strict=True):
-                for (start, length), part in zip(places, fresh.split(lengths, 2), strict=True):
-                    cached[:, :, start : start + length] = part
-        return self.held[owner]
-
-
 @dataclass(frozen=True)
 class SharedCall:
     """A call of attention over shared tokens, for what is the same in each of its parts.
@@ -139,7 +115,7 @@ class ParallelAttention:
         parts = head_parts(tuple(self.ulysses.sizes(call.heads)), call.group, self.part_count(query, streams))
         query = encode(query)
         arriving = [self.scatter(call, part, query, key, value) for part in parts]
-        self.layout.forward.catch_up()
+        self.layout.forward.run_deferred()
         leaving = []
         for index, (part, arrived) in enumerate(zip(parts, arriving, strict=True)):
             q_BhRE, k_BhRE, v_BhRE = arrived()

@@ -17,7 +17,8 @@ from ..errors import RequestError
 from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..hooks import Hooks
-from ..models import ModelSpec
+from ..models import Adapter
+from .forward import ForwardSlot
 
 BATCH_DIM = 0
 LATENTS = ("hidden_states", "x")
@@ -37,10 +38,11 @@ class BatchSplit:
     none by its speed has as much as the others.
     """
 
-    def __init__(self, model: torch.nn.Module, spec: ModelSpec, axis: Axis, hooks: Hooks) -> None:
-        self.spec = spec
+    def __init__(self, model: torch.nn.Module, adapter: Adapter, axis: Axis, slot: ForwardSlot, hooks: Hooks) -> None:
+        self.adapter = adapter
+        self.slot = slot
         self.whole_axis = self.axis = axis
-        self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *spec.conditions)))
+        self.batch_first = tuple(dict.fromkeys((*BATCH_FIRST, *adapter.conditions)))
         self.signature = inspect.signature(model.forward)
         self.agreed: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
         self.size = 0
@@ -52,6 +54,7 @@ class BatchSplit:
 
         All go on by name: decorators of diffusers look for some of them there.
         """
+        self.slot.begin()
         arguments = self.signature.bind(*args, **kwargs).arguments
         given = flatten(arguments)
         self.check_names(given)
@@ -88,7 +91,7 @@ class BatchSplit:
             plain = value is None or isinstance(value, (bool, int, float, str))
             if not plain and name not in (*self.batch_first, *SHARED):
                 raise RequestError(
-                    f"{self.spec.model_class} was called with {name}, which cannot be split over ranks yet.",
+                    f"{self.adapter.model_class} was called with {name}, which cannot be split over ranks yet.",
                     "Leave out what brings it (IP-Adapter, ControlNet, skipped layers), or use the plain pipeline.",
                 )
 

@@ -1,158 +1,254 @@
-"""Seam 1, the token boundary: blocks see this rank's share of every token stream and per-token side input.
+"""The token boundary: blocks see this rank's tokens, and what lies between blocks sees streams of full length.
 
-Before the first local block the streams are cut, or come from the stage before; after the last local block they go to
-the next stage, or the image stream comes together again: behind the head where that works token by token, else before.
+The tokens of all ranks come together behind the last block, or behind the head where that works token by token. Between
+the blocks of a chained list nothing is copied: there streams stay local (see `layout.py` for both words).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from ..errors import RequestError
 from ..hooks import Hooks
-from ..models.spec import ModelSpec
-from .joined import JoinedStreams
-from .layout import TOKEN_DIM, TokenLayout
-from .stages import Stage, StageLink, StandIn, block_list
+from ..models.checks import modules_at
+from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names
+from .arguments import Arguments
+from .layout import Names, TokenLayout
+from .stage_ends import StageEnds
+from .stages import StandIn
+
+Arrival = Callable[[dict[str, Any]], None]
+
+IMAGE_PLACES = "img_slice"  # in ComfyUI's options: where the image's tokens begin and end
 
 
-def install_token_boundary(
-    model: torch.nn.Module,
-    spec: ModelSpec,
-    layout: TokenLayout,
-    hooks: Hooks,
-    stage: Stage,
-    link: StageLink | None = None,
-) -> None:
-    """Hooks the stage's blocks, in the order in which they run. link: to the stages before and after, if there are any.
+class BlockBoundary:
+    """The hooks on one block.
 
-    With a link, `StageExit` leaves the model's forward on every stage but the last.
+    arrivals: put what comes from other stages into the block's arguments. chained: whether a chained block follows, so
+    that streams stay local. gathers: whether the tokens of all ranks come together behind the block.
     """
-    blocks = stage.blocks
-    every = [(name, block) for name in spec.blocks for block in block_list(model, name)]
-    joins = {block: JoinedStreams(layout, spec.joined[name]) for name, block in every if name in spec.joined}
-    image, joined = spec.streams[0], joins.get(blocks[-1])
 
-    def begin(arguments: dict[str, Any]) -> None:
-        layout.begin({stream: arguments[stream].shape[TOKEN_DIM] for stream in spec.streams})
+    def __init__(
+        self,
+        block: torch.nn.Module,
+        blocks: BlockList,
+        layout: TokenLayout,
+        arrivals: Sequence[Arrival] = (),
+        chained: Callable[[], bool] = lambda: False,
+        gathers: bool = False,
+    ) -> None:
+        self.blocks = blocks
+        self.layout = layout
+        self.arrivals = arrivals
+        self.chained = chained
+        self.gathers = gathers
+        self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
+        self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
+        self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
 
-    def enter(arguments: dict[str, Any]) -> None:
-        if link and not link.is_first:
-            parts = receive(link, stage, spec, layout, arguments[image])
-            arguments.update({image: joins[blocks[0]].join(parts)} if blocks[0] in joins else parts)
+    def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
+        hooks.before(block, self.enter, with_kwargs=True)
+        hooks.after(block, self.leave)
+
+    def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
+        blocks, layout = self.blocks, self.layout
+        given = Arguments(self.signature, args, kwargs)
+        unknown = [name for name in given.values if name not in self.known and given.is_given(name)]
+        if unknown:
+            raise RequestError(
+                f"The blocks {blocks.path} ({type(block).__name__}) were given {', '.join(unknown)}, which cannot be "
+                "shared over ranks yet.",
+                "Use ulysses=1 and ring=1, or the stock loader.",
+            )
+        for name, convert in blocks.converters.items():
+            if given.values.get(name) is not None:
+                given.values[name] = self.once(f"{name} converted", given.values[name], convert)
+        self.learn_places(given.values)
+        for name, tokens in blocks.counts.items():
+            given.values[tokens] = given.values[tokens].narrow(blocks.dim, 0, given.values[name])
+        cuts = {
+            **{name: partial(self.cut, streams=streams) for name, streams in blocks.tokens.items()},
+            **{name: partial(self.cut_side, name=name, streams=own) for name, (_, own) in blocks.sides.items()},
+            **{name: partial(self.cut_frames, name=name) for name in blocks.frames},
+            **{name: partial(self.cut_last, name=name) for name in blocks.last},
+            **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
+            **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
+        }
+        for name, cut in cuts.items():
+            if given.values.get(name) is not None:
+                given.values[name] = cut(given.values[name])
+        for arrive in self.arrivals:
+            arrive(given.values)
+        for name, tokens in blocks.counts.items():
+            given.values[name] = given.values[tokens].shape[blocks.dim]
+        self.cut_options(given.values)
+        return given.passed()
+
+    def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
+        """Brings what the block returns to full length, or gathers it; between chained blocks it stays local."""
+        return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
+
+    def learn_places(self, values: dict[str, Any]) -> None:
+        """Learns the lengths of joined streams from where the image lies in them, for the case that a node has all
+        blocks skipped that have them apart."""
+        options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
+        streams = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
+        if isinstance(options, dict) and IMAGE_PLACES in options and len(streams) == 2:
+            start, stop = options[IMAGE_PLACES]
+            for name, length in zip(streams, (start, stop - start), strict=True):
+                self.layout.learn((name,), length)
+
+    def cut_options(self, values: dict[str, Any]) -> None:
+        """Nodes' patches of joined tokens read where the image's tokens lie, which here are this rank's."""
+        options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
+        if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
+            places = [self.layout.cut_place(place, names(joined[0])) for place in options[IMAGE_PLACES]]
+            values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
+
+    def cut(self, value: Any, streams: Streams) -> Any:
+        return each_stream(self.cut_tokens, value, streams)
+
+    def cut_tokens(self, tokens: torch.Tensor, streams: str) -> torch.Tensor:
+        dim, grid = self.blocks.dim, self.blocks.grid
+        if self.blocks.chained and self.layout.is_local(names(streams), tokens.shape[dim]):
+            return tokens
+        if grid > 1:
+            self.sizes = tokens.shape[dim : dim + grid]
+            tokens = tokens.flatten(dim, dim + grid - 1)
+        local = self.layout.cut(tokens, names(streams), dim)
+        return local[(slice(None),) * (dim + 1) + (None,) * (grid - 1)]
+
+    def fill(self, local: torch.Tensor, streams: str) -> torch.Tensor:
+        dim, grid = self.blocks.dim, self.blocks.grid
+        if grid > 1:
+            local = local.flatten(dim, dim + grid - 1)
+        if self.gathers:
+            self.layout.forward.gathered = True
+            tokens = self.layout.gather(local, names(streams), dim)
         else:
-            arguments.update({stream: layout.take(arguments[stream], stream) for stream in spec.streams})
+            tokens = self.layout.fill(local, names(streams), dim)
+        return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens
 
-    def leave(_block: torch.nn.Module, _args: tuple, output: torch.Tensor | tuple) -> torch.Tensor | tuple:
-        streams = output if isinstance(output, tuple) else (output,)
-        parts = joined.split(streams[0]) if joined else dict(zip(spec.returned, streams, strict=True))
-        if link and not link.is_last:
-            skips = [layout.forward.skips[made] for made in stage.outgoing]
-            link.send([torch.cat([*(parts[name] for name in spec.streams), *skips], TOKEN_DIM)])
-        if not spec.head or spec.head_unless in layout.forward.sides:
-            parts[image] = layout.restore(parts[image])
-            layout.forward.gathered = True
-        if joined:
-            return joined.join(joined.fill(parts))
-        return tuple(parts.values()) if isinstance(output, tuple) else parts[image]
+    def cut_side(self, value: Any, name: str, streams: Streams | None) -> Any:
+        """A per-token argument, or each of several. One that is for all tokens stays as it is."""
+        if isinstance(value, (tuple, list)):
+            each = streams if isinstance(streams, tuple) else (streams,) * len(value)
+            return type(value)(self.cut_side(item, name, own) for item, own in zip(value, each, strict=True))
+        dim = self.blocks.sides[name][0]
+        if not isinstance(value, torch.Tensor) or value.ndim <= dim or value.shape[dim] == 1:
+            return value
+        return self.once(name, value, lambda whole: self.layout.cut(whole, names(str(streams)), dim))
 
-    _change_arguments(every[0][1], begin, hooks)
-    _change_arguments(blocks[0], enter, hooks)
-    for before, after in pairwise(blocks):
-        if after in joins and before not in joins:
-            _fill_between(before, after, joins[after], spec.returned, hooks)
-    if link and spec.skips:
-        _install_skips(spec.skips, stage, layout, hooks)
-    if spec.side_inputs:
-        _install_side_inputs(blocks, spec, layout, hooks)
-    hooks.after(blocks[-1], leave)
-    if spec.head:
+    def cut_last(self, value: Any, name: str) -> Any:
+        dim, stream = self.blocks.last[name]
+        return self.once(name, value, lambda whole: self.layout.cut_last(whole, stream, dim))
 
-        def gather(_head: torch.nn.Module, _args: tuple, tokens: torch.Tensor) -> torch.Tensor:
-            return tokens if layout.forward.gathered else layout.restore(tokens)
+    def cut_frames(self, value: Any, name: str) -> Any:
+        """An argument with an entry for each frame, of which each token gets its own. One for all stays as it is."""
+        streams, ndim = self.blocks.frames[name]
+        if value.ndim != ndim or value.shape[1] == 1:
+            return value
+        self.layout.forward.by_frame = True
+        tokens = self.layout.total(names(streams))
+        of_one = math.ceil(tokens / value.shape[1])
 
-        hooks.after(model.get_submodule(spec.head), gather)
+        def by_token(frames: torch.Tensor) -> torch.Tensor:
+            places = self.layout.cut(torch.arange(tokens, device=frames.device), names(streams), 0)
+            return frames.index_select(1, places // of_one)
 
+        return self.once(name, value, by_token)
 
-def receive(
-    link: StageLink, stage: Stage, spec: ModelSpec, layout: TokenLayout, like: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """The streams' local tokens of the running segments, from the stage before, and what skips into this one or beyond
-    it. like: dtype, width and batch."""
-    names, segments = [*spec.streams, *stage.incoming], layout.segments
-    lengths = [segments[name] if isinstance(name, str) else segments[layout.image] for name in names]
-
-    def shares(running: list[int]) -> list[int]:
-        return [layout.share([length[index] for index in running], layout.axis.index) for length in lengths]
-
-    def shapes_of(running: list[int]) -> list[torch.Size]:
-        return [torch.Size((len(like), sum(shares(running)), like.shape[-1]))]
-
-    (tokens,) = link.receive(shapes_of, like)
-    found = dict(zip(names, tokens.split(shares(layout.running), TOKEN_DIM), strict=True))
-    layout.forward.skips = {made: found[made] for made in stage.incoming}
-    return {name: found[name] for name in spec.streams}
+    def once(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
+        """Changes once a forward an argument that is the same for every block."""
+        sides, key = self.layout.forward.sides, f"{self.blocks.path}.{name}.{id(whole)}"
+        if key not in sides:
+            sides[key] = (whole, change(whole))  # keeping the whole keeps its id
+        return sides[key][1]
 
 
-def _fill_between(
-    before: torch.nn.Module, after: torch.nn.Module, joined: JoinedStreams, returned: tuple[str, ...], hooks: Hooks
+def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any, streams: Streams | None) -> Any:
+    """Changes a tensor of tokens, or each of several."""
+    if value is None or streams is None:
+        return value
+    if isinstance(streams, str):
+        return change(value, streams)
+    return type(value)(each_stream(change, item, own) for item, own in zip(value, streams, strict=True))
+
+
+def install_boundary(
+    model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, ends: StageEnds | None
 ) -> None:
-    """Streams leave the last block that takes them apart filled up, for the model to join, and go on as they were."""
-
-    def fill(_block: torch.nn.Module, _args: tuple, output: tuple) -> tuple:
-        return tuple(joined.fill(dict(zip(returned, output, strict=True))).values())
-
-    hooks.after(before, fill)
-    _change_arguments(after, joined.take_up, hooks)
-
-
-def _change_arguments(block: torch.nn.Module, change: Callable[[dict[str, Any]], None], hooks: Hooks) -> None:
-    """Lets `change` edit the arguments of the block's forward by name, however the model passes them."""
-    signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
-
-    def rebind(_block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        bound = signature.bind(*args, **kwargs)
-        change(bound.arguments)
-        return bound.args, bound.kwargs
-
-    hooks.before(block, rebind, with_kwargs=True)
-
-
-def _install_skips(argument: str, stage: Stage, layout: TokenLayout, hooks: Hooks) -> None:
-    """Skip connections that cross stages: what goes out is kept where it is made, what comes in goes where it is used.
-
-    The model's own bookkeeping sees the stand-ins' outputs in place of the real ones.
-    """
-
-    def keep(block: torch.nn.Module, made: int) -> None:
-        hooks.after(block, lambda _block, _args, output: layout.forward.skips.__setitem__(made, output))
-
-    def feed(block: torch.nn.Module, made: int) -> None:
-        _change_arguments(block, lambda arguments: arguments.update({argument: layout.forward.skips[made]}), hooks)
-
-    for place, block in enumerate(stage.blocks, stage.first):
-        if place in stage.outgoing:
-            keep(block, place)
-        if stage.skip_sources.get(place) in stage.incoming:
-            feed(block, stage.skip_sources[place])
+    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several."""
+    every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
+    own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
+    follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}
+    for blocks, block in every[: own[0][0]]:
+        if block is modules_at(model, blocks.path)[0]:
+            learn_streams(block, blocks, layout, hooks)
+    for place, blocks, block in own:
+        arrivals: list[Arrival] = []
+        if ends:
+            if block is own[0][2] and not ends.link.is_first:
+                arrivals.append(partial(ends.receive, blocks))
+            arrivals.append(partial(ends.feed_skip, place))
+            ends.keep_skip(block, place, hooks)
+        is_last = block is every[-1][1]
+        chained = partial(reaches_head, spec, layout) if is_last else partial(follows.__getitem__, block)
+        BlockBoundary(block, blocks, layout, arrivals, chained, is_last and not spec.head).install(block, hooks)
+        for path, streams in blocks.full_length.items():
+            restore_full_length(block.get_submodule(path), streams, layout, hooks)
+    if ends and not ends.link.is_last:
+        blocks, block = every[own[-1][0] + 1]
+        ends.send_before(cast("StandIn", block), blocks, BlockBoundary(block, blocks, layout).cut, hooks)
+    if spec.head:
+        head = model.get_submodule(spec.head.path)
+        BlockBoundary(head, spec.head, layout, gathers=True).install(head, hooks)
 
 
-def _install_side_inputs(blocks: Sequence[torch.nn.Module], spec: ModelSpec, layout: TokenLayout, hooks: Hooks) -> None:
-    """Every block gets the same side inputs; each is cut once a forward."""
+def reaches_head(spec: ModelSpec, layout: TokenLayout) -> bool:
+    """Whether the last block's streams stay local up to the head."""
+    return spec.head is not None and spec.head.chained and not layout.forward.by_frame
 
-    def cut_sides(arguments: dict[str, Any]) -> None:
-        for side in spec.side_inputs:
-            whole = arguments.get(side.name)
-            if whole is None or side.ndim not in (None, getattr(whole, "ndim", None)):
-                continue
-            cut = layout.forward.sides
-            if side.name not in cut or cut[side.name][0] is not whole:
-                cut[side.name] = (whole, layout.take_side_input(whole, side))
-            arguments[side.name] = cut[side.name][1]
 
-    for block in blocks:
-        _change_arguments(block, cut_sides, hooks)
+def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout, hooks: Hooks) -> None:
+    """Learns the streams' lengths from the arguments of another stage's block."""
+    boundary = BlockBoundary(block, blocks, layout)
+
+    def learn(block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        boundary.enter(block, args, kwargs)
+
+    hooks.before(block, learn, with_kwargs=True)
+
+
+def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:
+    """Gives a submodule of a block its tokens in full length, and the block this rank's part of what it returns."""
+    change_arguments(module, streams, partial(layout.fill, dim=1), hooks)
+    returned = names(next(iter(streams.values())))
+    hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
+
+
+def change_arguments(
+    module: torch.nn.Module,
+    streams: Mapping[str, str],
+    change: Callable[[torch.Tensor, Names], torch.Tensor],
+    hooks: Hooks,
+) -> None:
+    """Changes those of a module's arguments that have tokens before it runs."""
+    signature = inspect.signature(module.forward)
+
+    def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        given = Arguments(signature, args, kwargs)
+        for name, own in streams.items():
+            given.values[name] = change(given.values[name], names(own))
+        return given.passed()
+
+    hooks.before(module, enter, with_kwargs=True)

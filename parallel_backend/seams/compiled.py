@@ -19,7 +19,7 @@ from ..device import CPU
 from ..errors import RequestError
 from ..hooks import Hooks
 from ..memo import pause_memos
-from ..models.comfyui.spec import ALWAYS_WHOLE
+from ..models.spec import ALWAYS_WHOLE
 from ..plan import AUTO, ParallelPlan
 from .attention import ATTENTION
 from .attention_op import RUNNING, Attention, traceable_attention

@@ -1,17 +1,39 @@
-"""What one forward of the model is of, for the hooks on the model to read; and where they find it."""
+"""The state of one forward of the model, for the hooks on the model to read; and where they find it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from .attention import StaleCache
-    from .beside import Later
+from .deferred import Deferred
+
+
+class StaleCache:
+    """Keys and values of all tokens, by attention module: PipeFusion's only state (https://arxiv.org/abs/2405.14430).
+
+    Belongs to one request. A forward over all segments fills it, one over a patch replaces that patch's entries.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.masks: dict[object, torch.Tensor] = {}  # over the keys; a run does not change them
+
+    def refresh(
+        self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes fresh keys and values to `places` (start, length) and returns those of all tokens, BhCD."""
+        if whole:
+            self.kept[owner] = (k_BhRD.clone(), v_BhRD.clone())
+        else:
+            lengths = [length for _, length in places]
+            for cached, fresh in zip(self.kept[owner], (k_BhRD, v_BhRD), strict=True):
+                for (start, length), part in zip(places, fresh.split(lengths, 2), strict=True):
+                    cached[:, :, start : start + length] = part
+        return self.kept[owner]
 
 
 @dataclass
@@ -22,43 +44,49 @@ class Forward:
     running: list[int]
     # Keys and values of the tokens that do not run; None where all do.
     cache: StaleCache | None = None
-    # Of a run's steps, the one that this is of.
+    # The step of the run that this forward belongs to.
     step: int = 0
-    # Of the step's forwards, which this is: cond and uncond may run apart.
+    # Which of the step's forwards this is: cond and uncond may run apart.
     index: int = 0
-    # Of the image, where it falls into patches.
+    # How many tokens the image has, where it falls into patches.
     image_tokens: int = 0
     # What a rank without rows of the batch does where the others come to an agreement behind their first block.
     absent: Callable[[], None] | None = None
-    # By stream, the lengths of all its segments, known once the streams reach the first block.
+    # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
-    # By name, a side input of the blocks, and this rank's share of it.
+    # By name, an argument of the blocks, and this rank's share of it.
     sides: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    # By whose they are and where they lie, the places of tokens in whole streams.
+    # By streams and ranks, the places of their tokens in whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
-    # Whether a step cache has passed by the block that was called last.
+    # Whether a step cache skips the block that was called last.
     passed: bool = False
-    # Whether the tokens of all ranks have come together, where not the head's alone do.
+    # Whether an argument had an entry for each frame or token, by which the model may modulate its output, too.
+    by_frame: bool = False
+    # Whether the tokens of all ranks have come together.
     gathered: bool = False
-    # By place of the block that made it, what skips to or from another stage.
+    # By place of the block that returned it, what skips to or from another stage.
     skips: dict[int, torch.Tensor] = field(default_factory=dict)
-    # What the running block has put off.
-    later: list[Later] = field(default_factory=list)
+    # Work of the running block that is put off.
+    deferred: list[Deferred] = field(default_factory=list)
 
-    def catch_up(self) -> None:
+    def run_deferred(self) -> None:
         """Does what was put off, while something travels."""
-        while self.later:
-            self.later.pop(0).get()
+        while self.deferred:
+            self.deferred.pop(0).get()
 
 
 class ForwardSlot:
-    """Holds the forward that runs. The hooks of one transformer share a slot; forwards run one at a time.
+    """Holds the forward that runs. The hooks of one model share a slot; forwards run one at a time.
 
-    patches: into how many segments the image falls. Where somebody else calls the model, and so enters none, all run.
+    patches: into how many segments the image falls.
     """
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches
+        self.begin()
+
+    def begin(self) -> None:
+        """A forward of all segments begins that nobody enters: somebody else calls the model."""
         self.forward = Forward(self.every_segment())
 
     def every_segment(self) -> list[int]:

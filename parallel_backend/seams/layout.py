@@ -1,31 +1,46 @@
 """Which tokens of the running forward this rank holds.
 
-A stream's tokens fall into segments: one for the whole stream, or PipeFusion's patches, of which the first carries
-all of the text. Every segment is shared over the sequence axis on its own, so a rank holds the same tokens of a patch
+A stream's tokens fall into segments: one for the whole stream, or PipeFusion's patches, of which the first carries all
+of the text. Every segment is shared over the sequence axis on its own, so a rank holds the same tokens of a patch
 whether the patch runs alone or with the others, and its stale keys and values stay in place.
+
+Within blocks a stream is *local*: this rank's tokens. Elsewhere it has its *full length*: this rank's tokens lie where
+they belong, and the others are zeros. So what the model does there (slices, joins, sums) runs as it is. A stream of
+which this rank has no token gets one token of padding within blocks, because models do not expect empty streams.
+Nothing attends to padding.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from ..groups.collectives import gather, shard
+from ..errors import RequestError
+from ..groups.collectives import gather
 from ..groups.mesh import Axis
 from ..groups.mesh_layout import shard_sizes
-from ..models.spec import SideInput
 from .forward import Forward, ForwardSlot
 
-TOKEN_DIM = 1
+Names = tuple[str, ...]
+
+
+class TokenRange(NamedTuple):
+    """This rank's tokens of one segment of a stream: where they begin among all tokens of the joined streams, and among
+    its own."""
+
+    whole: int
+    local: int
+    length: int
+    is_padding: bool = False
 
 
 class TokenLayout:
     """Lengths of the streams' segments in the forward that runs, and this rank's share of them.
 
-    image: the stream that has tokens in all segments. axis: the sequence axis. slot: where the forward is.
+    Lengths are learned from the blocks' arguments. image: the stream that has tokens in all segments. axis: the
+    sequence axis. slot: where the forward is.
     """
 
     def __init__(self, image: str, axis: Axis, slot: ForwardSlot) -> None:
@@ -47,84 +62,156 @@ class TokenLayout:
     def segments(self) -> dict[str, list[int]]:
         return self.slot.forward.segments
 
-    def begin(self, lengths: dict[str, int]) -> None:
-        """The forward that runs has reached the blocks, with streams of these full lengths."""
-        self.forward.segments = {stream: self.segments_of(stream, length) for stream, length in lengths.items()}
-        self.forward.sides, self.forward.orders, self.forward.gathered = {}, {}, False
+    def learn(self, streams: Names, length: int) -> None:
+        """The streams have so many tokens together; one stream may be new. Raises ValueError where that contradicts
+        what is known, and RequestError for an image that cannot fall into patches."""
+        segments = self.segments
+        unknown = [name for name in streams if name not in segments]
+        rest = length - sum(sum(segments[name]) for name in streams if name in segments)
+        if len(unknown) > 1 or rest < 0 or (rest and not unknown):
+            raise ValueError(f"{length} tokens are none of {'+'.join(streams)}, of which are known: {segments}.")
+        for name in unknown:
+            segments[name] = self.segments_of(name, rest)
+            if name == self.image and self.patches > 1 and rest != self.forward.image_tokens:
+                raise RequestError(
+                    f"PipeFusion's patches are of the image's {self.forward.image_tokens} tokens alone, and this model "
+                    f"has {rest} of them: reference images or padding are with them.",
+                    "Use patches=1, or ulysses, ring, cfg or dp in place of pipefusion.",
+                )
 
     def segments_of(self, stream: str, length: int) -> list[int]:
         """The lengths of a stream's segments: the image's are all alike, and the rest goes with the first."""
         return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
-    def bounds(self, segment: int) -> tuple[int, int]:
-        """Where a segment of the image lies among its tokens."""
-        lengths = self.segments[self.image]
-        return sum(lengths[:segment]), sum(lengths[: segment + 1])
-
-    def local_length(self, stream: str, rank: int, running: list[int] | None = None) -> int:
-        """Tokens of a stream that a rank of the sequence axis holds, of the running segments or of those given."""
-        chosen = self.running if running is None else running
-        return self.share([self.segments[stream][index] for index in chosen], rank)
-
-    def total(self, streams: tuple[str, ...]) -> int:
+    def total(self, streams: Names) -> int:
         """The tokens of these streams on all ranks."""
         return sum(sum(self.segments[name]) for name in streams)
 
     def share(self, lengths: list[int], rank: int) -> int:
-        """Tokens of segments of these lengths that a rank of the sequence axis holds."""
+        """How many tokens of segments of these lengths a rank of the sequence axis holds."""
         return sum(self.axis.sizes(length)[rank] for length in lengths)
 
-    def lengths_by_rank(self, streams: tuple[str, ...], running: list[int] | None = None) -> list[int]:
-        """Tokens of these streams together, by rank of the sequence axis."""
-        ranks = range(self.axis.degree)
-        return [sum(self.local_length(stream, rank, running) for stream in streams) for rank in ranks]
+    def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
+        """Tokens of these streams together, by rank of the sequence axis, of the running segments or of those given."""
+        chosen = self.running if running is None else running
+        return [
+            sum(self.share([self.segments[name][index] for index in chosen], rank) for name in streams)
+            for rank in range(self.axis.degree)
+        ]
 
-    def take(self, whole: torch.Tensor, stream: str, dim: int = TOKEN_DIM) -> torch.Tensor:
-        """This rank's share of the running segments of a whole stream."""
-        parts = whole.split(self.segments[stream], dim)
-        shares = [shard(parts[index], dim, self.axis) for index in self.running]
-        return shares[0] if len(shares) == 1 else torch.cat(shares, dim)
+    def running_segments(self, streams: Names) -> Iterator[tuple[int, int]]:
+        """The running segments, stream by stream: where each begins among the joined streams, and its length."""
+        start = 0
+        for name in streams:
+            for index, length in enumerate(self.segments[name]):
+                if index in self.running:
+                    yield start, length
+                start += length
 
-    def take_side_input(self, value: Any, side: SideInput) -> Any:
-        """This rank's share of a per-token tensor, or of each in a tuple, that runs over `side.streams` in turn.
+    def local_ranges(self, streams: Names) -> Iterator[TokenRange]:
+        """What blocks get here, segment by segment, with padding."""
+        start = local = 0
+        for name in streams:
+            before = local
+            for place, length in self.running_segments((name,)):
+                sizes = self.axis.sizes(length)
+                own = sizes[self.axis.index]
+                yield TokenRange(start + place + sum(sizes[: self.axis.index]), local, own)
+                local += own
+            if local == before and self.total((name,)):
+                yield TokenRange(start, local, 1, is_padding=True)
+                local += 1
+            start += self.total((name,))
 
-        A text mask is for all keys: it stays whole, and gets its ones for the image tokens that are not here.
-        """
-        if side.text_mask:
-            absent = sum(self.segments[self.image]) - self.local_length(self.image, self.axis.index)
-            return F.pad(value, (0, 0) * (value.ndim - 1 - side.dim) + (0, absent), value=1)
-        if side.per_stream:
-            items = zip(value, side.streams, strict=True)
-            return tuple(self.take_side_input(item, replace(side, streams=(s,), per_stream=False)) for item, s in items)
-        if isinstance(value, (tuple, list)):
-            return type(value)(self.take_side_input(item, side) for item in value)
-        parts = value.split([sum(self.segments[stream]) for stream in side.streams], side.dim)
-        taken = (self.take(part, stream, side.dim) for part, stream in zip(parts, side.streams, strict=True))
-        return torch.cat(list(taken), side.dim)
+    def token_ranges(self, streams: Names) -> Iterator[TokenRange]:
+        """This rank's tokens, segment by segment, without padding."""
+        return (each for each in self.local_ranges(streams) if not each.is_padding)
 
-    def restore(self, local_BLD: torch.Tensor) -> torch.Tensor:
-        """The whole image stream from every rank's share: `take`'s inverse. Segments that do not run are zeros."""
-        lengths = self.segments[self.image]
-        running = [lengths[index] for index in self.running]
-        if len(running) == 1:
-            whole = gather(local_BLD, TOKEN_DIM, running[0], self.axis)
-        else:
-            shares = local_BLD.split([self.axis.own_size(length) for length in running], TOKEN_DIM)
-            pieces = zip(shares, running, strict=True)
-            whole = torch.cat([gather(share, TOKEN_DIM, length, self.axis) for share, length in pieces], TOKEN_DIM)
-        if len(running) == self.patches:
-            return whole
-        start, stop = self.bounds(self.running[0])
-        padded = whole.new_zeros(len(whole), sum(lengths), whole.shape[2])
-        padded[:, start:stop] = whole
-        return padded
+    def local_length(self, segments: list[int], running: list[int]) -> int:
+        """How many tokens blocks get here, of a stream with segments of these lengths of which these run."""
+        own = self.share([segments[index] for index in running], self.axis.index)
+        return own or min(1, sum(segments))
+
+    def is_local(self, streams: Names, length: int) -> bool:
+        """Whether so many tokens are what blocks get here. Where that is the full length, too, both are the same."""
+        segments = self.segments
+        known = all(name in segments for name in streams)
+        return known and length == sum(self.local_length(segments[name], self.running) for name in streams)
+
+    def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+        """A local tensor without padding."""
+        if not any(each.is_padding for each in self.local_ranges(streams)):
+            return local
+        return torch.cat([local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)], dim)
+
+    def put_padding(self, own: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+        """`drop_padding`'s inverse, with zeros."""
+        ranges = list(self.local_ranges(streams))
+        if not any(each.is_padding for each in ranges):
+            return own
+        shape = [*own.shape[:dim], 1, *own.shape[dim + 1 :]]
+        parts = iter(own.split([each.length for each in ranges if not each.is_padding], dim))
+        return torch.cat([own.new_zeros(shape) if each.is_padding else next(parts) for each in ranges], dim)
+
+    def cut(self, whole: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+        """This rank's tokens of joined streams of full length, with padding."""
+        self.learn(streams, whole.shape[dim])
+        parts = [whole.narrow(dim, each.whole, each.length) for each in self.local_ranges(streams)]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim)
+
+    def cut_last(self, values: torch.Tensor, stream: str, dim: int) -> torch.Tensor:
+        """This rank's entries of a tensor with an entry for each of a stream's last tokens."""
+        before = self.total((stream,)) - values.shape[dim]
+        ranges = [(each.whole - before, each.whole + each.length - before) for each in self.token_ranges((stream,))]
+        parts = [values.narrow(dim, max(start, 0), max(stop, 0) - max(start, 0)) for start, stop in ranges]
+        return torch.cat(parts, dim) if parts else values.narrow(dim, 0, 0)
+
+    def fill(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+        """`cut`'s inverse: full length, with zeros for other ranks' tokens."""
+        shape = list(local.shape)
+        shape[dim] = self.total(streams)
+        whole = local.new_zeros(shape)
+        for each in self.token_ranges(streams):
+            whole.narrow(dim, each.whole, each.length).copy_(local.narrow(dim, each.local, each.length))
+        return whole
+
+    def gather(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+        """The streams in full length with every rank's tokens of the running segments, on every rank. Segments that do
+        not run are zeros."""
+        segments = list(self.running_segments(streams))
+        parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
+        found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
+        if len(found) == 1 and segments[0] == (0, self.total(streams)):
+            return found[0].contiguous()
+        shape = list(local.shape)
+        shape[dim] = self.total(streams)
+        whole = local.new_zeros(shape)
+        for part, (start, length) in zip(found, segments, strict=True):
+            whole.narrow(dim, start, length).copy_(part)
+        return whole
+
+    def cut_ranges(self, ranges: Sequence[Sequence[int]], streams: Names) -> list[tuple[int, ...]]:
+        """Ranges (start, stop, …) of the joined streams as ranges of this rank's tokens. A stop of None is the end."""
+        found = []
+        for own in self.token_ranges(streams):
+            end = own.whole + own.length
+            for start, stop, *rest in ranges:
+                first, last = max(start, own.whole), min(end if stop is None else stop, end)
+                if first < last:
+                    shift = own.local - own.whole
+                    found.append((first + shift, last + shift, *rest))
+        return sorted(found)
+
+    def cut_place(self, place: int, streams: Names) -> int:
+        """How many of this rank's tokens lie before a place of the joined streams."""
+        return sum(min(max(place - each.whole, 0), each.length) for each in self.local_ranges(streams))
 
     def token_order(
         self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
     ) -> torch.Tensor:
         """Where the tokens of these ranks, of the segments given, stand in the whole streams joined; in rank order.
 
-        Made on the device, once a forward: to bring it there would have the host wait.
+        Made on the device, once a forward: copying it there would have the host wait.
         """
         key = (streams, ranks, tuple(running), device)
         if key in self.forward.orders:
@@ -142,7 +229,7 @@ class TokenLayout:
         self.forward.orders[key] = torch.cat(pieces)
         return self.forward.orders[key]
 
-    def cache_places(self, streams: tuple[str, ...], ranks: range) -> list[tuple[int, int]]:
+    def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
         """Where the running segments' tokens lie among all segments' tokens of these ranks: (start, length), in order.
 
         Both follow one order: rank by rank, in a rank stream by stream, in a stream segment by segment.

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from ..groups.mesh import Mesh
 from ..groups.timeline import Timeline
 from ..hooks import Hooks
-from ..models.rows import BlockRow
+from ..models.checks import modules_at
+from ..models.spec import BlockList
 from .arguments import Arguments
 from .forward import ForwardSlot
 
@@ -87,39 +88,35 @@ def skip_sources(count: int) -> dict[int, int]:
     return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
 
 
-def block_list(model: torch.nn.Module, name: str) -> torch.nn.ModuleList:
-    """One of the model's block lists, by its name in the spec."""
-    return cast("torch.nn.ModuleList", model.get_submodule(name))
-
-
-def keep_stage(model: torch.nn.Module, rows: Sequence[BlockRow], own: range, hooks: Hooks, skips: bool) -> Stage:
+def keep_stage(
+    model: torch.nn.Module, lists: Sequence[BlockList], own: range, hooks: Hooks, skips: bool = False
+) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
-    own: which of all blocks the local ones are. skips: whether the first half of the blocks feeds the second, as
+    own: the places of the local ones among all blocks. skips: whether the first half of the blocks feeds the second, as
     `skip_sources` says.
     """
-    by_path = {row.path: row for row in rows}
-    places = [(path, index) for path in by_path for index in range(len(block_list(model, path)))]
-    local = places[own.start : own.stop]
+    places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
+    blocks = [block for each in lists for block in modules_at(model, each.path)]
     missing = []
-    for name, index in places:
-        if (name, index) in local:
+    for place, (each, index) in enumerate(places):
+        if place in own:
             continue
-        blocks = block_list(model, name)
-        prefix = f"{name}.{index}."
-        shared = [path for path in by_path[name].shared if path.startswith(prefix)]
+        prefix = f"{each.path}.{index}."
+        shared = [path for path in each.shared if path.startswith(prefix)]
         keep = {path.removeprefix(prefix): model.get_submodule(path) for path in shared}
-        if any(weight.is_meta for weight in blocks[index].parameters()):
-            missing.append(f"{name}.{index}")
-        hooks.on_removal(functools.partial(blocks.__setitem__, index, blocks[index]))
-        blocks[index] = StandIn(blocks[index], by_path[name].returned, keep)
+        if any(weight.is_meta for weight in blocks[place].parameters()):
+            missing.append(f"{each.path}.{index}")
+        siblings = cast("torch.nn.ModuleList", model.get_submodule(each.path))
+        hooks.on_removal(functools.partial(siblings.__setitem__, index, blocks[place]))
+        siblings[index] = StandIn(blocks[place], each.returned, keep)
     sources = skip_sources(len(places)) if skips else {}
 
     def outstanding(boundary: int) -> tuple[int, ...]:
-        return tuple(sorted(made for used, made in sources.items() if made < boundary <= used))
+        return tuple(sorted(source for used, source in sources.items() if source < boundary <= used))
 
     return Stage(
-        [block_list(model, name)[index] for name, index in local],
+        blocks[own.start : own.stop],
         own.start,
         outstanding(own.start),
         outstanding(own.stop),

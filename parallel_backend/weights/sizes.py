@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from ..groups.mesh_layout import stages_of
-from ..models import spec_for
-from ..models.comfyui import host_spec
+from ..models import adapter_for, spec_of
 from ..plan import HOST, SHARED, ParallelPlan
 from .loading import DTYPES, ModelSource
 from .tensors import plain_parts
@@ -92,18 +91,12 @@ def place_of(name: str, lists: Sequence[str]) -> tuple[int, int] | None:
     return None
 
 
-def sizes_of_module(model: torch.nn.Module, lists: Sequence[str]) -> WeightSizes:
-    """Of a model, which may be on the meta device."""
-    return sizes_by_name(bytes_by_name(model), lists)
-
-
-def sizes_of_host(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
-    """Of one of ComfyUI's own models, which may be on the meta device. dtypes: of weights that it has in
-    another yet."""
-    spec = host_spec(type(model))
+def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
+    """Of a model, which may be on the meta device. dtypes: by name, of weights that it has in another yet."""
+    spec = spec_of(type(model))
     sizes = bytes_by_name(model)
     sizes |= {name: model.get_parameter(name).numel() * dtype.itemsize for name, dtype in (dtypes or {}).items()}
-    return sizes_by_name(sizes, spec.in_turn if spec else ())
+    return sizes_by_name(sizes, spec.paths if spec else ())
 
 
 def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
@@ -111,7 +104,7 @@ def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
     spare nothing."""
     sizes = bytes_by_name(model)
     larger = [name for name, held in model.named_parameters() if held.dim() > 1 and sizes[name] > held.numel()]
-    return sizes_of_host(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
+    return sizes_of_model(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
 
 
 def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
@@ -123,11 +116,11 @@ def sizes_of_source(source: ModelSource) -> WeightSizes:
 
     Raises OSError.
     """
-    spec, sizes = spec_for(source.model_class), {}
+    spec, sizes = adapter_for(source.model_class).spec, {}
     for path in source.files:
         with Path(path).open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         header.pop("__metadata__", None)
         itemsize = DTYPES[source.dtype].itemsize
         sizes |= {name: math.prod(entry["shape"]) * itemsize for name, entry in header.items()}
-    return sizes_by_name(sizes, spec.blocks)
+    return sizes_by_name(sizes, spec.paths)

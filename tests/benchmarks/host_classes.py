@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 
-from parallel_backend.models import model_classes, spec_for
-from parallel_backend.models.comfyui.spec import host_classes, named_spec
+from parallel_backend.models import adapter_for, model_classes
+from parallel_backend.models.spec import comfyui_classes, spec_named
 from tests.support.cases.host import CASES
 from tests.support.pages import write_table, written_table
 
@@ -21,14 +21,14 @@ CLASSES, FOLDERS = "classes", "folders"  # the tables, by their names in the pag
 def table() -> str:
     """One row a class."""
     lines = ["| ComfyUI's class | compared | dp, cfg | ulysses, ring | pipefusion |", "|---|---|---|---|---|"]
-    for model_class in sorted(host_classes(), key=lambda name: name.rpartition(".")[2].lower()):
-        spec = named_spec(model_class)
+    for model_class in sorted(comfyui_classes(), key=lambda name: name.rpartition(".")[2].lower()):
+        spec = spec_named(model_class)
         assert spec is not None
         rows = ", ".join(name for name, case in CASES.items() if case.model_class == model_class)
         batch = f"no{' for some' if spec.coupled_where else ''}: {spec.coupled}" if spec.coupled else "yes"
         tokens = f"no: {spec.unshared}" if spec.unshared else "yes"
         stages = "no" if spec.unshared else f"no: {spec.unstaged}" if spec.unstaged else "patches=1"
-        stages = "yes" if spec.patches else stages
+        stages = "yes" if spec.image else stages
         lines.append(f"| {model_class.rpartition('.')[2]} | {rows or '–'} | {batch} | {tokens} | {stages} |")
     return "\n".join(lines) + "\n"
 
@@ -37,8 +37,7 @@ def folders() -> str:
     """One row a class of diffusers'."""
     lines = ["| diffusers' class | dp, cfg, ulysses, ring | pipefusion |", "|---|---|---|"]
     for model_class in model_classes():
-        spec = spec_for(model_class)
-        stages = "yes" if spec.pipefusion else "stages"
+        stages = "yes" if adapter_for(model_class).spec.image else "stages"
         lines.append(f"| {model_class} | yes | {stages} |")
     return "\n".join(lines) + "\n"
 

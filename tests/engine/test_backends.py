@@ -12,13 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers.models import attention_dispatch
 
-from parallel_backend import transformer
+from parallel_backend import apply_plan
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ATTENTION, ParallelPlan
 from parallel_backend.seams import backends
 from parallel_backend.seams.backends import BACKENDS, NATIVE, Backend, choose_backend
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, UNEVEN
 
@@ -42,9 +42,9 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def load(family: str, folder: Path, mesh: Mesh) -> ParallelTransformer:
+def load(family: str, folder: Path, mesh: Mesh) -> DiffusersModel:
     files = (str(FAMILIES[family].save(folder) / "diffusion_pytorch_model.safetensors"),)
-    return ParallelTransformer.load(ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files), mesh)
+    return DiffusersModel.load(ModelSource(FAMILIES[family].model_class, FAMILIES[family].config, files), mesh)
 
 
 def test_every_backend_of_a_plan_exists() -> None:
@@ -117,13 +117,14 @@ def test_the_backend_computes_self_attention_where_nothing_is_sharded(
     family: str, one_rank: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = CountingBackend()
-    monkeypatch.setattr(transformer, "choose_backend", lambda *_: backend)
+    monkeypatch.setattr(apply_plan, "choose_backend", lambda *_: backend)
     model = load(family, tmp_path, build_mesh(ParallelPlan(), CPU))
     inputs = FAMILIES[family].inputs(*FAMILIES[family].shapes[UNEVEN])
     with torch.inference_mode():
         expected = FAMILIES[family].reference(FAMILIES[family].build(), *inputs)
     assert (model(*inputs) - expected).norm() / expected.norm() <= 1e-5
-    modules = [name for name, _ in model.model.named_modules() if name.split(".")[-1] in model.spec.self_attention]
+    shared = model.adapter.spec.blocks[0].attention
+    modules = [name for name, _ in model.model.named_modules() if name.split(".")[-1] in shared]
     assert len(backend.calls) == len(modules)
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
 
@@ -15,7 +15,7 @@ def test_text_is_projected_once_for_all_steps_and_anew_for_another_text():
     plan = ParallelPlan()
     names = (*plan.degrees(), "batch", "sequence")
     mesh = Mesh(plan, torch.device("cpu"), dict.fromkeys(names, Axis(None, 1, 0)), None)
-    transformer = ParallelTransformer(family.build(), mesh)
+    transformer = DiffusersModel(family.build(), mesh)
     calls = []
     for name in ("caption_projection.linear_1", "transformer_blocks.0.attn2.to_k"):
         transformer.model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name))

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from parallel_backend.costs.auto import PlanOfRun, Work, auto_plan
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models.comfyui.checks import changes_of, check_module
+from parallel_backend.models.checks import changes_of, check_module
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
 
-def one_rank(family: str) -> ParallelTransformer:
+def one_rank(family: str) -> DiffusersModel:
     plan = ParallelPlan()
     names = (*plan.degrees(), "batch", "sequence")
     mesh = Mesh(plan, torch.device("cpu"), dict.fromkeys(names, Axis(None, 1, 0)), None)
-    return ParallelTransformer(FAMILIES[family].build(), mesh)
+    return DiffusersModel(FAMILIES[family].build(), mesh)
 
 
 @pytest.mark.parametrize(("family", "most"), [("auraflow", 16), ("z-image", 32), ("lumina2", 32)])

@@ -12,7 +12,7 @@ from demo.host import REPOSITORY
 from parallel_backend.axes import AXES
 from parallel_backend.errors import PlanError, UnknownModelError
 from parallel_backend.groups.mesh_layout import rank_parts
-from parallel_backend.models import model_classes, spec_for
+from parallel_backend.models import adapter_for, model_classes
 from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.plan_ranks import BLOCK_BYTES, HEADS, PLANS, TOKENS
 from tests.support.ranks.pool import RankPool
@@ -46,7 +46,7 @@ def test_patches_are_refused_where_the_blocks_see_text_and_image_as_one_sequence
 ) -> None:
     for model_class in ("ZImageTransformer2DModel", "Lumina2Transformer2DModel"):
         with pytest.raises(PlanError, match=rf"{asked} .*\n\nUse patches=1, or ring="):
-            plan.check_model(heads=8, pipefusion=spec_for(model_class).pipefusion)
+            plan.check_model(heads=8, pipefusion=bool(adapter_for(model_class).spec.image))
 
 
 def test_stages_without_patches_are_left_to_every_model() -> None:
@@ -103,7 +103,7 @@ def test_an_automatic_plan_gives_no_rank_far_more_heads_than_its_share() -> None
 
 def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None:
     assert ParallelPlan.auto(2, heads=24, guided=False) == ParallelPlan(ulysses=2)
-    guided = {name: spec_for(name).guided({"guidance_embeds": True}) for name in model_classes()}
+    guided = {name: adapter_for(name).guided({"guidance_embeds": True}) for name in model_classes()}
     assert {name for name in guided if not guided[name]} == {
         "FluxTransformer2DModel",
         "Flux2Transformer2DModel",
@@ -113,7 +113,7 @@ def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None
 
 def test_an_unknown_transformer_class_points_to_the_manual() -> None:
     with pytest.raises(UnknownModelError, match=r"NoSuchTransformer.*\n\n.*parallel_backend/models/README.md"):
-        spec_for("NoSuchTransformer")
+        adapter_for("NoSuchTransformer")
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.hooks import Hooks
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.pipefusion_cases import family_of
@@ -92,7 +92,7 @@ def one_rank(**plan: int | str) -> Mesh:
 def test_what_is_remembered_of_conditions_goes(tmp_path: Path) -> None:
     family = FAMILIES["pixart-alpha"]  # its projections of the text are remembered
     path = family.save(tmp_path) / "diffusion_pytorch_model.safetensors"
-    transformer = ParallelTransformer.load(ModelSource(family.model_class, family.config, (str(path),)), one_rank())
+    transformer = DiffusersModel.load(ModelSource(family.model_class, family.config, (str(path),)), one_rank())
     path.unlink()
     inputs = family.inputs(2, 16, 16)
     expected = transformer(*inputs)

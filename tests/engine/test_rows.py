@@ -9,7 +9,7 @@ import torch
 
 from parallel_backend.groups.calls import share_out
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.module import ParallelModule
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.forward import Forward
 
@@ -41,8 +41,8 @@ def share(rank: int, batch: int) -> dict[str, Any] | None:
         "transformer_options": {"sample_sigmas": torch.arange(float(batch)), "cond_or_uncond": [0, 1]},
     }
     model = Recorder()
-    parallel = ParallelModule(model, mesh, torch.float32)
-    output = parallel.forward((rows[:, None].float(), rows), given, batch, mesh["batch"], Forward([0]))
+    parallel = ParallelModel(model, mesh, torch.float32)
+    output = parallel.run_rows((rows[:, None].float(), rows), given, batch, mesh["batch"], Forward([0]))
     assert (output is None) == (not hasattr(model, "given"))
     return getattr(model, "given", None)
 

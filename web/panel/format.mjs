@@ -7,10 +7,10 @@ const NO_AXES = [
   'patches',
   'sync_steps',
   'attention',
-  'weights',
-  'weight_blocks',
   'compile',
   'exchange_dtype',
+  'weights',
+  'weight_blocks',
   'speeds'
 ]
 

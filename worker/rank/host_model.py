@@ -16,7 +16,7 @@ from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.module import ParallelModule, moved
+from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.flat_block import FlatBlock, Values, alias
@@ -46,7 +46,7 @@ class HostModel:
 
     source: HostSource
     patcher: Any
-    module: ParallelModule
+    module: ParallelModel
     parking: Parking
     decoder: FunctionDecoder
     in_file: Mapping[str, torch.Tensor]
@@ -77,7 +77,7 @@ class HostModel:
         model, in_file, dtypes = mapped(source, check)
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
-        module = ParallelModule(model.diffusion_model, mesh, compute, uncast)
+        module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
         held = dict(module.model.named_parameters())  # a stage has let go of the blocks of others
         for name in uncast.keys() - held.keys():
             del uncast[name]
@@ -245,7 +245,7 @@ class HostModel:
         context = given[0][1]
         with self.being(context):  # of a patcher, whose calls these are
             found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
-            return self.module(found, context.steps)
+            return self.module.run_calls(found, context.steps)
 
     def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
         """The forwards of a sampler's step as the module takes them, and what the model is to be meanwhile."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
 from parallel_backend.groups.mesh import Mesh
@@ -23,7 +24,6 @@ from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.rates import measure_ranks
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.host_memory import agree_on_memory
 from parallel_backend.weights.loading import DTYPES, Check
@@ -70,7 +70,7 @@ from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
 CPU = torch.device("cpu")
-Model = TypeVar("Model", ParallelTransformer, HostModel)
+Model = TypeVar("Model", DiffusersModel, HostModel)
 Output = TypeVar("Output")
 
 
@@ -137,7 +137,7 @@ class Operations:
         self.place(job, model, plan)
         return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
 
-    def place(self, job: Job, model: ParallelTransformer | HostModel, plan: ParallelPlan, working: int = 0) -> None:
+    def place(self, job: Job, model: DiffusersModel | HostModel, plan: ParallelPlan, working: int = 0) -> None:
         """Puts the weights where the plan has them, see `WeightPlacement.place`. If that fails, no model is loaded."""
         self.state.before = own_bytes(self.state.device)
         try:
@@ -147,7 +147,7 @@ class Operations:
             raise
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.told(job, model)}
 
-    def make_room(self, job: Job, model: ParallelTransformer | HostModel, working: int) -> None:
+    def make_room(self, job: Job, model: DiffusersModel | HostModel, working: int) -> None:
         """Before forwards that take so many bytes beside the weights: lets weights go if none before took as many."""
         if working <= model.working_bytes or self.state.plan is None:
             return
@@ -156,17 +156,17 @@ class Operations:
         elif isinstance(model, HostModel):
             job.alone(lambda: model.place(working))
 
-    def replan(self, job: Job, model: ParallelTransformer | HostModel, mesh: Mesh) -> None:
+    def replan(self, job: Job, model: DiffusersModel | HostModel, mesh: Mesh) -> None:
         """Another plan on the weights that are there, and nothing of the last requests."""
         self.state.conditions.clear()
         job.alone(lambda: model.replan(mesh))
-        if isinstance(model, ParallelTransformer) and model.adapted:
+        if isinstance(model, DiffusersModel) and model.adapted:
             self.unpark(job, model.parking)
             job.alone(lambda: model.adapt([], {}, job.check))
 
     def adapt(self, job: Job, tensors: Tensors) -> None:
         """Gives the weights these additions in place of those that they had. If that fails, no model is loaded."""
-        transformer = self.loaded(job, ParallelTransformer)
+        transformer = self.loaded(job, DiffusersModel)
         additions = [Addition.from_json(fields) for fields in job.header["additions"]]
         job.alone(lambda: transformer.adapt(additions, tensors, job.check))
         logging.info("the weights have %d additions", len(additions))
@@ -211,7 +211,7 @@ class Operations:
 
     def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
         """One forward of the loaded model; conditions are named by key, those not sent before come along."""
-        transformer = self.loaded(job, ParallelTransformer)
+        transformer = self.loaded(job, DiffusersModel)
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
         self.make_room(job, transformer, job.alone(lambda: transformer.working(latents.shape)))
@@ -221,7 +221,7 @@ class Operations:
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
         host = self.loaded(job, HostModel) if isinstance(self.state.transformer, HostModel) else None
-        whole = host or self.loaded(job, ParallelTransformer)
+        whole = host or self.loaded(job, DiffusersModel)
         model = whole.module if isinstance(whole, HostModel) else whole
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
@@ -389,8 +389,8 @@ def from_model(run: Callable[[], Output], refuses_alike: bool) -> Output:
         raise ModelFailed(error) from error
 
 
-def build_model(source: Source, mesh: Mesh, check: Check) -> ParallelTransformer | HostModel:
+def build_model(source: Source, mesh: Mesh, check: Check) -> DiffusersModel | HostModel:
     """The model, whose weights are yet to be read."""
     if isinstance(source, HostSource):
         return HostModel.build(source, mesh, check)
-    return ParallelTransformer.build(source, mesh)
+    return DiffusersModel.build(source, mesh)

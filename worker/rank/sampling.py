@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import torch
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
-from parallel_backend.module import ModuleConditions
+from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.sampling.caches import FIRST_BLOCK, CacheSettings
-from parallel_backend.sampling.denoiser import Inpainting, Pass, Predictor, passes_of
+from parallel_backend.sampling.denoiser import Inpainting, Pass, passes_of
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.transformer import ParallelTransformer
 
 from ..wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
 from ..wire.tree import unpack
 
 
-def scale_of(call: SamplerCall, model: Predictor) -> float:
+def scale_of(call: SamplerCall, model: ParallelModel) -> float:
     """What a scheduler's timestep is multiplied with for the model."""
-    return model.spec.timestep_scale if isinstance(model, ParallelTransformer) else call.timestep_scale
+    return model.adapter.timestep_scale if isinstance(model, DiffusersModel) else call.timestep_scale
 
 
 def cache_of(call: SamplerCall) -> CacheSettings:
@@ -36,23 +36,23 @@ def kept_by(cache: CacheSettings, working: int, passes: int) -> int:
     return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 
 
-def given_passes(passes: Sequence[dict], tensors: Tensors, model: Predictor) -> list[Pass]:
+def given_passes(passes: Sequence[dict], tensors: Tensors, model: ParallelModel) -> list[Pass]:
     """The forwards of a step. Raises ValueError and its like for what describes none."""
     found = [SamplerPass.from_json(fields) for fields in passes]
     given = [unpack(each.conditions, tensors) for each in found]
-    if not isinstance(model, ParallelTransformer):
+    if not isinstance(model, DiffusersModel):
         return [
-            Pass(each.branches, ModuleConditions(conditions[KWARGS], conditions.get(CHANNELS)))
+            Pass(each.branches, ModelConditions(conditions[KWARGS], conditions.get(CHANNELS)))
             for each, conditions in zip(found, given, strict=True)
         ]
     branches: dict[int, Tensors] = {}
     for each, conditions in zip(found, given, strict=True):
         for place, branch in enumerate(each.branches):
             branches[branch] = {name: rows.chunk(len(each.branches))[place] for name, rows in conditions.items()}
-    return passes_of(branches[0], branches.get(1), model.spec.uniform)
+    return passes_of(branches[0], branches.get(1), model.adapter.uniform)
 
 
-def stepper_of(call: SamplerCall, noise: torch.Tensor, model: Predictor) -> Stepper:
+def stepper_of(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> Stepper:
     """The call's scheduler, with its timesteps set. Raises RequestError for one that does not fit the model."""
     device = model.mesh.device
     generator = torch.Generator().manual_seed(call.seed)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.placement import WeightPlacement
 
 from ..wire.protocol import Header
@@ -33,7 +33,7 @@ class RankState:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.transformer: ParallelTransformer | HostModel | None = None
+        self.transformer: DiffusersModel | HostModel | None = None
         self.source: Source | None = None  # what the transformer was loaded from
         self.plan: ParallelPlan | None = None  # that was asked for
         self.placement = WeightPlacement()
@@ -42,7 +42,7 @@ class RankState:
         self.conditions: Tensors = {}
         self.vae: tuple[VaeSource, RankVae] | None = None  # and what it was loaded from
 
-    def keep_model(self, transformer: ParallelTransformer | HostModel, source: Source, plan: ParallelPlan) -> None:
+    def keep_model(self, transformer: DiffusersModel | HostModel, source: Source, plan: ParallelPlan) -> None:
         self.transformer, self.source, self.plan = transformer, source, plan
         self.loaded = {
             "model": source.model_class,
@@ -52,7 +52,7 @@ class RankState:
         }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
-    def model_of(self, source: Source, plan: ParallelPlan) -> ParallelTransformer | HostModel | None:
+    def model_of(self, source: Source, plan: ParallelPlan) -> DiffusersModel | HostModel | None:
         """The transformer, if its weights are of this source and those that this rank needs under the plan.
 
         All ranks of the plan find alike. Where there are fewer than before, weights that others keep a share of are not

@@ -1,6 +1,6 @@
 """Models of sound: Stable Audio, ACE-Step; and MiniMax H3, which has video with it."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 STABLE_AUDIO = BlockList(
     path="transformer.layers",
@@ -13,7 +13,7 @@ STABLE_AUDIO = BlockList(
     refused=("mask",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
         (STABLE_AUDIO,),
         heads="transformer.layers.0.self_attn.num_heads",
@@ -32,7 +32,7 @@ ACE_STEP = BlockList(
     refused=("attention_mask",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
         (ACE_STEP,),
         heads="decoder.layers.0.self_attn.num_heads",
@@ -41,7 +41,7 @@ register(
     )
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.ace.model.ACEStepTransformer2DModel",
         unshared="its attention is linear, and it convolves along its tokens",
     )
@@ -58,7 +58,7 @@ MINIMAX = BlockList(
     dim=0,
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.minimax.model.MiniMaxH3Model",
         (MINIMAX,),
         heads="blocks.0.attn.heads",

@@ -1,6 +1,6 @@
 """Cosmos 1, Cosmos Predict 2, and Anima, which is one."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 COSMOS = BlockList(
     path="blocks",
@@ -13,7 +13,7 @@ COSMOS = BlockList(
     grid=3,
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.cosmos.model.GeneralDIT",
         (COSMOS,),
         heads="num_heads",
@@ -33,6 +33,6 @@ PREDICT_2 = BlockList(
     grid=3,
 )
 register(
-    HostSpec("comfy.ldm.cosmos.predict2.MiniTrainDIT", (PREDICT_2,), heads="num_heads", width="model_channels"),
+    ModelSpec("comfy.ldm.cosmos.predict2.MiniTrainDIT", (PREDICT_2,), heads="num_heads", width="model_channels"),
     "comfy.ldm.anima.model.Anima",
 )

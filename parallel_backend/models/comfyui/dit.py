@@ -1,6 +1,6 @@
 """Models whose blocks have one stream: PixArt, Hunyuan-DiT, Krea 2, Ideogram 4, Ernie-Image."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 PIXART = BlockList(
     path="blocks",
@@ -10,12 +10,13 @@ PIXART = BlockList(
     whole=("y", "t", "mask", "HW"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.pixart.pixartms.PixArtMS",
         (PIXART,),
         heads="num_heads",
         width="hidden_size",
-        patches=("x", "patch_size"),
+        image="x",
+        patch_size="patch_size",
     )
 )
 
@@ -28,12 +29,13 @@ HUNYUAN = BlockList(
     whole=("c", "text_states"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.hydit.models.HunYuanDiT",
         (HUNYUAN,),
         heads="num_heads",
         width="hidden_size",
-        patches=("x", "patch_size"),
+        image="x",
+        patch_size="patch_size",
         skips=True,
     )
 )
@@ -43,12 +45,19 @@ KREA = BlockList(
     tokens={"x": "x"},
     returns="x",
     attention={"attn": "x"},
-    kv_heads={"attn": "kvheads"},
     sides={"freqs": (2, "x")},
     places={"timestep_zero_index": "x"},
     whole=("vec", "mask"),
 )
-register(HostSpec("comfy.ldm.krea2.model.SingleStreamDiT", (KREA,), heads="heads", head_dim="blocks.0.attn.headdim"))
+register(
+    ModelSpec(
+        "comfy.ldm.krea2.model.SingleStreamDiT",
+        (KREA,),
+        heads="heads",
+        head_dim="blocks.0.attn.headdim",
+        kv_heads="blocks.0.attn.kvheads",
+    )
+)
 
 IDEOGRAM = BlockList(
     path="layers",
@@ -59,7 +68,7 @@ IDEOGRAM = BlockList(
     whole=("attn_mask", "adaln_input"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
         (IDEOGRAM,),
         heads="layers.0.attention.num_heads",
@@ -75,4 +84,4 @@ ERNIE = BlockList(
     sides={"rotary_pos_emb": (1, "x")},
     whole=("temb", "attention_mask"),
 )
-register(HostSpec("comfy.ldm.ernie.model.ErnieImageModel", (ERNIE,), heads="num_heads", head_dim="head_dim"))
+register(ModelSpec("comfy.ldm.ernie.model.ErnieImageModel", (ERNIE,), heads="num_heads", head_dim="head_dim"))

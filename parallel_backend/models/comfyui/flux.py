@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 JOINED = {"x": "txt+img"}
 
@@ -20,28 +20,31 @@ SINGLE = BlockList(
     tokens=JOINED,
     returns="txt+img",
     attention={"": "txt+img"},
-    beside={"linear1": "qkv+"},
+    parallel_mlp={"linear1": "qkv+"},
     sides={"pe": (2, "txt+img")},
     ranges={"modulation_dims": "txt+img"},
     whole=("vec", "attn_mask"),
 )
 
-HEAD = BlockList("final_layer", tokens={"x": "img"}, returns="img", attention={}, whole=("vec",))
+HEAD = BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("vec",))
 
-MODEL = HostSpec(
+MODEL = ModelSpec(
     "comfy.ldm.flux.model.Flux",
     (DOUBLE, SINGLE),
     heads="params.num_heads",
     width="params.hidden_size",
     head=replace(HEAD, ranges={"modulation_dims": "img"}),
-    patches=("img", "patch_size"),
+    image="img",
+    patch_size="patch_size",
 )
 register(MODEL)
 register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
 # Its head mixes the pixels of neighbours.
-register(replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, patches=None))
 register(
-    HostSpec(
+    replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image="", patch_size="")
+)
+register(
+    ModelSpec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
         (DOUBLE, SINGLE),
         heads="double_blocks.0.num_heads",
@@ -49,11 +52,12 @@ register(
     )
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.hunyuan_video.model.HunyuanVideo",
         (DOUBLE, SINGLE),
         heads="num_heads",
         width="hidden_size",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 # Every block brings some text of its own, and forgets it.
 HIDREAM = (
@@ -26,12 +26,13 @@ HIDREAM = (
     ),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
         HIDREAM,
         heads="num_attention_heads",
         head_dim="attention_head_dim",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )
 
@@ -45,7 +46,7 @@ LENS = BlockList(
     whole=("temb",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.lens.model.LensTransformer2DModel",
         (LENS,),
         heads="transformer_blocks.0.attn.heads",
@@ -62,12 +63,13 @@ JOYIMAGE = BlockList(
     whole=("temb",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
         (JOYIMAGE,),
         heads="double_blocks.0.attn.num_attention_heads",
         width="double_blocks.0.attn.img_attn_proj.in_features",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )
 
@@ -80,7 +82,7 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-PIXELS = HostSpec(
+PIXELS = ModelSpec(
     "comfy.ldm.pixeldit.model.PixDiT_T2I",
     (PIXELDIT,),
     heads="num_groups",

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 
 def dense_mask(mask: Any) -> torch.Tensor:
@@ -28,16 +28,17 @@ VIDEO = BlockList(
     returns="x",
     attention={"attn1": "x"},
     sides={"pe": (1, "x"), "timestep": (1, "x")},
-    made={"self_attention_mask": dense_mask},
+    converters={"self_attention_mask": dense_mask},
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.lightricks.model.LTXVModel",
         (VIDEO,),
         heads="num_attention_heads",
         width="inner_dim",
-        patches=("x", "patchifier.patch_size"),
+        image="x",
+        patch_size="patchifier.patch_size",
     ),
 )
 
@@ -50,13 +51,13 @@ BOTH = BlockList(
     attention={"attn1": "v", "audio_attn1": "a", "audio_to_video_attn": "v|a", "video_to_audio_attn": "a|v"},
     sides={"v_pe": (1, "v"), "v_cross_pe": (1, "v"), "a_pe": (1, "a"), "a_cross_pe": (1, "a")},
     frames={**dict.fromkeys(OF_VIDEO, ("v", 3)), **dict.fromkeys(OF_AUDIO, ("a", 3))},
-    made={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)},
+    converters={"self_attention_mask": dense_mask, **dict.fromkeys(OF_VIDEO, by_frame)},
     whole=(
         "v_context", "a_context", "attention_mask", "self_attention_mask", "v_prompt_timestep", "a_prompt_timestep",
     ),
 )  # fmt: skip
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.lightricks.av_model.LTXAVModel",
         (BOTH,),
         heads="num_attention_heads",

@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5, and AuraFlow."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 SD3 = BlockList(
     path="joint_blocks",
@@ -10,13 +10,14 @@ SD3 = BlockList(
     whole=("c", "use_checkpoint"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
         (SD3,),
         heads="num_heads",
         width="hidden_size",
-        patches=("img", "patch_size"),
-        head=BlockList("final_layer", tokens={"x": "img"}, returns="img", attention={}, whole=("c",)),
+        image="img",
+        patch_size="patch_size",
+        head=BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("c",)),
     )
 )
 
@@ -35,11 +36,12 @@ AURA_SINGLE = BlockList(
     whole=("global_cond",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.aura.mmdit.MMDiT",
         (AURA_DOUBLE, AURA_SINGLE),
         heads="double_layers.0.attn.n_heads",
         head_dim="double_layers.0.attn.head_dim",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )

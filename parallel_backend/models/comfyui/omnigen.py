@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 # References have a refiner of their own, which every rank runs whole.
 REFINER = BlockList(
@@ -22,12 +22,13 @@ LAYERS = replace(
     sides={"image_rotary_emb": (1, "rest+img")},
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel",
         (REFINER, LAYERS),
         heads="layers.0.attn.heads",
         width="hidden_size",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )
 
@@ -48,7 +49,7 @@ SINGLE = replace(
     sides={"image_rotary_emb": (1, "txt+ref+img")},
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.boogu.model.BooguTransformer2DModel",
         (REFINER, DOUBLE, SINGLE),
         heads="single_stream_layers.0.attn.heads",

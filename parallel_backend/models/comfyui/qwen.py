@@ -1,6 +1,6 @@
 """Qwen-Image, and Mage-Flow, whose blocks are its."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 BLOCKS = BlockList(
     path="transformer_blocks",
@@ -14,13 +14,14 @@ BLOCKS = BlockList(
 )
 
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
         (BLOCKS,),
         heads="transformer_blocks.0.num_attention_heads",
         width="inner_dim",
-        head=BlockList("proj_out", tokens={"0": "img"}, returns="img", attention={}),
-        patches=("img", "patch_size"),
+        head=BlockList("proj_out", tokens={"0": "img"}, returns="img"),
+        image="img",
+        patch_size="patch_size",
     ),
     "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
 )

@@ -1,6 +1,6 @@
 """Models of things in space: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 HUNYUAN_3D = BlockList(
     path="blocks",
@@ -10,7 +10,7 @@ HUNYUAN_3D = BlockList(
     whole=("conditioning", "text_states"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
         (HUNYUAN_3D,),
         heads="num_heads",
@@ -37,7 +37,7 @@ BLOCKS = BlockList(
     whole=("mod",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
         (REFINER, BLOCKS),
         heads="num_heads",

@@ -1,6 +1,6 @@
 """CogVideoX, Mochi, Kandinsky 5."""
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 COGVIDEOX = BlockList(
     path="blocks",
@@ -11,12 +11,13 @@ COGVIDEOX = BlockList(
     whole=("temb",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel",
         (COGVIDEOX,),
         heads="num_attention_heads",
         head_dim="attention_head_dim",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )
 
@@ -30,12 +31,13 @@ MOCHI = BlockList(
     whole=("c",),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
         (MOCHI,),
         heads="num_heads",
         head_dim="head_dim",
-        patches=("img", "patch_size"),
+        image="img",
+        patch_size="patch_size",
     )
 )
 
@@ -48,11 +50,12 @@ KANDINSKY = BlockList(
     whole=("text_embed", "time_embed"),
 )
 register(
-    HostSpec(
+    ModelSpec(
         "comfy.ldm.kandinsky5.model.Kandinsky5",
         (KANDINSKY,),
         heads="visual_transformer_blocks.0.self_attention.num_heads",
         head_dim="visual_transformer_blocks.0.self_attention.head_dim",
-        patches=("x", "patch_size"),
+        image="x",
+        patch_size="patch_size",
     )
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .spec import BlockList, HostSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 BLOCKS = BlockList(
     path="blocks",
@@ -13,13 +13,14 @@ BLOCKS = BlockList(
     frames={"e": ("x", 4)},
     whole=("context", "context_img_len"),
 )
-MODEL = HostSpec(
+MODEL = ModelSpec(
     "comfy.ldm.wan.model.WanModel",
     (BLOCKS,),
     heads="num_heads",
     width="dim",
-    head=BlockList("head", tokens={"x": "x"}, returns="x", attention={}, frames={"e": ("x", 3)}),
-    patches=("x", "patch_size"),
+    head=BlockList("head", tokens={"x": "x"}, returns="x", frames={"e": ("x", 3)}),
+    image="x",
+    patch_size="patch_size",
 )
 register(
     MODEL,
@@ -47,7 +48,7 @@ register(
 )
 
 # Each frame's tokens attend to that frame's sound.
-HUMO = replace(BLOCKS, filled={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
+HUMO = replace(BLOCKS, full_length={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
 register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,)))
 
 VACE = replace(
@@ -55,14 +56,15 @@ VACE = replace(
     path="vace_blocks",
     tokens={"c": "x", "x": "x"},
     returns=("x", "x"),
-    woven=True,
+    interleaved=True,
 )
 register(
     replace(
         MODEL,
         model_class="comfy.ldm.wan.model.VaceWanModel",
         blocks=(BLOCKS, VACE),
-        patches=None,
+        image="",
+        patch_size="",
         unstaged="those of VACE run between the others",
     )
 )

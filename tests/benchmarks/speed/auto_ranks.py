@@ -19,14 +19,15 @@ from parallel_backend.costs.correct import Correction, preferred
 from parallel_backend.costs.forward import ForwardCost, forward_of
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction, predict
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
-from parallel_backend.models import spec_for
-from parallel_backend.models.overlap_rows import rows_beside
+from parallel_backend.models import adapter_for
+from parallel_backend.models.checks import sizes_of
+from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
-from parallel_backend.seams.forward import ForwardCost as Running
-from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.seams.forward import Forward as Running
 from tests.benchmarks.speed.contest import CPU, UNLIMITED, Meshes, agreed, say, set_rate, start, timed, twin
 from tests.benchmarks.speed.link_cases import CASES, Case
 from tests.benchmarks.speed.throttle import spare_half, throttled
@@ -54,7 +55,7 @@ class Runner:
 
     def __init__(self, plan: ParallelPlan, case: Case, model: torch.nn.Module, meshes: Meshes) -> None:
         self.timeline = Timeline(CPU)
-        self.transformer = ParallelTransformer(twin(model), meshes.of(plan, self.timeline))
+        self.transformer = DiffusersModel(twin(model), meshes.of(plan, self.timeline))
         self.request = case.request()
         rows, ways, ranks = case.latents[0], plan.ways(BATCH_AXES), dist.get_world_size()
         self.idles = plan == ONE or ways > rows
@@ -87,24 +88,25 @@ def forward_cost(case: Case) -> ForwardCost:
     """What auto knows of a model before it runs: what is counted on the meta device."""
     with torch.device("meta"):
         model = case.build(case.depth).eval()
-    spec = spec_for(type(model).__name__)
+    adapter = adapter_for(type(model).__name__)
     latents, timestep, conditions = case.request()
     meta = {name: value.to("meta") for name, value in conditions.items()}
-    blocks = [block for name in spec.blocks for block in model.get_submodule(name).children()]
+    blocks = [(each, block) for each in adapter.spec.blocks for block in model.get_submodule(each.path).children()]
 
     def run() -> object:
-        inputs = spec.inputs(model.config, latents.to("meta"), timestep.to("meta"), meta)
+        inputs = adapter.inputs(model.config, latents.to("meta"), timestep.to("meta"), meta)
         return model(**inputs, return_dict=False)[0]
 
-    (heads, head_dim, _), kv_heads = spec.sizes(model.config), spec.kv_heads and spec.kv_heads(model.config)
+    heads, head_dim, kv_heads = sizes_of(model, adapter.spec)
+    rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
     return forward_of(
         model,
-        blocks,
+        [block for _, block in blocks],
         run,
         rows=len(latents),
         heads=heads,
         kv_heads=kv_heads,
-        beside=dict(ChainMap(*(rows_beside(block, spec.beside, heads * head_dim) for block in blocks))),
+        beside=dict(ChainMap(*rows)),
     )
 
 
@@ -116,7 +118,7 @@ class Contest:
         self.case, self.ranks, self.rows = case, dist.get_world_size(), case.latents[0]
         model = case.model()
         self.forward = forward_cost(case)
-        self.limits = spec_for(type(model).__name__).limits(model.config)
+        self.limits = adapter_for(type(model).__name__).limits(model.config)
         self.runners: dict[str, Runner] = {}
         self.refused: dict[str, str] = {}
         for plan in (ONE, *(each.plan for each in self.ranked(machine))):

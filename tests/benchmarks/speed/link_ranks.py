@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
-from parallel_backend.seams.beside import Beside
-from parallel_backend.transformer import ParallelTransformer
+from parallel_backend.seams.mlp_overlap import MlpOverlap
 from tests.benchmarks.speed.contest import (
     UNLIMITED,
     Meshes,
@@ -47,12 +47,12 @@ class Contender:
         if method.peer:
             enable_context_parallel(own)
         attention = ParallelAttention if method.overlap else functools.partial(ParallelAttention, parts=1)
-        beside = Beside if method.overlap else mock.Mock()
+        overlap = MlpOverlap if method.overlap else mock.Mock()
         with (
-            mock.patch("parallel_backend.transformer.ParallelAttention", attention),
-            mock.patch("parallel_backend.transformer.Beside", beside),
+            mock.patch("parallel_backend.apply_plan.ParallelAttention", attention),
+            mock.patch("parallel_backend.apply_plan.MlpOverlap", overlap),
         ):
-            self.transformer = ParallelTransformer(own, meshes.of(ParallelPlan(**method.plan or {})))
+            self.transformer = DiffusersModel(own, meshes.of(ParallelPlan(**method.plan or {})))
         self.request = case.request()
 
     @torch.inference_mode()

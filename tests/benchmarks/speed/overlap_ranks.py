@@ -14,9 +14,9 @@ import diffusers
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, replica_axis
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import Arrive, HostStore, ShardedStore
 from tests.support.links.link import limit
@@ -101,7 +101,7 @@ class Contender:
 
     def __init__(self, way: str, case: Case, mesh: Mesh, replicas: Axis) -> None:
         torch.manual_seed(0)
-        self.transformer = ParallelTransformer(case.build().eval(), mesh)
+        self.transformer = DiffusersModel(case.build().eval(), mesh)
         sizes = self.transformer.fetched.sizes
         kind = HOST if way == "host" else SHARED
         asked = replace(mesh.plan, weights=kind, weight_blocks=len(sizes) // 2 if way == "half shared" else 0)
@@ -129,7 +129,7 @@ class Contest:
             if got is not None and not torch.equal(got, results["whole"]):
                 raise SystemExit(f"{way}: another result than that of whole weights")
         alone = replace(mesh, plan=ParallelPlan(), axes=dict.fromkeys(mesh.axes, Axis(None, 1, 0)))
-        self.alone = ParallelTransformer(case.build().eval(), alone)
+        self.alone = DiffusersModel(case.build().eval(), alone)
         self.flops = 0.0
 
     @torch.inference_mode()

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import passes_of
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
 
-def transformer(name: str, **plan: int) -> ParallelTransformer:
+def transformer(name: str, **plan: int) -> DiffusersModel:
     """A family in one process."""
     chosen = ParallelPlan(**plan)
     names = (*chosen.degrees(), "batch", "sequence")
     mesh = Mesh(chosen, torch.device("cpu"), dict.fromkeys(names, Axis(None, 1, 0)), None)
-    return ParallelTransformer(FAMILIES[name].build(), mesh)
+    return DiffusersModel(FAMILIES[name].build(), mesh)
 
 
 def test_an_image_to_edit_is_refused_where_patches_of_the_image_run_alone() -> None:

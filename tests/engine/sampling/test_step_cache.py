@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from parallel_backend.axes import BATCH_AXES
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
-from parallel_backend.models.comfyui import named_spec
+from parallel_backend.models import spec_named
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.caches import FIRST_BLOCK, TAYLORSEER, CacheSettings
 from parallel_backend.sampling.denoiser import Denoiser, Watch
 from parallel_backend.sampling.step_cache import StepCache
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.pipefusion_cases import scheduler_of
@@ -38,7 +38,7 @@ def case(shelf: str, name: str, kind: str, plan: dict[str, int], **more: Any) ->
 
 def is_known(row: str, model_class: str) -> bool:
     """Whether the class's blocks can be skipped together. A ControlNet, which adds to them, is for stock samplers."""
-    spec = named_spec(model_class)
+    spec = spec_named(model_class)
     assert spec
     return not (spec.uncached or spec.unstaged or spec.unshared or row in (*LONG, *BY_FRAME) or "controlnet" in row)
 
@@ -186,15 +186,15 @@ def test_a_cache_is_refused_where_blocks_or_tokens_are_apart(plan: dict[str, int
     ],
 )
 def test_a_class_whose_blocks_cannot_be_skipped_is_refused_by_name(model_class: str, why: str) -> None:
-    model: Any = SimpleNamespace(mesh=alone().mesh, model=torch.nn.Module(), spec=named_spec(model_class))
+    model: Any = SimpleNamespace(mesh=alone().mesh, model=torch.nn.Module(), spec=spec_named(model_class))
     with pytest.raises(RequestError, match=why):
         StepCache(model, CacheSettings(FIRST_BLOCK))
 
 
-def alone() -> ParallelTransformer:
+def alone() -> DiffusersModel:
     """A family in one process."""
     plan = ParallelPlan()
     mesh = Mesh(
         plan, torch.device("cpu"), dict.fromkeys((*plan.degrees(), "batch", "sequence"), Axis(None, 1, 0)), None
     )
-    return ParallelTransformer(FAMILIES["flux-dev"].build(), mesh)
+    return DiffusersModel(FAMILIES["flux-dev"].build(), mesh)

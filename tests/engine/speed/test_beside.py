@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 
 from parallel_backend.hooks import Hooks
 from parallel_backend.seams.attention_op import RUNNING
-from parallel_backend.seams.beside import Beside, Later, Split
+from parallel_backend.seams.deferred import Deferred, DeferredTail
 from parallel_backend.seams.forward import ForwardSlot
+from parallel_backend.seams.mlp_overlap import MlpOverlap
 from tests.support.ranks.pool import RankPool
 
 WIDTH, MLP = 6, 8
@@ -78,16 +79,16 @@ def test_a_block_gives_what_it_gives_anyway(fused: bool, sends: bool) -> None:
     slot, hooks, pending = ForwardSlot(), Hooks(), []
 
     def sent() -> None:
-        pending.append(len(slot.forward.later))
+        pending.append(len(slot.forward.deferred))
         if sends:
-            slot.forward.catch_up()
+            slot.forward.run_deferred()
 
     block, x = Block(fused, sent), torch.randn(2, 5, WIDTH)
     alone = block(x)
-    Beside(block, ROWS, WIDTH, slot).install(hooks)
+    MlpOverlap(block, ROWS, WIDTH, slot).install(hooks)
     torch.testing.assert_close(block(x), alone, rtol=TOLERANCE, atol=TOLERANCE)
     assert pending == [0, 1 if fused else 2]
-    assert not slot.forward.later, "nothing is left for the next block"
+    assert not slot.forward.deferred, "nothing is left for the next block"
     hooks.replace(RUNNING, "compiles", True)
     block(x)
     assert pending[-1] == 0, "a compiled block is as it is"
@@ -103,10 +104,10 @@ def test_a_block_that_fails_leaves_nothing_to_the_next() -> None:
 
     slot = ForwardSlot()
     block = Block(True, fail)
-    Beside(block, ROWS, WIDTH, slot).install(Hooks())
+    MlpOverlap(block, ROWS, WIDTH, slot).install(Hooks())
     with pytest.raises(InterruptedError):
         block(torch.randn(1, 2, WIDTH))
-    assert not slot.forward.later
+    assert not slot.forward.deferred
     assert "forward" not in vars(block.linear1)
 
 
@@ -126,7 +127,7 @@ def test_a_block_that_fails_leaves_nothing_to_the_next() -> None:
 def test_what_is_put_off_is_read_like_a_tensor(read: Callable[[Any], torch.Tensor]) -> None:
     whole = torch.randn(1, 4, 7)
     own, others = whole.split([3, 4], -1)
-    for made in (Later(lambda: whole), Split(own, Later(lambda: others), 7)):
+    for made in (Deferred(lambda: whole), DeferredTail(own, Deferred(lambda: others), 7)):
         assert torch.equal(read(made), read(whole))
 
 
@@ -136,9 +137,9 @@ def test_weights_that_are_no_plain_rows_are_taken_whole() -> None:
 
     pending: list[int] = []
     slot = ForwardSlot()
-    block = Block(True, lambda: pending.append(len(slot.forward.later)))
+    block = Block(True, lambda: pending.append(len(slot.forward.deferred)))
     alone = block(x := torch.randn(1, 3, WIDTH))
     block.linear1.weight = torch.nn.Parameter(block.linear1.weight.detach().as_subclass(Quantised))  # type: ignore
-    Beside(block, ROWS, WIDTH, slot).install(Hooks())
+    MlpOverlap(block, ROWS, WIDTH, slot).install(Hooks())
     assert torch.equal(block(x).as_subclass(torch.Tensor), alone)
     assert pending == [0, 0]

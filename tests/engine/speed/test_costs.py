@@ -16,10 +16,11 @@ from parallel_backend.costs.choose import Weights, ranked
 from parallel_backend.costs.forward import Cost, ForwardCost, forward_of
 from parallel_backend.costs.machine import Link, Machine, Speed, assumed
 from parallel_backend.costs.predict import EXCHANGES, predict
-from parallel_backend.models.overlap_rows import MLP_BESIDE, rows_beside
+from parallel_backend.models.flux import PARALLEL_MLP
+from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.fitting import WeightRoom
-from parallel_backend.weights.sizes import WeightSizes, sizes_of_module
+from parallel_backend.weights.sizes import WeightSizes, sizes_of_model
 from tests.support.fakes.formulas import sent_bytes
 from tests.support.fakes.models import DIFFUSERS
 from tests.support.fakes.tally import ALL_TO_ALL, SEND
@@ -55,7 +56,7 @@ def test_a_forward_is_counted_exactly_without_running():
         flops = counted_flops(lambda: real(**flux_call("cpu", 33)))
     told = forward_of(empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3)
     assert told.flops * 2 == flops
-    assert told.weights == sum(each.nbytes for each in real.parameters()) == sizes_of_module(real, ()).total
+    assert told.weights == sum(each.nbytes for each in real.parameters()) == sizes_of_model(real).total
     assert told.count == 7 and told.activation == (33 + 7) * 48 * 4
     assert told.prediction == 33 * 16 * 4
     # Attention by hand: two products of every token with every other, in each block.
@@ -64,7 +65,8 @@ def test_a_forward_is_counted_exactly_without_running():
 
 def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
     empty = flux("meta")
-    rows = {layer: rows for block in blocks_of(empty) for layer, rows in rows_beside(block, MLP_BESIDE, 48).items()}
+    counted = [count_mlp_rows(block, PARALLEL_MLP, 48) for block in blocks_of(empty)]
+    rows = {layer: count for each in counted for layer, count in each.items()}
     told = forward_of(empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, beside=rows)
     single = len(empty.single_transformer_blocks)
     assert told.parallel == single / 7

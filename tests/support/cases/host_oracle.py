@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from parallel_backend.models.comfyui import HostSpec
+from parallel_backend.models import ModelSpec
 
 STEPS = 4
 SIGMAS = torch.linspace(0.9, 0.0, STEPS + 1)
@@ -25,7 +25,7 @@ Cache = dict[tuple[torch.nn.Module, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @contextmanager
-def attending(model: torch.nn.Module, spec: HostSpec, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
+def attending(model: torch.nn.Module, spec: ModelSpec, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
     """While entered, `attend(owner, streams, q, k, v, …)` runs where blocks attend over tokens."""
     running: list[tuple[torch.nn.Module, Any]] = []
     calls: dict[torch.nn.Module, int] = {}
@@ -76,7 +76,7 @@ def key_owners(streams: str, image: str, keys: int, owners: torch.Tensor) -> tor
 @torch.inference_mode()
 def sample(
     model: torch.nn.Module,
-    spec: HostSpec,
+    spec: ModelSpec,
     call: Callable[[torch.Tensor, float], torch.Tensor],
     latents: torch.Tensor,
     patch: tuple[int, ...],
@@ -89,8 +89,8 @@ def sample(
         for sigma, following in zip(SIGMAS[:-1].tolist(), SIGMAS[1:].tolist(), strict=True):
             latents = latents + (following - sigma) * call(latents, sigma)
         return latents
-    assert spec.patches
-    image, _ = spec.patches
+    image = spec.image
+    assert image
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
     owners = patches_of(grid, patches)
     region = owners.reshape(grid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parallel_backend.axes import BATCH_AXES, TOKEN_AXES
-from parallel_backend.models.comfyui import named_spec
+from parallel_backend.models import spec_named
 from tests.support.cases.host import CASES as ROWS
 
 Plan = dict[str, Any]
@@ -25,12 +25,12 @@ BY_FRAME = ("wan-timestep-by-frame", "cosmos-predict2-timestep-by-frame", "ltxv-
 
 def allows(row: str, plan: Plan) -> bool:
     """Whether the spec of the row's class has nothing against the plan."""
-    spec = named_spec(ROWS[row].model_class)
+    spec = spec_named(ROWS[row].model_class)
     assert spec
     couples = spec.coupled and not spec.coupled_where
     if "pipefusion" in plan and (spec.unstaged or spec.unshared or row in BY_FRAME):
         return False
-    if plan.get("patches", 1) > 1 and (not spec.patches or row in WITH_MORE_TOKENS):
+    if plan.get("patches", 1) > 1 and (not spec.image or row in WITH_MORE_TOKENS):
         return False
     return not (couples and plan.keys() & BATCH_AXES or spec.unshared and plan.keys() & TOKEN_AXES)
 

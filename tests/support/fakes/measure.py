@@ -13,13 +13,13 @@ import diffusers
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, replica_axis
-from parallel_backend.module import ModuleConditions, ParallelModule
+from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.plan import SHARED, ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import ShardedStore
@@ -31,7 +31,7 @@ from tests.support.labelled.tensors import GPU
 # Of a sampling under a plan with stages: one of the whole image; one that is measured; and one after it, as the last
 # sends nothing back to the first stage.
 STEPS, MEASURED = 3, 1
-Parallel = ParallelTransformer | ParallelModule
+Parallel = DiffusersModel | ParallelModel
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:
         with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):
             store = ShardedStore(replica_axis(plan, GPU), GPU)
     if model.shelf == "diffusers":
-        parallel = ParallelTransformer.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
+        parallel = DiffusersModel.build(ModelSource(model.model_class, config, (), "bf16"), mesh)
         parallel.bring(places_of(parallel), store)
         return parallel
     import_comfyui()
@@ -102,7 +102,7 @@ def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:
     operations: Any = importlib.import_module("comfy.ops").disable_weight_init
     made_of: Any = getattr(importlib.import_module(module), name)
     whole = made_of(**config, device=GPU, dtype=torch.bfloat16, operations=operations)
-    parallel = ParallelModule(whole.eval().requires_grad_(False), mesh, torch.bfloat16)
+    parallel = ParallelModel(whole.eval().requires_grad_(False), mesh, torch.bfloat16)
     parallel.fetched.rearrange(places_of(parallel), store)
     return parallel
 
@@ -127,7 +127,7 @@ def import_comfyui() -> None:
 def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
     """A forward, as a stock sampler asks for it; with stages a sampling of STEPS steps."""
     plan, rows = parallel.mesh.plan, model.rows
-    is_ours = isinstance(parallel, ParallelTransformer)
+    is_ours = isinstance(parallel, DiffusersModel)
     dtype = torch.float32 if is_ours else torch.bfloat16  # ComfyUI casts before it calls its classes
 
     def empty(*shape: int) -> torch.Tensor:
@@ -140,12 +140,12 @@ def run(parallel: Parallel, model: Model, size: str, watch: Watch) -> None:
     if plan.pipefusion * plan.patch_count > 1:
         with unset_fake_temporarily():
             stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), STEPS)
-        passes = [Pass(tuple(range(rows)), given if is_ours else ModuleConditions(given))]
+        passes = [Pass(tuple(range(rows)), given if is_ours else ModelConditions(given))]
         denoise(parallel, empty(1, *latents), stepper, passes, 4.0, timestep_scale=1e-3, watch=watch)
     elif is_ours:
         parallel(empty(rows, *latents), empty(rows), given)
     else:
-        parallel([Call((empty(rows, *latents), empty(rows)), given)])
+        parallel.run_calls([Call((empty(rows, *latents), empty(rows)), given)])
 
 
 def meeting_ranks(plan: ParallelPlan) -> list[int]:

@@ -16,12 +16,12 @@ from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from parallel_backend import transformer
+from parallel_backend import diffusers_model
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling import denoiser
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights import loading
 from parallel_backend.weights.loading import Check, ModelSource, go_on
 from tests.support.labelled.tensors import GPU, AttentionOfGpu, lend_guard
@@ -45,8 +45,8 @@ def pretended(plan: ParallelPlan, rank: int) -> Iterator[Mesh]:
                 (torch, "inference_mode", without_gradients),
                 (torch.nn.Module, "to", buffers_to),
                 (loading, "read_tensors", empty_tensors),
-                (transformer, "read_tensors", empty_tensors),
-                (ParallelTransformer, "check", lambda *_: None),  # it looks at values
+                (diffusers_model, "read_tensors", empty_tensors),
+                (DiffusersModel, "check", lambda *_: None),  # it looks at values
                 (denoiser, "patch_regions", patch_regions),
                 (Stepper, "copy", copy_stepper),
             ):

@@ -25,7 +25,7 @@ def main(comfyui: str, *files: str) -> None:
         except host_file.ModelFileError as error:
             found[Path(file).name] = str(error)
             continue
-        has_spec = specs.host_spec(type(described.module)) is not None
+        has_spec = specs.spec_of(type(described.module)) is not None
         found[Path(file).name] = {"class": described.model_class, "spec": has_spec}
     print(json.dumps(found))
 

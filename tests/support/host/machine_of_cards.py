@@ -54,7 +54,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     try:
         devices = machine.devices_of_ranks(group.device_count())
         answer = route.answer(route.Question(None, []))
-        spec = models.spec_for("DiTTransformer2DModel")
+        spec = models.adapter_for("DiTTransformer2DModel")
         noted = plans.resolve_plan(None, {"num_attention_heads": 6, "attention_head_dim": 8, "num_layers": 2}, spec)
     except group.SettingsError as error:
         return {"error": str(error)}

@@ -10,7 +10,7 @@ import importlib
 import json
 import sys
 
-from parallel_backend.models.comfyui.checks import changes_of
+from parallel_backend.models.checks import changes_of
 from tests.support.cases.host import CASES
 
 

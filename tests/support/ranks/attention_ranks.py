@@ -11,11 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh
-from parallel_backend.models import spec_for
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.seams.attention import ParallelAttention, StaleCache
+from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.backends import NATIVE
-from parallel_backend.seams.forward import Forward, ForwardSlot
+from parallel_backend.seams.forward import Forward, ForwardSlot, StaleCache
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.attention_cases import CASES, LENGTHS, MASKS, PATCHES, STREAMS, Case, mask, qkv
 from tests.support.fakes.tally import Tally, sent
@@ -24,8 +23,7 @@ from tests.support.ranks.leaving import leave
 
 def take(layout: TokenLayout, whole_BHSD: torch.Tensor) -> torch.Tensor:
     """This rank's tokens of the streams joined."""
-    parts = whole_BHSD.split([LENGTHS[stream] for stream in STREAMS], 2)
-    return torch.cat([layout.take(part, stream, 2) for part, stream in zip(parts, STREAMS, strict=True)], 2)
+    return layout.drop_padding(layout.cut(whole_BHSD, STREAMS, 2), STREAMS, 2)
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def mesh_of(case: Case) -> Mesh:
 
 def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, torch.Tensor]:
     slot = ForwardSlot(patches)
-    layout = TokenLayout(spec_for("FluxTransformer2DModel").streams[0], mesh["sequence"], slot)
+    layout = TokenLayout("hidden_states", mesh["sequence"], slot)
     attention = ParallelAttention(mesh, layout, NATIVE, case.parts)
     attention.rows = 1
     rank = range(mesh["sequence"].index, mesh["sequence"].index + 1)
@@ -63,7 +61,9 @@ def results_of(name: str, case: Case, patches: int, mesh: Mesh) -> dict[str, tor
         for run in runs:
             key = f"{name} {mask_name} {patches} {run}"
             with slot.enter(Forward(run, cache)):
-                layout.begin(LENGTHS)
+                layout.forward.image_tokens = LENGTHS[layout.image]
+                for stream, length in LENGTHS.items():
+                    layout.learn((stream,), length)
                 parts = (take(layout, tensor) for tensor in qkv(case))
                 with Tally(of_cpu=True) as tally:
                     attended = attention("module", STREAMS, *parts, attn_mask=mask(mask_name, case), enable_gqa=True)

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.ranks.leaving import leave
 
@@ -36,7 +36,7 @@ def main(folder: str, cases_path: str, out_path: str) -> None:
     results = {}
     for name, plan in cases["plans"].items():
         mesh = build_mesh(ParallelPlan.from_json(plan), torch.device("cpu"))
-        transformer = ParallelTransformer.load(source, mesh)
+        transformer = DiffusersModel.load(source, mesh)
         result = Denoiser(transformer).sample(inputs["latents"], scheduler, *branches, cases["guidance"])
         if result is not None:
             results[name] = result.contiguous()

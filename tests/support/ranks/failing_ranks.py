@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.collectives import ALL_GATHER
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 
 FAMILY, STEPS = "dit", 100_000
@@ -66,7 +66,7 @@ def main(plan: str, how: str, out: str) -> None:
     dist.init_process_group("gloo")
     rank, family = dist.get_rank(), FAMILIES[FAMILY]
     report = Path(out, f"{rank}.json")
-    transformer = ParallelTransformer(family.build(), build_mesh(ParallelPlan.from_json(json.loads(plan)), CPU))
+    transformer = DiffusersModel(family.build(), build_mesh(ParallelPlan.from_json(json.loads(plan)), CPU))
     latents, _, conditions = family.inputs(1, 16, 16)
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=STEPS)
     scheduler.set_timesteps(STEPS)

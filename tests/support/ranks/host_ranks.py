@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
-from parallel_backend.models.comfyui import named_spec
-from parallel_backend.models.comfyui.checks import patch_of
-from parallel_backend.module import ModuleConditions, ParallelModule
+from parallel_backend.models import spec_named
+from parallel_backend.models.checks import patch_of
+from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass, denoise
 from parallel_backend.sampling.stepper import Stepper
@@ -74,16 +74,16 @@ class Sampling:
         return self.model(given, torch.full((len(given),), sigma * self.scale), **self.kwargs)
 
     def serial(self, case: HostCase, plan: ParallelPlan) -> torch.Tensor:
-        spec = named_spec(case.model_class)
+        spec = spec_named(case.model_class)
         assert spec
         patch = patch_of(self.model, spec, self.latents.ndim - 2)
         return sample(self.model, spec, self.predict, self.latents, patch, plan.patch_count, plan.sync_steps)
 
-    def parallel(self, module: ParallelModule) -> torch.Tensor | None:
+    def parallel(self, module: ParallelModel) -> torch.Tensor | None:
         scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
         scheduler.set_timesteps(sigmas=SIGMAS[:-1].tolist())
         stepper = Stepper(scheduler)
-        given = Pass((0,), ModuleConditions(self.kwargs, self.more))
+        given = Pass((0,), ModelConditions(self.kwargs, self.more))
         scale = self.scale / stepper.scheduler.config.num_train_timesteps
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
 
@@ -104,11 +104,11 @@ def main(cases_path: str, out_path: str) -> None:
         if samples:
             sampling = Sampling(case, model)
             if is_parallel:
-                outputs = [sampling.parallel(ParallelModule(model, meshes[plan], torch.float32))]
+                outputs = [sampling.parallel(ParallelModel(model, meshes[plan], torch.float32))]
             else:
                 outputs = [sampling.serial(case, plan)]
         elif is_parallel:
-            outputs = ParallelModule(model, meshes[plan], torch.float32)(calls)
+            outputs = ParallelModel(model, meshes[plan], torch.float32).run_calls(calls)
             if (dist.get_rank() == 0) != (outputs is not None):
                 raise SystemExit("Exactly rank 0 shall hold the result.")
         else:

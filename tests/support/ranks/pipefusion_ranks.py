@@ -13,10 +13,10 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
 from tests.support.ranks.leaving import leave
@@ -38,9 +38,7 @@ def main(cases_path: str, out_path: str) -> None:
             files = (str(Path(case["folder"]) / "diffusion_pytorch_model.safetensors"),)
             if plan not in meshes:
                 meshes[plan] = build_mesh(plan, device, link_groups=case.get("link_groups"))
-            loaded = {
-                key: ParallelTransformer.load(ModelSource(family.model_class, family.config, files), meshes[plan])
-            }
+            loaded = {key: DiffusersModel.load(ModelSource(family.model_class, family.config, files), meshes[plan])}
         latents, conditions, negative = case_inputs(case["family"], case["short_negative"])
         result = Denoiser(loaded[key]).sample(latents, scheduler_of(case["scheduler"]), conditions, negative, 3.0)
         if result is not None:

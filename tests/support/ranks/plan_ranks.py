@@ -13,13 +13,13 @@ import torch.distributed as dist
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.mesh_layout import stages_of
 from parallel_backend.hooks import Hooks
-from parallel_backend.models.spec import ModelSpec
+from parallel_backend.models.spec import BlockList
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.backends import NATIVE
 from parallel_backend.seams.exchange.heads import head_parts
 from parallel_backend.seams.forward import ForwardSlot
-from parallel_backend.seams.layout import TOKEN_DIM, TokenLayout
+from parallel_backend.seams.layout import TokenLayout
 from parallel_backend.seams.stages import keep_stage
 from tests.support.ranks.leaving import leave
 
@@ -35,15 +35,7 @@ PLANS = (
     {"pipefusion": 4, "ring": 2, "patches": 1, "speeds": [2, 1, 4, 2, 2, 1, 2, 1]},
     {},  # each rank by itself
 )
-SPEC = ModelSpec(
-    model_class="Toy",
-    blocks=("first", "second"),
-    streams=("x",),
-    self_attention={},
-    conditions=(),
-    inputs=lambda *_: {},
-    output=lambda *_: None,
-)
+LISTS = tuple(BlockList(path, tokens={"x": "x"}, returns="x") for path in ("first", "second"))
 
 
 class Block(torch.nn.Module):
@@ -53,8 +45,8 @@ class Block(torch.nn.Module):
 
 def toy() -> torch.nn.Module:
     model = torch.nn.Module()
-    for name, count in zip(SPEC.blocks, BLOCKS, strict=True):
-        model.add_module(name, torch.nn.ModuleList([Block() for _ in range(count)]))
+    for blocks, count in zip(LISTS, BLOCKS, strict=True):
+        model.add_module(blocks.path, torch.nn.ModuleList([Block() for _ in range(count)]))
     return model
 
 
@@ -62,10 +54,10 @@ def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
     own = stages_of(plan, BLOCK_BYTES)[mesh["pipefusion"].index]
-    stage = keep_stage(toy(), SPEC.rows(), own, Hooks(), skips=False)
-    layout = TokenLayout(SPEC.streams[0], mesh["sequence"], ForwardSlot(plan.patch_count))
-    layout.begin({"x": TOKENS})
-    tokens = layout.take(torch.arange(TOKENS)[None, :, None], "x", TOKEN_DIM).flatten()
+    stage = keep_stage(toy(), LISTS, own, Hooks())
+    layout = TokenLayout("x", mesh["sequence"], ForwardSlot(plan.patch_count))
+    layout.forward.image_tokens = TOKENS
+    tokens = layout.cut(torch.arange(TOKENS), ("x",), 0)
     heads_BHLD = torch.arange(HEADS).view(1, -1, 1, 1).expand(1, -1, len(tokens), 1)
     if plan.ulysses > 1:
         attention = ParallelAttention(mesh, layout, NATIVE)

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import JOINT_AXES
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from tests.benchmarks.speed.meter import Meter
 from tests.benchmarks.speed.scaling import SHAPES, SMALL, VARIANTS, Shape, Variant
 from tests.support.links.profiles import counted_flops
@@ -98,7 +98,7 @@ class Contender:
         if variant.peer:
             enable_context_parallel(model)
         mesh = meshes.of(ParallelPlan.from_json(variant.plan or {}))
-        self.denoiser = Denoiser(ParallelTransformer(model, mesh))
+        self.denoiser = Denoiser(DiffusersModel(model, mesh))
         self.patches = mesh.plan.patch_count
         self.starts: list[float] = []
         model.register_forward_pre_hook(lambda *_: self.starts.append(time.perf_counter()))

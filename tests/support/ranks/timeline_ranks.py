@@ -15,11 +15,11 @@ import diffusers
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES
 from tests.support.ranks.leaving import leave
 
@@ -43,7 +43,7 @@ def main(out: str) -> None:
     for name, plan in PLANS.items():
         timeline = Timeline(CPU)
         mesh = build_mesh(ParallelPlan.from_json(plan), CPU, timeline=timeline)
-        transformer = ParallelTransformer(family.build(), mesh)
+        transformer = DiffusersModel(family.build(), mesh)
         if dist.get_rank():
             last = transformer.model.get_submodule(transformer.spec.blocks[-1])[-1]
             last.register_forward_pre_hook(lambda *_: time.sleep(DELAY))

@@ -16,8 +16,8 @@ from parallel_backend.costs.memory import token_factor
 from parallel_backend.device import count, is_accelerator
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import Mesh
-from parallel_backend.models import spec_for
-from parallel_backend.models.spec import Limits
+from parallel_backend.models import adapter_for
+from parallel_backend.models.adapter import Limits
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import WeightSizes, sizes_of_source
@@ -183,7 +183,7 @@ def plan_of(
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
         if not isinstance(source, ModelSource):
             return {"weights": sum(map(os.path.getsize, source.files))}  # of which a stage may keep less
-        sizes, limits = sizes_of_source(source), spec_for(source.model_class).limits(source.config)
+        sizes, limits = sizes_of_source(source), adapter_for(source.model_class).limits(source.config)
         return {"weights": max(sizes.kept(plan)), "plan": plan, "check": within(limits), "sizes": sizes}
     if operation.without_model or model is None:
         return {}

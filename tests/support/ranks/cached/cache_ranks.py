@@ -16,15 +16,14 @@ import diffusers
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Mesh, build_mesh, replica_axis
-from parallel_backend.models import spec_for
-from parallel_backend.models.comfyui import named_spec
-from parallel_backend.module import ModuleConditions, ParallelModule
+from parallel_backend.models import adapter_for, spec_named
+from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.caches import FIRST_BLOCK, CacheSettings
 from parallel_backend.sampling.denoiser import Denoiser, Pass, Watch, denoise
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.stores import ShardedStore, Store
 from tests.support.cases.families import FAMILIES, UNEVEN
 from tests.support.cases.host import CASES as ROWS
@@ -43,7 +42,7 @@ def stepper() -> Stepper:
     return Stepper(scheduler)
 
 
-def everywhere(model: ParallelModule | ParallelTransformer, fetched: bool) -> tuple[Sequence[int], Store | None]:
+def everywhere(model: ParallelModel | DiffusersModel, fetched: bool) -> tuple[Sequence[int], Store | None]:
     """All of the blocks, and where their weights are shared out; or none."""
     if not fetched:
         return (), None
@@ -55,7 +54,7 @@ class HostRun:
 
     def __init__(self, name: str, _short: bool) -> None:
         self.case = ROWS[name]
-        self.model, self.spec = self.case.build(), named_spec(self.case.model_class)
+        self.model, self.spec = self.case.build(), spec_named(self.case.model_class)
         self.sampling = Sampling(self.case, self.model)
 
     def serial(self, cache: Any) -> torch.Tensor:
@@ -68,8 +67,8 @@ class HostRun:
     def parallel(self, mesh: Mesh, settings: CacheSettings, watch: Watch, fetched: bool) -> torch.Tensor | None:
         steps, sampling = stepper(), self.sampling
         scale = sampling.scale / steps.scheduler.config.num_train_timesteps
-        given = Pass((0,), ModuleConditions(sampling.kwargs, sampling.more))
-        module = ParallelModule(self.model, mesh, torch.float32)
+        given = Pass((0,), ModelConditions(sampling.kwargs, sampling.more))
+        module = ParallelModel(self.model, mesh, torch.float32)
         module.fetched.rearrange(*everywhere(module, fetched))
         try:
             return denoise(
@@ -85,7 +84,7 @@ class FamilyRun:
 
     def __init__(self, name: str, short: bool) -> None:
         self.family = FAMILIES[name]
-        self.model, self.spec = self.family.build(), spec_for(self.family.model_class)
+        self.model, self.spec = self.family.build(), spec_named(self.family.model_class)
         sizes = self.family.shapes[UNEVEN][1:]
         self.latents, _, self.positive = self.family.inputs(1, *sizes)
         torch.manual_seed(2)
@@ -99,7 +98,7 @@ class FamilyRun:
         both = {
             name: torch.cat([value, self.negative[name]]) for name, value in self.positive.items() if not self.apart
         }
-        scale = 1000 * self.spec.timestep_scale
+        scale = 1000 * adapter_for(self.family.model_class).timestep_scale
         for sigma, following in zip(SIGMAS[:-1], SIGMAS[1:], strict=True):
 
             def run(rows: torch.Tensor, conditions: dict, at: float = float(sigma) * scale) -> torch.Tensor:
@@ -117,7 +116,7 @@ class FamilyRun:
         return latents
 
     def parallel(self, mesh: Mesh, settings: CacheSettings, watch: Watch, fetched: bool) -> torch.Tensor | None:
-        transformer = ParallelTransformer(self.model, mesh)
+        transformer = DiffusersModel(self.model, mesh)
         transformer.bring(*everywhere(transformer, fetched))
         try:
             return Denoiser(transformer).sample(

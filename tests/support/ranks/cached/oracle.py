@@ -13,39 +13,32 @@ from unittest import mock
 
 import torch
 
-from parallel_backend.models import ModelSpec
-from parallel_backend.models.comfyui import HostSpec
-from parallel_backend.models.comfyui.checks import modules_at
-from parallel_backend.models.rows import BlockRow
+from parallel_backend.models import BlockList, ModelSpec
+from parallel_backend.models.checks import modules_at
 from parallel_backend.seams.arguments import Arguments
 
 Run = Callable[[], torch.Tensor]
 WARM_UP = 3
 
 
-def skipped_rows(spec: ModelSpec | HostSpec) -> list[BlockRow]:
+def skipped_lists(spec: ModelSpec) -> list[BlockList]:
     """The lists whose blocks are skipped together: refiners see other streams, and always run."""
-    rows = spec.rows() if isinstance(spec, ModelSpec) else [blocks.row() for blocks in spec.blocks]
-    return [row for row in rows if "refiner" not in row.path]
+    return [blocks for blocks in spec.blocks if "refiner" not in blocks.path]
 
 
-def watched_argument(spec: ModelSpec | HostSpec) -> str:
+def watched_argument(spec: ModelSpec) -> str:
     """The argument by which a first block takes the image."""
-    first = skipped_rows(spec)[0]
-    if isinstance(spec, ModelSpec):
-        return spec.streams[0]
-    tokens = next(blocks for blocks in spec.blocks if blocks.path == first.path).tokens
-    image = spec.patches[0] if spec.patches else "img"
-    return next((name for name, stream in tokens.items() if image in str(stream).split("+")), first.returned[0])
+    first, image = skipped_lists(spec)[0], spec.image or "img"
+    return next((name for name, stream in first.tokens.items() if image in str(stream).split("+")), first.returned[0])
 
 
 class SerialFirstBlock:
     """The first-block cache: where the image's residual of the first block has changed by no more than the threshold,
     relative to that of the last forward that was computed, the other blocks add what they added then."""
 
-    def __init__(self, model: torch.nn.Module, spec: ModelSpec | HostSpec, threshold: float) -> None:
-        rows = skipped_rows(spec)
-        self.blocks = [(row.returned, block) for row in rows for block in modules_at(model, row.path)]
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, threshold: float) -> None:
+        lists = skipped_lists(spec)
+        self.blocks = [(each.returned, block) for each in lists for block in modules_at(model, each.path)]
         self.watched, self.threshold = watched_argument(spec), threshold
         self.kept: dict[Hashable, tuple[torch.Tensor, list[torch.Tensor]]] = {}
         self.changes: list[float] = []
@@ -121,11 +114,9 @@ class SerialTaylorSeer:
     """TaylorSeer of order 1 on what the head gives: every forward is computed, and the head's result replaced where it
     is to be predicted."""
 
-    def __init__(self, model: torch.nn.Module, spec: ModelSpec | HostSpec, interval: int) -> None:
-        head = spec.head if isinstance(spec, ModelSpec) else spec.head and spec.head.path
-        lists = [each if isinstance(each, str) else each.path for each in spec.blocks]
-        blocks = [block for path in lists for block in modules_at(model, path)]
-        self.module = model.get_submodule(head) if head else blocks[-1]
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec, interval: int) -> None:
+        last = modules_at(model, spec.blocks[-1].path)[-1]
+        self.module = model.get_submodule(spec.head.path) if spec.head else last
         self.interval = interval
         self.kept: dict[Hashable, tuple[int, list[torch.Tensor], list[torch.Tensor]]] = {}
         self.counts: dict[Hashable, int] = {}

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.compiled import BY_PLAN, CompiledBlocks
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import WIDE
 from tests.support.cases.references import relative_error
 from tests.support.ranks.cuda.shelves import PLAIN, SHELVES, Bench
@@ -57,7 +57,7 @@ def parked(bench: Bench, plan: ParallelPlan, dtype: str) -> dict[str, Any]:
     """What is left of the weights on the device while they are parked, as a share; and whether it predicts the same
     after."""
     source, inputs = bench.source("wide", WIDE, dtype), WIDE.inputs(2, 8, 8)
-    model = ParallelTransformer.load(source, bench.mesh(plan))
+    model = DiffusersModel.load(source, bench.mesh(plan))
     right = model(*inputs)
     weights = [parameter.untyped_storage() for parameter in model.model.parameters()]
 

@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import Mesh, build_mesh, world_axis
-from parallel_backend.models.comfyui import named_spec
-from parallel_backend.models.comfyui.checks import modules_at
-from parallel_backend.module import ParallelModule, moved
+from parallel_backend.models import spec_named
+from parallel_backend.models.checks import modules_at
+from parallel_backend.parallel_model import ParallelModel, moved
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
 from parallel_backend.sampling.stepper import Stepper
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.vae.parallel import ParallelVAE
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
@@ -80,7 +80,7 @@ def of_diffusers(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Res
     if plan.pipefusion * plan.patch_count > 1:
         return sampled(bench, family, source, plan)
     inputs = family.inputs(*family.shapes[UNEVEN])
-    model = ParallelTransformer.load(source, bench.mesh(plan))
+    model = DiffusersModel.load(source, bench.mesh(plan))
     result = bench.run(model.stage.blocks, lambda: model(*inputs), None)
     return result, None if result is None else plain_diffusers(name)
 
@@ -89,11 +89,11 @@ def sampled(bench: Bench, family: Family, source: ModelSource, plan: ParallelPla
     """By the loop, on rank 0, where the latents come back to; right is the same on the CPU."""
     latents, _, conditions = family.inputs(1, *family.shapes[SQUARE][1:])
 
-    def run(model: ParallelTransformer, steps: int = STEPS) -> torch.Tensor | None:
+    def run(model: DiffusersModel, steps: int = STEPS) -> torch.Tensor | None:
         stepper = Stepper.prepare(diffusers.FlowMatchEulerDiscreteScheduler(), steps, device=model.mesh.device)
         return Denoiser(model).sample(latents, stepper, conditions, to_first=True)
 
-    here, on_cpu = (ParallelTransformer.load(source, bench.mesh(plan, device)) for device in (bench.device, CPU))
+    here, on_cpu = (DiffusersModel.load(source, bench.mesh(plan, device)) for device in (bench.device, CPU))
     return bench.run(here.stage.blocks, lambda: run(here), lambda: run(here, 2 * STEPS)), run(on_cpu)
 
 
@@ -101,11 +101,11 @@ def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Resul
     case = CASES[name]
     if plan.pipefusion > 1:
         return staged(bench, case, plan)
-    spec, model = named_spec(case.model_class), case.build(DTYPES[dtype])
+    spec, model = spec_named(case.model_class), case.build(DTYPES[dtype])
     blocks = [block for row in spec.blocks for block in modules_at(model, row.path)] if spec else []
-    module = ParallelModule(model.to(bench.device), bench.mesh(plan), DTYPES[dtype])
+    module = ParallelModel(model.to(bench.device), bench.mesh(plan), DTYPES[dtype])
     # Some models take their residuals out of the lists that they are given.
-    result = bench.run(blocks, lambda: module(given(case, dtype)), None)
+    result = bench.run(blocks, lambda: module.run_calls(given(case, dtype)), None)
     return (flat(result[0]), plain_comfyui(name)) if result else (None, None)
 
 
@@ -115,7 +115,7 @@ def staged(bench: Bench, case: HostCase, plan: ParallelPlan) -> Results:
     sampling = Sampling(case, model)
     right = sampling.serial(case, plan) if dist.get_rank() == 0 else None
     sampling.kwargs, sampling.more = moved((sampling.kwargs, sampling.more), bench.device)
-    module = ParallelModule(model.to(bench.device), bench.mesh(plan), torch.float32)
+    module = ParallelModel(model.to(bench.device), bench.mesh(plan), torch.float32)
     return bench.run((), lambda: sampling.parallel(module), None), right
 
 

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.exchange.ulysses import UlyssesExchange
-from parallel_backend.transformer import ParallelTransformer
 from tests.support.cases.families import FAMILIES, UNEVEN
-from tests.support.ranks.host_ranks import CASES, ParallelModule, calls_of
+from tests.support.ranks.host_ranks import CASES, ParallelModel, calls_of
 from tests.support.ranks.leaving import leave
 
 PRODUCTS = {torch.ops.aten.linear, torch.ops.aten.addmm, torch.ops.aten.mm}
@@ -65,15 +65,16 @@ class Events(TorchDispatchMode):
 def products(name: str, shelf: str, blocks: str, mesh: Any) -> list[int]:
     """Of the blocks of one list."""
     if shelf == "comfyui":
-        model = ParallelModule(CASES[name].build(), mesh, torch.float32)
+        model = ParallelModel(CASES[name].build(), mesh, torch.float32)
+        run: Any = model.run_calls
         given: tuple[Any, ...] = (calls_of(CASES[name], 1),)
     else:
         family = FAMILIES[name]
-        model = ParallelTransformer(family.build(), mesh)
+        run = model = DiffusersModel(family.build(), mesh)
         given = tuple(family.inputs(*family.shapes[UNEVEN]))
     events = Events([*model.model.get_submodule(blocks).children()])
     with events, patch.object(UlyssesExchange, "exchange", events.noted(UlyssesExchange.exchange)):
-        model(*given)
+        run(*given)
     return events.under_way()
 
 

@@ -15,19 +15,19 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.parking import Parking
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
-from tests.support.ranks.host_ranks import CASES, ParallelModule, Sampling, calls_of, flat
+from tests.support.ranks.host_ranks import CASES, ParallelModel, Sampling, calls_of, flat
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes
 
 CUTS = (0, 2, 4, 0)  # columns less of the latents
 HEIGHTS = (10, 14, 18, 10)
-Model = ParallelModule | ParallelTransformer
+Model = ParallelModel | DiffusersModel
 
 
 class Bench(NamedTuple):
@@ -39,7 +39,7 @@ class Bench(NamedTuple):
 
 def of_comfyui(row: str, mesh: Any) -> Bench:
     case = CASES[row]
-    model = ParallelModule(case.build(), mesh, torch.float32)
+    model = ParallelModel(case.build(), mesh, torch.float32)
     if mesh.plan.pipefusion > 1:
         sampling = Sampling(case, case.build())
         return Bench(model, [lambda: sampling.parallel(model)] * 2)
@@ -47,7 +47,7 @@ def of_comfyui(row: str, mesh: Any) -> Bench:
     def run(cut: int) -> torch.Tensor | None:
         (latents, *others), kwargs = calls_of(case, 1)[0]
         width = latents.shape[-1] - cut
-        outputs = model([Call((latents[..., :width].contiguous(), *others), kwargs)], steps=30)
+        outputs = model.run_calls([Call((latents[..., :width].contiguous(), *others), kwargs)], steps=30)
         return flat(outputs[0]) if outputs else None
 
     return Bench(model, [lambda cut=cut: run(cut) for cut in CUTS])
@@ -55,7 +55,7 @@ def of_comfyui(row: str, mesh: Any) -> Bench:
 
 def of_diffusers(name: str, mesh: Any) -> Bench:
     family = family_of(name)
-    model = ParallelTransformer(family.build(), mesh)
+    model = DiffusersModel(family.build(), mesh)
     if mesh.plan.pipefusion > 1:
 
         def sample() -> torch.Tensor | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from parallel_backend.module import ParallelModule
+from parallel_backend.parallel_model import ParallelModel
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host import CASES, HostCase
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
@@ -20,11 +20,11 @@ from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes, equal_by_way, poison_buffers, ways_from
 
 
-def outputs(model: ParallelModule, case: HostCase, count: int) -> list[torch.Tensor | None]:
+def outputs(model: ParallelModel, case: HostCase, count: int) -> list[torch.Tensor | None]:
     """Of so many calls at once; with stages of a sampling."""
     if model.mesh.plan.pipefusion > 1:
         return [Sampling(case, case.build()).parallel(model)]
-    got = model(calls_of(case, count))
+    got = model.run_calls(calls_of(case, count))
     return [torch.cat([flat(each) for each in got]) if got else None]
 
 
@@ -39,7 +39,7 @@ def main(cases: str, out: str) -> None:
         row, _, count = name.partition(" × ")
         case, calls, plan = CASES[row], int(count or 1), ParallelPlan.from_json(degrees)
         mesh = meshes.of(plan)
-        model = ParallelModule(case.build(), mesh, torch.float32)
+        model = ParallelModel(case.build(), mesh, torch.float32)
         right = outputs(model, case, calls)
         equal = equal_by_way(
             model.fetched,

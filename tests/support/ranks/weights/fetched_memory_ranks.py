@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import Mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import Store
@@ -48,7 +48,7 @@ LARGE = {
 }
 DEEP = "flux-deep"  # of ComfyUI's
 EVERY = 8  # of the tensors that are read, after which it is looked what there is
-Model = ParallelTransformer | HostModel
+Model = DiffusersModel | HostModel
 
 
 def write(folder: Path) -> None:
@@ -64,7 +64,7 @@ def write(folder: Path) -> None:
 def build(shelf: str, file: Path, mesh: Mesh) -> Model:
     """To be computed in fp32."""
     if shelf == "diffusers":
-        return ParallelTransformer.build(ModelSource(FLUX.model_class, LARGE, (str(file),)), mesh)
+        return DiffusersModel.build(ModelSource(FLUX.model_class, LARGE, (str(file),)), mesh)
     return HostModel.build(
         HostSource(os.environ["COMFYUI_PATH"], ("--cpu",), str(file), "Flux", "float32", "float32"), mesh
     )
@@ -124,7 +124,7 @@ def measured(model: Model, kind: str, meshes: Meshes, file: Path) -> dict[str, i
     asked = itertools.count()
     model.bring(places, store, lambda: None if next(asked) % EVERY else look())
     look()
-    module = model.model if isinstance(model, ParallelTransformer) else model.module.model
+    module = model.model if isinstance(model, DiffusersModel) else model.module.model
     names = {name for name, _, _ in fetched.names()}
     rows = [part for name, held in module.named_parameters() if name in names for part in plain_parts(held)]
     others = sum(

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Denoiser
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN
 from tests.support.cases.pipefusion_cases import case_inputs, family_of, scheduler_of
@@ -31,7 +31,7 @@ def source_of(name: str, plan: ParallelPlan, folder: Path) -> ModelSource:
     return ModelSource(family.model_class, family.config, (str(place / "diffusion_pytorch_model.safetensors"),))
 
 
-def outputs(model: ParallelTransformer, name: str) -> list[torch.Tensor | None]:
+def outputs(model: DiffusersModel, name: str) -> list[torch.Tensor | None]:
     """Of forwards of either shape; with stages of a whole sampler call."""
     plan = model.mesh.plan
     if plan.pipefusion > 1:
@@ -50,8 +50,8 @@ def main(cases: str, out: str) -> None:
     for name, degrees, first in json.loads(Path(cases).read_text()):
         plan = ParallelPlan.from_json(degrees)
         mesh, source = meshes.of(plan), source_of(name, plan, Path(out).parent)
-        right = outputs(ParallelTransformer.load(source, mesh), name)
-        model = ParallelTransformer.build(source, mesh)
+        right = outputs(DiffusersModel.load(source, mesh), name)
+        model = DiffusersModel.build(source, mesh)
         equal = equal_by_way(
             model.fetched,
             ways_from(first, plan),

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.fitting import in_host
 from parallel_backend.weights.loading import DTYPES, ModelSource
 from parallel_backend.weights.placement import WeightPlacement
@@ -31,7 +31,7 @@ from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
 
 CPU = torch.device("cpu")
-Model = ParallelTransformer | HostModel
+Model = DiffusersModel | HostModel
 
 
 def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> torch.Tensor | None:
@@ -39,7 +39,7 @@ def run(model: Model, latents: list[int], conditions: dict[str, list[int]]) -> t
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, *latents, generator=generator)
     given = {name: torch.randn(1, *shape, generator=generator) for name, shape in conditions.items()}
-    if isinstance(model, ParallelTransformer):
+    if isinstance(model, DiffusersModel):
         return model(x, torch.tensor([0.5]), given)
     dtype = model.module.dtype
     kwargs = {name: value.to(dtype) for name, value in given.items()}
@@ -53,7 +53,7 @@ def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Mo
     mesh = build_mesh(plan, ranks.device)
     if case["shelf"] == "diffusers":
         source = ModelSource.from_json(case["source"])
-        return ParallelTransformer.build(source, mesh), DTYPES[source.dtype]
+        return DiffusersModel.build(source, mesh), DTYPES[source.dtype]
     host_source = HostSource.from_json(case["source"])
     return HostModel.build(host_source, mesh), getattr(torch, host_source.dtype)
 
@@ -80,7 +80,7 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     own_copy = mapped = 0  # of memory that is no other rank's, too
     if isinstance(store, HostStore) and not copy:
         own_copy, mapped = sum(row.nbytes for row in store.rows.values()), store.memory.size
-    module = model.model if isinstance(model, ParallelTransformer) else model.module.model
+    module = model.model if isinstance(model, DiffusersModel) else model.module.model
     in_pages = sum(each.nbytes() for each in storages_of(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {
         **expected(model, plan),

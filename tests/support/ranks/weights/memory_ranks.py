@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights import loading
 from tests.support.ranks.leaving import leave
 
@@ -65,7 +65,7 @@ def main(cases_path: str, out_path: str) -> None:
     for case in json.loads(Path(cases_path).read_text()):
         CountingFile.read = 0
         mesh = build_mesh(ParallelPlan.from_json(case["plan"]), torch.device("cpu"))
-        model = ParallelTransformer.load(loading.ModelSource.from_json(case["source"]), mesh).model
+        model = DiffusersModel.load(loading.ModelSource.from_json(case["source"]), mesh).model
         held = {name: value.clone() for name, value in model.state_dict().items()}
         metadata = {"bytes_read": str(CountingFile.read)}
         save_file(held, f"{out_path}/{case['name']}.{dist.get_rank()}.safetensors", metadata)

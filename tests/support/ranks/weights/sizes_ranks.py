@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.transformer import ParallelTransformer
 from parallel_backend.weights.loading import ModelSource
 from tests.support.ranks.leaving import leave
 
@@ -27,7 +27,7 @@ def main(sources: str, out: str) -> None:
     for name, source in json.loads(Path(sources).read_text()).items():
         for plan in PLANS:
             mesh = build_mesh(ParallelPlan(**plan), torch.device("cpu"))
-            model = ParallelTransformer.load(ModelSource.from_json(source), mesh)
+            model = DiffusersModel.load(ModelSource.from_json(source), mesh)
             found.append([name, plan, model.weight_bytes])
             mesh.close()
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))

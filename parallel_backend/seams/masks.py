@@ -1,5 +1,4 @@
-"""Attention of models that are called from outside: without padding, and under masks that blocks make of the tokens
-that they have."""
+"""Attention as a block's spec describes it: without padding, with unrepeated keys, under the whole model's mask."""
 
 from __future__ import annotations
 
@@ -8,23 +7,28 @@ from typing import Any
 
 import torch
 
-from ...models.comfyui.spec import BlockList, names
-from ..attention import ParallelAttention
-from ..attention_op import Attend
-from ..exchange.heads import with_unrepeated
-from .streams import Names, StreamLayout
+from ..models.spec import BlockList, names
+from .attention import ParallelAttention
+from .attention_op import Attend
+from .exchange.heads import with_unrepeated
+from .layout import Names, TokenLayout
 
 
-def attend_by(
-    attention: ParallelAttention, layout: StreamLayout, module: torch.nn.Module, blocks: BlockList, path: str, call: str
+def attention_of(
+    attention: ParallelAttention,
+    module: torch.nn.Module,
+    blocks: BlockList,
+    path: str,
+    call: str,
+    kv_heads: int | None,
 ) -> Attend:
-    """A call's attention from streams, and to others where its spec names them, under the mask that the whole model
-    would have."""
+    """The attention of one call of a module, from streams to streams as its spec says, under the mask that the whole
+    model would have. kv_heads: how many heads of keys the module repeats, if it repeats them."""
     streams, _, seen = call.partition("|")
-    owner = (module, call)
+    layout, owner = attention.layout, (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
-    if path in blocks.kv_heads:
-        attend = partial(with_unrepeated, attend, getattr(module, blocks.kv_heads[path]))
+    if kv_heads:
+        attend = partial(with_unrepeated, attend, kv_heads)
     if path in blocks.local_masks:
         return partial(with_whole_mask, attend, owner, layout, names(seen or streams))
     reach = getattr(module, blocks.windows[path]) if path in blocks.windows else None
@@ -34,7 +38,7 @@ def attend_by(
 def without_padding(
     attention: ParallelAttention,
     owner: object,
-    layout: StreamLayout,
+    layout: TokenLayout,
     streams: Names,
     seen: Names,
     query: torch.Tensor,
@@ -43,7 +47,7 @@ def without_padding(
     *args: Any,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention of this rank's tokens, to which padding has nothing to say."""
+    """Attention of this rank's tokens. Padding gets zeros, and nothing attends to it."""
     query = layout.drop_padding(query, streams, -2)
     key, value = (layout.drop_padding(each, seen or streams, -2) for each in (key, value))
     attended = attention(owner, streams, query, key, value, *args, seen=seen, **more)
@@ -53,7 +57,7 @@ def without_padding(
 def with_whole_mask(
     attend: Attend,
     owner: object,
-    layout: StreamLayout,
+    layout: TokenLayout,
     seen: Names,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -61,18 +65,21 @@ def with_whole_mask(
     attn_mask: torch.Tensor | None = None,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention whose mask is of this rank's keys; those of the others come with theirs, and those of tokens that do
-    not run are remembered."""
+    """Attention under a mask of this rank's keys: the masks of all ranks are gathered, once a forward. Those of tokens
+    that do not run are kept from the first forward, which is of all tokens."""
     if attn_mask is not None:
-        attn_mask = layout.gather(layout.fill(attn_mask, seen, -1), seen, -1)
+        sides, name = layout.forward.sides, f"mask.{seen}"
+        if name not in sides:
+            sides[name] = (None, layout.gather(attn_mask, seen, -1))
+        attn_mask = whole = sides[name][1]
         if cache := layout.forward.cache:
-            attn_mask = cache.masks.setdefault(owner, attn_mask)  # the first forward is of all tokens
+            attn_mask = cache.masks.setdefault(owner, whole)
     return attend(query, key, value, attn_mask, **more)
 
 
 def within_window(
     attend: Attend,
-    layout: StreamLayout,
+    layout: TokenLayout,
     streams: Names,
     reach: int,
     query: torch.Tensor,
@@ -81,7 +88,7 @@ def within_window(
     attn_mask: torch.Tensor | None = None,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention of tokens to those that are no further than `reach` away, whatever mask there was of local ones."""
+    """Attention of tokens to those that are no further than `reach` away, whatever mask of local tokens there was."""
     sides, name = layout.forward.sides, f"window.{streams}.{reach}"
     if name not in sides:
         places = torch.arange(layout.total(streams), device=query.device)

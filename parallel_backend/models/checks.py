@@ -1,4 +1,4 @@
-"""Whether a plan, and what a spec says, fit one of ComfyUI's models; it may be on the meta device.
+"""Whether a plan, and what a spec says, fit a model, which may be on the meta device.
 
 Read in ComfyUI's process too, which has no torch.distributed.
 """
@@ -12,20 +12,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...axes import BATCH_AXES, TOKEN_AXES
-from ...errors import PlanError
-from ...plan import HOST, SHARED, ParallelPlan
-from .spec import ALWAYS_WHOLE, BlockList, HostSpec, host_spec
+from ..axes import BATCH_AXES, TOKEN_AXES
+from ..errors import PlanError
+from ..plan import HOST, SHARED, ParallelPlan
+from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, spec_of
 
 OWN_ATTENTION = ("auto", "native")  # of a plan, where attention is left to ComfyUI
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class HostSizes(NamedTuple):
-    """Of a model's attention: the heads, and the dim of each."""
+class AttentionSizes(NamedTuple):
+    """Of a model's attention. kv_heads: of keys and values, if the model repeats them before it attends."""
 
     heads: int
     head_dim: int
+    kv_heads: int | None = None
 
 
 SKIP = "skip"  # the argument of a block that gets what an earlier one returned
@@ -37,21 +38,11 @@ def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
     return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
 
 
-def sizes_of(model: torch.nn.Module, spec: HostSpec) -> HostSizes:
+def sizes_of(model: torch.nn.Module, spec: ModelSpec) -> AttentionSizes:
     """The sizes that bound a plan, read off the model, which may be on the meta device."""
     heads, size = (read_size(model, path) for path in (spec.heads, spec.width or spec.head_dim))
-    return HostSizes(heads, size // heads if spec.width else size)
-
-
-def kv_heads_of(model: torch.nn.Module, spec: HostSpec) -> int | None:
-    """The heads of keys and values in its blocks, if those may be fewer than the queries' and are sent as they are."""
-    found = [
-        (block, *each)
-        for blocks in spec.blocks
-        for block in modules_at(model, blocks.path)
-        for each in blocks.kv_heads.items()
-    ]
-    return next((getattr(block.get_submodule(path), attribute) for block, path, attribute in found), None)
+    kv_heads = read_size(model, spec.kv_heads) if spec.kv_heads else None
+    return AttentionSizes(heads, size // heads if spec.width else size, kv_heads)
 
 
 def read_size(model: torch.nn.Module, path: str) -> Any:
@@ -62,9 +53,9 @@ def read_size(model: torch.nn.Module, path: str) -> Any:
 
 
 def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
-    """Raises PlanError, naming the degree, if the model's class forbids the plan, or this ComfyUI's class is not the
-    one that its spec is of."""
-    name, spec = type(model).__name__, host_spec(type(model))
+    """Raises PlanError, naming the degree, if the model's class forbids the plan, or is not the class that its spec
+    describes."""
+    name, spec = type(model).__name__, spec_of(type(model))
     if spec and spec.couples(model) and plan.ways(BATCH_AXES) > 1:
         raise PlanError(
             f"The rows of a batch cannot be computed apart in {name}: {spec.coupled}.",
@@ -76,13 +67,22 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
         check_stages(plan, model, spec)
     shared = [axis for axis in TOKEN_AXES if getattr(plan, axis) > 1]
     if not shared and plan.pipefusion * plan.patch_count == 1:
-        if plan.attention not in OWN_ATTENTION:
+        if plan.attention not in OWN_ATTENTION and (spec is None or spec.is_comfyui):
             raise PlanError(
                 f"attention={plan.attention} is for shared tokens; where none are, {name} attends as ComfyUI does.",
                 "Use attention=auto, and start ComfyUI with the attention that you want.",
                 "attention",
             )
         return
+    check_shared(plan, model, spec, shared)
+    assert spec
+    blocks = sum(len(modules_at(model, each.path)) for each in spec.blocks)
+    plan.check_model(sizes_of(model, spec).heads, blocks=blocks, pipefusion=bool(spec.image))
+
+
+def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None, shared: list[str]) -> None:
+    """Raises PlanError if the model's tokens cannot be shared. shared: the plan's axes that would."""
+    name = type(model).__name__
     if spec is None:
         raise PlanError(
             f"{shared[0]}={getattr(plan, shared[0])} is not there for {name} yet: how its tokens can be shared is not "
@@ -97,23 +97,21 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
             *shared,
         )
     if changed := changes_of(model):
+        known = ("ComfyUI", "the README") if spec.is_comfyui else ("diffusers", "requirements.txt")
         raise PlanError(
-            f"This ComfyUI's {name} is not the one that is known here: {'; '.join(changed)}.",
-            "Use cfg or dp in place of ulysses and ring, or the version of ComfyUI that the README names.",
+            f"This {known[0]}'s {name} is not the one that is known here: {'; '.join(changed)}.",
+            f"Use cfg or dp in place of ulysses and ring, or the version of {known[0]} that {known[1]} names.",
             *shared,
         )
-    blocks = sum(len(modules_at(model, row.path)) for row in spec.blocks)
-    heads, pipefusion = sizes_of(model, spec).heads, spec.patches is not None
-    plan.check_model(heads, blocks=blocks, pipefusion=pipefusion)
 
 
-def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | None) -> None:
+def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
     """Raises PlanError if weights are to be fetched block by block, and there is nobody to share them with, or which
     blocks the class has is not known."""
     plan.check_weights()
     if plan.weights not in (SHARED, HOST):
         return
-    lists = spec.in_turn if spec else ()
+    lists = spec.paths if spec else ()
     if not lists or any(lacking(model, lists, "")):
         raise PlanError(
             f"weights={plan.weights} has the weights wait block by block, and which blocks {type(model).__name__} has "
@@ -123,7 +121,7 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | N
         )
 
 
-def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | None) -> None:
+def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
     """Raises PlanError if the class's blocks cannot be shared out over pipeline stages."""
     reason = "how they run is not known here" if spec is None else spec.unstaged or spec.unshared
     if reason:
@@ -136,49 +134,59 @@ def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: HostSpec | No
         )
 
 
-def patch_of(model: torch.nn.Module, spec: HostSpec, dims: int) -> tuple[int, ...]:
-    """What of the latents becomes a token, over their last dims: (H, W), or (F, H, W)."""
-    if spec.patches is None:
+def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
+    """The part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W)."""
+    if not spec.patch_size:
         return (1,) * dims
-    size = read_size(model, spec.patches[1])
+    size = read_size(model, spec.patch_size)
     sizes = (size,) * 2 if isinstance(size, int) else tuple(size)
     return ((1,) * dims + sizes)[-dims:]
 
 
 def changes_of(model: torch.nn.Module) -> list[str]:
     """How a model differs from the class that its spec is of, as where ComfyUI has changed; each as words."""
-    spec = host_spec(type(model))
+    spec = spec_of(type(model))
     return list(dict.fromkeys(differences(model, spec))) if spec else []
 
 
-def differences(model: torch.nn.Module, spec: HostSpec) -> Iterator[str]:
+def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """What a spec relies on and the model does not have, and what its blocks take that the spec does not know."""
-    sizes = (spec.heads, spec.width or spec.head_dim, spec.coupled_where, spec.patches[1] if spec.patches else "")
+    sizes = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
     for path in filter(None, sizes):
         try:
             read_size(model, path)
         except (AttributeError, IndexError):
             yield f"it has no {path}"
-    for blocks in spec.cut:
+    for blocks in spec.sharded:
         try:
             modules = modules_at(model, blocks.path)
         except AttributeError:
             yield f"it has no {blocks.path}"
             continue
         for block in modules:
-            if not isinstance(vars(block).get("signature"), inspect.Signature):  # it stands where another stage has one
+            if not is_stand_in(block):
                 yield from differences_in_block(block, blocks)
+
+
+def is_stand_in(block: torch.nn.Module) -> bool:
+    """Whether it stands where another stage has a block."""
+    return isinstance(vars(block).get("signature"), inspect.Signature)
+
+
+def attention_paths(block: torch.nn.Module, blocks: BlockList) -> list[str]:
+    """The submodules of a block in which tokens attend to tokens: all of the spec's but those that are None in it."""
+    return [path for path in blocks.attention if not path or getattr(block, path, path) is not None]
 
 
 def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[str]:
     parameters = inspect.signature(block.forward).parameters.values()
     takes = {parameter.name for parameter in parameters if parameter.kind not in VARIABLE}
     if len(takes) == len(parameters):
-        yield from (f"{blocks.path} has no argument {name}" for name in sorted(blocks.cut - takes))
-    known = {ALWAYS_WHOLE, *blocks.cut, *blocks.whole, *blocks.refused}
+        yield from (f"{blocks.path} has no argument {name}" for name in sorted(blocks.sharded - takes))
+    known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused}
     yield from (f"{blocks.path} has an argument {name}" for name in sorted(takes - known))
-    yield from lacking(block, (*blocks.attention, *blocks.filled, *blocks.windows), f"{blocks.path}: ")
-    for path, attribute in (*blocks.windows.items(), *blocks.kv_heads.items()):
+    yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")
+    for path, attribute in blocks.windows.items():
         with contextlib.suppress(AttributeError):
             if not hasattr(block.get_submodule(path), attribute):
                 yield f"{blocks.path}: it has no {path}.{attribute}"

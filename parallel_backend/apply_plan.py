@@ -1,0 +1,117 @@
+"""A plan on an unmodified model: what each of its techniques puts on the model, from outside, by hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .groups.mesh import Mesh
+from .groups.mesh_layout import stages_of
+from .hooks import Hooks
+from .models.checks import AttentionSizes, attention_paths, check_module, modules_at, sizes_of
+from .models.spec import ModelSpec
+from .plan import ParallelPlan
+from .seams.attention import ParallelAttention, install_attention
+from .seams.backends import NATIVE, Backend, choose_backend
+from .seams.boundary import install_boundary
+from .seams.forward import ForwardSlot
+from .seams.layout import TokenLayout
+from .seams.masks import attention_of
+from .seams.mlp_overlap import MlpOverlap
+from .seams.stage_ends import StageEnds
+from .seams.stages import Stage, StageLink, StandIn, keep_stage
+from .weights.sizes import WeightSizes
+
+
+@dataclass(frozen=True)
+class AppliedPlan:
+    """What hooks and forwards share. stage: this rank's blocks. link: to the stages beside it, if there are any."""
+
+    slot: ForwardSlot
+    stage: Stage
+    link: StageLink | None = None
+
+
+def apply_plan(
+    model: torch.nn.Module, spec: ModelSpec | None, mesh: Mesh, dtype: torch.dtype, weights: WeightSizes, hooks: Hooks
+) -> AppliedPlan:
+    """Puts a plan on a model that has none on it, technique by technique; each wraps those that follow it.
+
+    The batch (dp, cfg) is shared outside of all of them, where the model is called. Blocks are compiled and their
+    weights fetched outside of the hooks, see `ParallelModel`. dtype: what the model computes in. hooks: take all of it
+    off again. Raises PlanError; nothing is on the model then.
+    """
+    plan, slot = mesh.plan, ForwardSlot(mesh.plan.patch_count)
+    check_module(plan, model)
+    sizes = sizes_of(model, spec) if spec and can_share(spec, plan) else None
+    kernel = choose_kernel(sizes, mesh, dtype)
+    stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: the blocks of other stages go
+    if spec is None or sizes is None or kernel is None:
+        return AppliedPlan(slot, stage)
+    layout = TokenLayout(spec.image, mesh["sequence"], slot)
+    link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: tokens go from stage to stage
+    ends = StageEnds(layout, stage, link) if link else None
+    install_boundary(model, spec, layout, hooks, ends)  # ulysses, ring, patches: blocks see this rank's tokens
+    overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses: the MLP is computed while attention's tokens travel
+    attention = ParallelAttention(mesh, layout, kernel)
+    share_attention(model, spec, sizes, attention, hooks)  # ulysses, ring, patches: attention sees all tokens
+    return AppliedPlan(slot, stage, link)
+
+
+def can_share(spec: ModelSpec, plan: ParallelPlan) -> bool:
+    """Whether attention may be ours. ComfyUI attends by itself where no tokens are shared."""
+    return not spec.unshared and (shares_tokens(plan) or not spec.is_comfyui)
+
+
+def shares_tokens(plan: ParallelPlan) -> bool:
+    """Whether blocks see a part of the tokens, or a rank has a part of the blocks."""
+    return plan.ulysses * plan.ring * plan.pipefusion * plan.patch_count > 1
+
+
+def choose_kernel(sizes: AttentionSizes | None, mesh: Mesh, dtype: torch.dtype) -> Backend | None:
+    """The kernel of shared attention; None where a block's attention stays the model's own. Raises PlanError."""
+    if sizes is None:
+        return None
+    kernel = choose_backend(mesh.plan.attention, mesh.device, dtype, sizes.head_dim, mesh.plan.ring)
+    return kernel if shares_tokens(mesh.plan) or kernel is not NATIVE else None
+
+
+def keep_own_blocks(
+    model: torch.nn.Module, spec: ModelSpec | None, mesh: Mesh, weights: WeightSizes, hooks: Hooks
+) -> Stage:
+    """Takes the blocks of other stages out of the model."""
+    lists, plan = spec.blocks if spec else (), mesh.plan
+    count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
+    own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
+    return keep_stage(model, lists, own, hooks, spec is not None and spec.skips)
+
+
+def overlap_mlp(
+    model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, mesh: Mesh, slot: ForwardSlot, hooks: Hooks
+) -> None:
+    """Has blocks with a parallel MLP compute it while attention's tokens travel."""
+    if mesh.plan.ulysses == 1:
+        return
+    width = sizes.heads * sizes.head_dim
+    for blocks in spec.blocks:
+        for block in own_blocks(model, blocks.path):
+            MlpOverlap(block, blocks.parallel_mlp, width, slot).install(hooks)
+
+
+def share_attention(
+    model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, attention: ParallelAttention, hooks: Hooks
+) -> None:
+    """Hands the attention of every block to `attention`."""
+    for blocks in spec.blocks:
+        for block in own_blocks(model, blocks.path):
+            for path in attention_paths(block, blocks):
+                module, streams = block.get_submodule(path), blocks.attention[path]
+                calls = (streams,) if isinstance(streams, str) else streams
+                attends = [attention_of(attention, module, blocks, path, call, sizes.kv_heads) for call in calls]
+                install_attention(block, path, attends, hooks, attention.layout.slot)
+
+
+def own_blocks(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
+    """Those of a list's blocks that are on this stage."""
+    return [block for block in modules_at(model, path) if not isinstance(block, StandIn)]

@@ -1,0 +1,155 @@
+"""What scripts hand to a class of diffusers, and what they get back: latents and conditions in, a prediction out.
+
+An adapter says how both become the class's own arguments and results. Its spec (`spec.py`) says how it is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from ..errors import RequestError, UnknownModelError
+from ..hooks import Hooks
+from .spec import ModelSpec, register
+
+if TYPE_CHECKING:
+    import torch
+    from diffusers import ModelMixin
+
+Config = Mapping[str, Any]
+Tensors = dict[str, "torch.Tensor"]
+
+
+class Limits(TypedDict):
+    """What bounds a plan for a model: the arguments of `ParallelPlan.check_model`."""
+
+    heads: int
+    blocks: int | None
+    pipefusion: bool
+
+
+def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
+    """Latent channels, and the patch that becomes one token, over the latents' last dims."""
+    patch = config["patch_size"]
+    return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
+
+
+class Sizes(NamedTuple):
+    """What of a model bounds a plan. blocks: of all lists together."""
+
+    heads: int
+    head_dim: int
+    blocks: int
+
+
+def usual_sizes(config: Config) -> Sizes:
+    """The sizes, by the names that most classes have for them."""
+    blocks = config["num_layers"] + config.get("num_single_layers", 0)
+    return Sizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The inputs and outputs of one class of diffusers. README.md beside this says how to find what goes where."""
+
+    spec: ModelSpec
+    # The tensors, batch first, that a request brings beside latents and timestep.
+    conditions: tuple[str, ...]
+    # (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
+    # (B, C, H, W), or (B, C, F, H, W) for video.
+    inputs: Callable[[Config, torch.Tensor, torch.Tensor, Tensors], dict[str, Any]]
+    # (config, the model's sample, latents) to the prediction in the shape of the latents.
+    output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor] = lambda _config, sample, _latents: sample
+    # Those of the conditions that may be absent.
+    optional: tuple[str, ...] = ()
+    # Those that are latents too, of any size, whose tokens follow the latents' own in the image's stream.
+    appended: tuple[str, ...] = ()
+    # Those of which `inputs` reads the first row for all.
+    uniform: tuple[str, ...] = ()
+    # Those that are not cast to the model's dtype.
+    exact: tuple[str, ...] = ()
+    # A condition's last dim, as the config's key for it.
+    widths: Mapping[str, str] = field(default_factory=dict)
+    # Config to heads, head dim and number of blocks.
+    sizes: Callable[[Config], Sizes] = usual_sizes
+    # Config to latent channels and patch.
+    geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
+    # Config to whether the model is sampled with classifier-free guidance, and does not have it distilled in.
+    guided: Callable[[Config], bool] = lambda _config: True
+    # Config to the most patches along each of the latents' last dims, if the model has positions for so many.
+    largest: Callable[[Config], tuple[int, ...]] | None = None
+    # Raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
+    check: Callable[[Config, Tensors], None] | None = None
+    # A diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
+    timestep_scale: float = 1.0
+    # Whether `inputs` takes a timestep for each frame too, (B, F).
+    timestep_by_frame: bool = False
+    # Modules of the model or of its blocks whose result depends on the conditions alone: they run once a request.
+    memoised: tuple[str, ...] = ()
+    # Puts on the loaded model what the class needs beyond this, by hooks that can be taken off again.
+    prepare: Callable[[ModelMixin, Hooks], None] | None = None
+
+    @property
+    def model_class(self) -> str:
+        """The class of diffusers."""
+        return self.spec.model_class
+
+    def limits(self, config: Config) -> Limits:
+        """What bounds a plan for a model of this config."""
+        heads, _, blocks = self.sizes(config)
+        return {"heads": heads, "blocks": blocks, "pipefusion": bool(self.spec.image)}
+
+
+def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, Tensors], None]:
+    """A `check` for optional conditions: which of them a model needs is in its config, and no other may come.
+
+    A rule says whether the condition is needed, or how long its dim 1 has to be.
+    """
+
+    def check(config: Config, conditions: Tensors) -> None:
+        for name, rule in rules.items():
+            wanted, value = rule(config), conditions.get(name)
+            if (value is not None) != bool(wanted):
+                if wanted:
+                    raise RequestError(f"This model needs the condition {name}; it was not given.")
+                raise RequestError(f"This model takes no {name}.", "Leave it out, or load the variant made for it.")
+            if value is not None and wanted is not True and value.shape[1:2] != (wanted,):
+                raise RequestError(f"{name} has shape {tuple(value.shape)}; this model needs {wanted} on dim 1.")
+
+    return check
+
+
+def text_within(limit: Callable[[Config], int]) -> Callable[[Config, Tensors], None]:
+    """A `check` for models that have positions for so many text tokens."""
+
+    def check(config: Config, conditions: Tensors) -> None:
+        tokens, most = conditions["encoder_hidden_states"].shape[1], limit(config)
+        if tokens > most:
+            raise RequestError(f"The text has {tokens} tokens, and this model takes {most}.", "Shorten the prompt.")
+
+    return check
+
+
+_ADAPTERS: dict[str, Adapter] = {}
+
+
+def register_adapter(adapter: Adapter) -> None:
+    """Adds a class of diffusers to the registries."""
+    _ADAPTERS[adapter.model_class] = adapter
+    register(adapter.spec)
+
+
+def model_classes() -> list[str]:
+    """The diffusers classes that have an adapter."""
+    return sorted(_ADAPTERS)
+
+
+def adapter_for(model_class: str) -> Adapter:
+    """The adapter of a diffusers class. Raises UnknownModelError where there is none."""
+    if model_class not in _ADAPTERS:
+        raise UnknownModelError(
+            f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",
+            "The manual parallel_backend/models/README.md says how to add one.",
+        )
+    return _ADAPTERS[model_class]

@@ -1,0 +1,40 @@
+"""Which layers of a block's MLP can be computed while attention exchanges tokens, and what of them.
+
+See `BlockList.parallel_mlp`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .spec import OTHER
+
+
+def submodules(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
+    """Those of these submodules that the module has."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(AttributeError):
+            found[path] = module.get_submodule(path)
+    return found
+
+
+def attention_rows(rows: str, width: int) -> int:
+    """How many of a layer's rows are for attention. width: of all heads; keys have as many heads as queries."""
+    return width * len(rows.removesuffix(OTHER))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether rows of the tensor are rows of its values."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) -> dict[torch.nn.Module, int]:
+    """The linear layers of a block that can be put off, and how many rows of each. rows: `BlockList.parallel_mlp`."""
+    layers = {layer: attention_rows(rows[path], width) for path, layer in submodules(block, rows).items()}
+    linear = {layer: first for layer, first in layers.items() if isinstance(layer, torch.nn.Linear)}
+    return {each: each.out_features - first for each, first in linear.items() if not first or is_plain(each.weight)}

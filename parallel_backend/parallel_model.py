@@ -1,0 +1,233 @@
+"""A model on a mesh: the call that every rank makes together, with whatever the model's forward takes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from .apply_plan import apply_plan
+from .axes import EVERY_AXES
+from .errors import PlanError, RequestError
+from .groups.calls import Call, Output, collect_calls, share_out
+from .groups.collectives import gather
+from .groups.mesh import Axis, Mesh
+from .hooks import Hooks
+from .models.checks import check_module, patch_of
+from .models.spec import ALWAYS_WHOLE, spec_of
+from .plan import ParallelPlan
+from .seams.compiled import CompiledBlocks
+from .seams.forward import Forward
+from .seams.stages import StageExit, StandIn
+from .weights.prefetcher import BlockPrefetcher, blocks_at
+from .weights.sizes import sizes_of_model
+
+BATCH_DIM, CHANNEL_DIM = 0, 1
+
+
+class ModelConditions(NamedTuple):
+    """What a model gets beside latents and timesteps: the rest of its arguments, and channels that are no part of what
+    is sampled, which follow the latents' own."""
+
+    kwargs: dict[str, Any]
+    channels: torch.Tensor | None = None
+
+
+class ParallelModel:
+    """Applies a plan to an unmodified model, from outside.
+
+    The batch is shared over dp and cfg, tokens over ulysses and ring, blocks over pipefusion, as the spec of the
+    model's class says. A class without a spec has its batch shared alone. Raises PlanError where the plan asks for more
+    than that.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        dtypes: Mapping[str, torch.dtype] | None = None,
+    ) -> None:
+        """dtype: what the model computes in. dtypes: by name, of parameters whose values are of another yet."""
+        self.model = model
+        self.dtype = dtype
+        self.hooks = Hooks()
+        self.spec = spec_of(type(model))
+        self.sizes = sizes_of_model(model, dtypes)
+        self.install(mesh)
+        lists = blocks_at(model, self.spec.paths if self.spec else ())
+        own = {path: block for path, block in lists.items() if not isinstance(block, StandIn)}
+        shared = self.spec.shared if self.spec else ()
+        self.fetched = BlockPrefetcher(model, own, mesh.device, shared, dtypes, mesh.timeline)
+        self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
+
+    def install(self, mesh: Mesh) -> None:
+        """Puts a mesh's plan on a model that has none on it. Raises PlanError; nothing is on the model then."""
+        applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
+        self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
+
+    def replan(self, mesh: Mesh) -> None:
+        """Puts another plan on the weights that are there, for which the stages stay. Runs no collectives. Raises
+        PlanError; nothing has changed then."""
+        before = self.mesh
+        self.forget()
+        self.hooks.remove()
+        try:
+            self.install(mesh)
+        except PlanError:
+            self.install(before)
+            raise
+        finally:
+            self.fetched.install()
+
+    def remove(self) -> None:
+        """Takes all of it off the model, which then is as it was before."""
+        self.hooks.remove()
+
+    def compiling(self, steps: int) -> AbstractContextManager[None]:
+        """While entered, the blocks run as a sampling of so many steps wants them: compiled, or as they are. Of a class
+        without a spec, the whole model does."""
+        return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
+
+    def check_plan(self, plan: ParallelPlan) -> None:
+        """Raises PlanError if the model's class does not allow the plan."""
+        check_module(plan, self.model)
+
+    def token_count(self, latents: Sequence[int]) -> int:
+        """Of latents of this shape, (B, C, …); 0 where the class has no spec."""
+        if self.spec is None:
+            return 0
+        sides = self.patch_sides(len(latents) - 2)
+        return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
+
+    def run_calls(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
+        """What the model's forward returns for each call, a tensor or several, on global rank 0; None elsewhere.
+
+        Every rank calls it with the same values, whose tensors may be anywhere. steps: of their sampling. Raises
+        RequestError.
+        """
+        self.mesh.plan.check_one_forward()
+        if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
+            raise RequestError("The calls of one request have latents of as many dims.", "Restart ComfyUI.")
+        axis, sizes = self.mesh["batch"], [call.size for call in calls]
+        parts = share_out(sizes, axis)
+        with torch.inference_mode(), self.mesh.timeline.step("forward"), self.compiling(steps):
+            outputs = []
+            for call, _, rows in (part for part in parts if part.group == axis.index):
+                args, kwargs = moved(tuple(calls[call]), self.mesh.device)
+                outputs.append(self.run_rows(args, kwargs, sizes[call], rows, Forward(self.slot.every_segment())))
+            for _ in range(max(Counter(part.group for part in parts).values()) - len(outputs)):
+                self.fetched.serve()
+            if not self.has_result:
+                return None
+            return collect_calls(outputs, parts, sizes, axis, self.mesh.device)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether this rank is the one of its batch group that sends the result."""
+        return not any(self.mesh[name].index for name in EVERY_AXES)
+
+    def predict(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+    ) -> torch.Tensor | None:
+        """The whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W), on every rank of the last stage;
+        None on others.
+
+        conditions: ModelConditions. axis: over which the batch is shared. The prediction is of the segments that run in
+        `forward`; values elsewhere mean nothing.
+        """
+        sides = zip(latents.shape[2:], self.patch(latents), strict=True)
+        forward.image_tokens = math.prod(length // side for length, side in sides)
+        local = self.predict_rows(latents, timestep_B, conditions, axis, forward)
+        if self.link and not self.link.is_last:
+            return None
+        own = self.no_rows(latents) if local is None else local
+        return gather(own, BATCH_DIM, len(latents), axis)
+
+    def no_rows(self, latents: torch.Tensor) -> torch.Tensor:
+        """The prediction of a rank without rows of the batch."""
+        return latents[:0].to(self.mesh.device, self.dtype)
+
+    def predict_rows(
+        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
+    ) -> torch.Tensor | None:
+        """The prediction for this rank's rows of the batch; None if it has none, or they went to the next stage."""
+        given = latents.to(self.mesh.device, self.dtype)
+        if conditions.channels is not None:
+            given = torch.cat([given, conditions.channels.to(given)], CHANNEL_DIM)
+        args = (given, timestep_B.to(self.mesh.device))
+        return self.run_rows(args, conditions.kwargs, len(latents), axis, forward)
+
+    def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
+        """Runs the model on this rank's rows of the batch; None if it has none, or they went to the next stage."""
+        if not axis.own_size(size):
+            self.fetched.serve(forward.absent)
+            return None
+        args = tuple(rows_of(value, size, axis) for value in args)
+        kwargs = {name: value if name == ALWAYS_WHOLE else rows_of(value, size, axis) for name, value in kwargs.items()}
+        return self.run(args, kwargs, forward)
+
+    def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
+        """Runs the model on this rank's arguments; None if the tokens went to the next stage."""
+        try:
+            with self.slot.enter(forward), self.fetched.forward(StageExit):
+                output = self.model(*args, **kwargs)
+        except StageExit:
+            return None
+        if forward.segments and not forward.gathered:
+            raise RequestError(
+                "A node has the model skip its last block, behind which the ranks' tokens come together.",
+                "Have it skip others, or use ulysses=1 and ring=1.",
+            )
+        return output
+
+    def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
+        """What of these latents becomes a token, over their last dims; ones where that is not known."""
+        return self.patch_sides(latents.ndim - 2)
+
+    def patch_sides(self, dims: int) -> tuple[int, ...]:
+        """The same, of latents with so many last dims."""
+        return patch_of(self.model, self.spec, dims) if self.spec else (1,) * dims
+
+    def check(self, latents: torch.Tensor, _timestep_B: torch.Tensor, _conditions: Any) -> None:
+        """Raises RequestError, on every rank alike, for latents that do not fall into PipeFusion's patches."""
+        patch = self.patch(latents)
+        if self.mesh.plan.patch_count > 1 and any(
+            size % side for size, side in zip(latents.shape[2:], patch, strict=True)
+        ):
+            shape, sides = ("×".join(map(str, sizes)) for sizes in (latents.shape[2:], patch))
+            raise RequestError(
+                f"The latent measures {shape}, and the model works on patches of {sides}.",
+                "Use sizes that are multiples of these, in latent pixels, or a stock KSampler.",
+            )
+
+    def forget(self) -> None:
+        """Drops what is remembered of the last request: nothing is."""
+
+
+def rows_of(value: Any, size: int, axis: Axis) -> Any:
+    """This rank's rows of a value, or of each in a list or a dict, that has as many as the batch."""
+    if axis.degree == 1:
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(rows_of(item, size, axis) for item in value)
+    if isinstance(value, dict):
+        return {name: rows_of(item, size, axis) for name, item in value.items()}
+    if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
+        return value
+    return value[axis.own(size)]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A value with all of its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return {name: moved(item, device) for name, item in value.items()}
+    return value

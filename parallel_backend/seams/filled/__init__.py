@@ -1,1 +1,0 @@
-"""The seams of a model that is called from outside with whatever it takes (ComfyUI's own classes)."""

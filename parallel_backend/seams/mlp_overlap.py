@@ -1,0 +1,89 @@
+"""MLP overlap: a block's MLP is computed while attention's tokens travel.
+
+In blocks with parallel linear layers (https://arxiv.org/abs/2302.05442) the MLP reads the same input as attention. Its
+layers are deferred: they are computed once their output is read, or once attention has sent its tokens, whichever is
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from ..hooks import Hooks
+from ..models.parallel_mlp import attention_rows, is_plain, submodules
+from .attention_op import RUNNING
+from .deferred import Deferred, DeferredTail
+from .forward import ForwardSlot
+
+
+class ReplaceLinear(TorchFunctionMode):
+    """While entered, `linear` runs in place of `F.linear`."""
+
+    def __init__(self, linear: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return (self.linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+
+class MlpOverlap:
+    """The hooks that defer the MLP's layers of one block.
+
+    rows: `BlockList.parallel_mlp`; layers that the block lacks are left out. width: of all heads; keys have as many
+    heads as queries.
+    """
+
+    def __init__(self, block: torch.nn.Module, rows: Mapping[str, str], width: int, slot: ForwardSlot) -> None:
+        self.block = block
+        self.layers = submodules(block, rows)
+        self.first = {path: attention_rows(rows[path], width) for path in self.layers}
+        self.slot = slot
+        self.while_running = Hooks()  # a compiled block would have a graph of its own for each layer's
+
+    def install(self, hooks: Hooks) -> None:
+        if self.layers:
+            hooks.before(self.block, self.enter)
+            hooks.after(self.block, self.leave, always_call=True)
+
+    def enter(self, *_: object) -> None:
+        if RUNNING.compiles or torch.compiler.is_compiling():
+            return
+        for path, layer in self.layers.items():
+            run = partial(self.defer_others, layer, first) if (first := self.first[path]) else self.defer_layer
+            self.while_running.replace(layer, "forward", partial(run, layer.forward))
+
+    def leave(self, *_: object) -> None:
+        self.while_running.remove()
+        self.slot.forward.deferred.clear()
+
+    def defer_layer(self, forward: Callable[..., torch.Tensor], x: torch.Tensor | Deferred) -> Deferred:
+        """Defers a layer's own forward."""
+        return self.defer(lambda: forward(x.get() if isinstance(x, Deferred) else x))
+
+    def defer_others(
+        self, layer: torch.nn.Module, first: int, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """A layer's own forward, whose rows from `first` on are deferred. All rows are computed at once where the
+        weights are no plain rows, as quantised ones may be, or are on the device for this call alone."""
+
+        def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+            if not (is_plain(x) and is_plain(weight)) or layer.weight.device != x.device:
+                return F.linear(x, weight, bias)
+            own, others = ((weight[part], None if bias is None else bias[part]) for part in parts)
+            return DeferredTail(F.linear(x, *own), self.defer(partial(F.linear, x, *others)), len(weight))
+
+        parts = slice(first), slice(first, None)
+        with ReplaceLinear(linear):
+            return forward(*args, **kwargs)
+
+    def defer(self, compute: Callable[[], torch.Tensor]) -> Deferred:
+        deferred = Deferred(compute)
+        self.slot.forward.deferred.append(deferred)
+        return deferred

@@ -1,0 +1,66 @@
+"""What pipeline stages send one another: tokens, and what skips stages.
+
+A stage's tokens are sent where the next stage's first block begins. So what the model adds to them behind this stage's
+last block goes with them, such as a ControlNet's residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..hooks import Hooks
+from ..models.checks import SKIP
+from ..models.spec import BlockList, Streams, names
+from .arguments import Arguments
+from .layout import TokenLayout
+from .stages import Stage, StageLink, StandIn
+
+
+class StageEnds:
+    """Both ends of a stage, and its link to others."""
+
+    def __init__(self, layout: TokenLayout, stage: Stage, link: StageLink) -> None:
+        self.layout = layout
+        self.stage = stage
+        self.link = link
+
+    def receive(self, blocks: BlockList, values: dict[str, Any]) -> None:
+        """Puts the tokens from the stage before into the arguments of this stage's first block, which are local."""
+        layout, handed = self.layout, [(name, str(blocks.tokens[name])) for name in blocks.returned]
+        templates = [(values[name].shape, names(streams)) for name, streams in handed]
+        templates += [templates[0]] * len(self.stage.incoming)
+        segments, dim = layout.segments, blocks.dim
+
+        def shapes_of(running: list[int]) -> list[torch.Size]:
+            counts = [sum(layout.local_length(segments[name], running) for name in streams) for _, streams in templates]
+            pairs = zip(templates, counts, strict=True)
+            return [torch.Size((*shape[:dim], count, *shape[dim + 1 :])) for (shape, _), count in pairs]
+
+        arrived = self.link.receive(shapes_of, like=values[handed[0][0]])
+        values.update(zip([name for name, _ in handed], arrived, strict=False))
+        layout.forward.skips = dict(zip(self.stage.incoming, arrived[len(handed) :], strict=True))
+
+    def send_before(self, block: StandIn, blocks: BlockList, cut: Callable[[Any, Streams], Any], hooks: Hooks) -> None:
+        """Sends the tokens that the next stage's first block would get. block: its stand-in. cut: makes streams
+        local."""
+
+        def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            values = Arguments(block.signature, args, kwargs).values
+            tokens = [cut(values[name], blocks.tokens[name]) for name in block.returned]
+            self.link.send([*tokens, *(self.layout.forward.skips[place] for place in self.stage.outgoing)])
+
+        hooks.before(block, leave, with_kwargs=True)
+
+    def keep_skip(self, block: torch.nn.Module, place: int, hooks: Hooks) -> None:
+        """Keeps what a block returns for a later stage. The model's own bookkeeping sees the stand-ins' instead."""
+        if place in self.stage.outgoing:
+            hooks.after(block, lambda _block, _args, local: self.layout.forward.skips.__setitem__(place, local))
+
+    def feed_skip(self, place: int, values: dict[str, Any]) -> None:
+        """Gives a block what skips to it from an earlier stage."""
+        source = self.stage.skip_sources.get(place)
+        if source in self.stage.incoming:
+            values[SKIP] = self.layout.forward.skips[source]
