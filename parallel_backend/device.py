@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .errors import DeviceError
+from .errors import RequestError
 
 CPU = "cpu"
 BACKENDS = {CPU: "gloo", "cuda": "nccl", "xpu": "xccl"}  # torch.distributed's backend for each kind
@@ -40,10 +40,10 @@ class Card(NamedTuple):
 
 
 def check_kind(kind: str) -> str:
-    """Returns the kind. Raises DeviceError if ranks cannot compute on it."""
+    """Returns the kind. Raises RequestError if ranks cannot compute on it."""
     if kind not in BACKENDS:
         *others, last = BACKENDS
-        raise DeviceError(
+        raise RequestError(
             f"The ranks cannot compute on {kind}. They can on {', '.join(others)} (NVIDIA and AMD) and {last} (Intel).",
             "Compute on the CPU: set PARALLELDIT_DEVICE=cpu, or in a script call start_distributed('cpu').",
         )
@@ -57,12 +57,12 @@ def default_kind() -> str:
 
 
 def group_backends(kind: str) -> str:
-    """Returns torch.distributed's backends for the CPU and this kind. Raises DeviceError if torch lacks one."""
+    """Returns torch.distributed's backends for the CPU and this kind. Raises RequestError if torch lacks one."""
     import torch.distributed as dist
 
     backend = BACKENDS[kind]
     if not dist.is_backend_available(backend):
-        raise DeviceError(
+        raise RequestError(
             f"torch {torch.__version__} has no {backend}, which {kind} devices need to exchange data.",
             "Install a torch that has it (xccl: 2.8 or newer, for XPU), or set PARALLELDIT_DEVICE=cpu.",
         )

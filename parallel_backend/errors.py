@@ -70,15 +70,11 @@ class Explained(Exception):
 
 
 class GroupError(Explained, RuntimeError):
-    """A script whose ranks have no group."""
+    """The ranks have no group, or could not be connected to each other."""
 
 
 class RequestError(Explained, ValueError):
     """A request that cannot be served as asked. Raised on every rank alike, before any collective runs."""
-
-
-class DeviceError(RequestError):
-    """A kind of device that ranks cannot compute on, here or at all."""
 
 
 class PlanError(RequestError):

@@ -10,6 +10,7 @@ except ImportError:  # in the ranks and their launchers, where the pack's folder
     from parallel_backend.errors import Explained, Explanation, ModelFileError
 
 __all__ = [
+    "ConnectionClosed",
     "Explained",
     "Explanation",
     "ModelFileError",
@@ -32,6 +33,10 @@ class RequestRefused(Explained, ValueError):
 
 class OutOfMemory(RequestRefused):
     """A rank ran out of memory (OOM) in this request. The group goes on, without a model."""
+
+
+class ConnectionClosed(ConnectionError):
+    """The other side has closed the connection, is silent, or sends something unknown."""
 
 
 def unforeseen(error: Exception, rank: int) -> Explanation:

@@ -21,11 +21,11 @@ import threading
 import time
 from pathlib import Path
 
-from .errors import Explanation
+from .errors import ConnectionClosed, Explanation, WorkerGroupError
 from .launch.cluster import read_job_machines, read_job_place
-from .launch.peer import Message, PeerConnection, PeerLost
+from .launch.peer import Message, PeerConnection
 from .launch.process import WorkerProcess
-from .launch.rendezvous import RendezvousError, ask
+from .launch.rendezvous import ask
 from .launch.torchrun import Machines, launch_command, rank_environment
 from .settings import DEVICES, PREFIX, Settings, SettingsError
 
@@ -100,8 +100,8 @@ def serve(address: str, port: int, folder: Path) -> None:
     while True:
         try:
             peer, start = ask(address, port)
-        except (OSError, RendezvousError) as error:
-            why = f"it {error}" if isinstance(error, PeerLost) else " ".join(str(error).split())
+        except (OSError, WorkerGroupError) as error:
+            why = f"it {error}" if isinstance(error, ConnectionClosed) else " ".join(str(error).split())
             waiting = f"waiting for a worker group at {address}:{port} ({why})"
             if waiting != said:
                 say(waiting)
@@ -164,14 +164,14 @@ class Membership:
         say(f"the ranks here failed: {reason}")
         try:
             self.peer.send({"failed": shorten(reason)._asdict(), "of_another": of_another})
-        except PeerLost:
+        except ConnectionClosed:
             say("the first machine is gone too")
 
     def _listen(self) -> None:
         try:
             while True:
                 self.peer.receive()
-        except PeerLost as error:
+        except ConnectionClosed as error:
             self.lost = str(error)
 
 

@@ -14,7 +14,7 @@ import folder_paths
 from server import PromptServer
 
 from ...parallel_backend.device import CPU, Card, cards, check_kind, count, like_first
-from ...parallel_backend.errors import DeviceError
+from ...parallel_backend.errors import RequestError
 from ...worker.host.client import WorkerGroup
 from ...worker.settings import FILE_NAME, Settings, SettingsError
 from ...worker.wire.private_folder import private_folder
@@ -68,7 +68,7 @@ def device_type() -> str:
     on_cpu = management.cpu_state == management.CPUState.CPU
     try:
         kind = check_kind(set_to or (CPU if on_cpu else management.get_torch_device().type))
-    except DeviceError as error:
+    except RequestError as error:
         raise SettingsError(*error.explanation) from error
     if set_to not in ("", CPU) and not count(kind):
         raise SettingsError(f"The setting device is {kind}, and torch finds none here.", "Take it out of the settings.")

@@ -112,7 +112,7 @@ def start_distributed(device_type: str | None = None) -> torch.device:
     """Joins torchrun's group, and returns this rank's device: a GPU of its own, or the CPU with gloo.
 
     device_type: cpu, cuda or xpu; by default this machine's accelerator. Raises PlanError for more ranks than GPUs,
-    DeviceError for a device that ranks cannot use, and GroupError outside of torchrun.
+    RequestError for a device that ranks cannot use, and GroupError outside of torchrun.
     """
     if "LOCAL_RANK" not in os.environ:
         raise GroupError("There is no group to join.", "Start the script with torchrun --nproc-per-node=RANKS SCRIPT.")

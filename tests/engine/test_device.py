@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from parallel_backend import device
 from parallel_backend.device import BACKENDS, CPU, Card, like_first
-from parallel_backend.errors import DeviceError, PlanError, is_out_of_memory
+from parallel_backend.errors import PlanError, RequestError, is_out_of_memory
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Timeline
 from parallel_backend.seams.backends import choose_backend
@@ -166,13 +166,13 @@ def test_another_kind_is_refused_by_name_with_what_to_do(kind: str, monkeypatch:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: SimpleNamespace(type=kind))
     monkeypatch.setenv("LOCAL_RANK", "0")
     for given in (None, kind):
-        with pytest.raises(DeviceError, match=rf"cannot compute on {kind}.*\n\n.*PARALLELDIT_DEVICE=cpu"):
+        with pytest.raises(RequestError, match=rf"cannot compute on {kind}.*\n\n.*PARALLELDIT_DEVICE=cpu"):
             start_distributed(given)
 
 
 def test_a_torch_without_the_library_of_the_kind_is_named(machine: Machine) -> None:
     machine.patch.setattr(dist, "is_backend_available", lambda name: name == "gloo")
-    with pytest.raises(DeviceError, match=rf"has no {BACKENDS[machine.kind]}, which {machine.kind} devices need"):
+    with pytest.raises(RequestError, match=rf"has no {BACKENDS[machine.kind]}, which {machine.kind} devices need"):
         device.group_backends(machine.kind)
 
 

@@ -29,8 +29,9 @@ from tests.support.group.machines import (
 from tests.support.group.network import PODS, Network
 from tests.support.tiers import slow_but
 from worker import join
+from worker.errors import WorkerGroupError
 from worker.launch.cluster import expand_nodelist, read_job_machines, read_job_place
-from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
+from worker.launch.rendezvous import VERSION, Rendezvous
 from worker.launch.torchrun import Machines
 from worker.settings import SettingsError
 
@@ -192,7 +193,7 @@ def test_a_machine_whose_name_is_known_later_is_met_all_the_same(monkeypatch: py
     names = Names(monkeypatch)
     meeting = Rendezvous(Machines("127.0.0.1", PORT, ("pod",)))
     try:
-        with pytest.raises(RendezvousError, match="pod did not join within .* The name pod is not known here"):
+        with pytest.raises(WorkerGroupError, match="pod did not join within .* The name pod is not known here"):
             meeting.gather({}, SILENCE, seconds=0.1)
         names.known["pod"] = "127.0.0.2"
         with socket.create_connection(("127.0.0.1", PORT), 5, source_address=("127.0.0.2", 0)) as connection:

@@ -22,11 +22,11 @@ from tests.support.cases.families import FAMILIES
 from tests.support.group.mutations import ODD_VALUES, framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
 from worker.comfyui.source import VaeSource
+from worker.errors import ConnectionClosed
 from worker.wire.protocol import (
     MAX_HEADER,
     MAX_PAYLOAD,
     PREFIX,
-    ConnectionClosed,
     Header,
     ProtocolError,
     decode,

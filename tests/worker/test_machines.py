@@ -27,7 +27,8 @@ from tests.support.group.machines import (
 )
 from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
-from worker.launch.rendezvous import VERSION, Rendezvous, RendezvousError
+from worker.errors import WorkerGroupError
+from worker.launch.rendezvous import VERSION, Rendezvous
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
 from worker.settings import Settings, SettingsError
 
@@ -212,7 +213,7 @@ def say_from(address: str, text: bytes) -> socket.socket:
 
 
 def test_machines_that_do_not_come_are_named_with_the_command_to_run_there(meeting: Rendezvous) -> None:
-    with pytest.raises(RendezvousError, match=rf"127.0.0.2 did not .*\n\n.* python -m worker.join 127.0.0.1:{PORT}"):
+    with pytest.raises(WorkerGroupError, match=rf"127.0.0.2 did not .*\n\n.* python -m worker.join 127.0.0.1:{PORT}"):
         meeting.gather({}, SILENCE, seconds=0.1)
 
 
@@ -237,7 +238,7 @@ def test_a_stranger_is_turned_away_and_the_named_machine_is_still_met(
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_so(meeting: Rendezvous) -> None:
-    with pytest.raises(RendezvousError, match="cannot listen for the others at"):
+    with pytest.raises(WorkerGroupError, match="cannot listen for the others at"):
         Rendezvous(meeting.machines)
 
 

@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from typing import Any
 
-from ..wire.protocol import ConnectionClosed, Header, ProtocolError, decode, receive_frame, send_frame
+from ..errors import ConnectionClosed
+from ..wire.protocol import Header, ProtocolError, decode, receive_frame, send_frame
 
 
 class ControlClient:

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Explanation
+from ..errors import Explanation, WorkerGroupError
 from .imports import pause_garbage_collector
 from .interface import use_interface_of
 from .lifetime import die_with_parent
-from .rendezvous import Rendezvous, RendezvousError
+from .rendezvous import Rendezvous
 from .report import Report
 from .torchrun import DEVICE, Machines
 
@@ -42,7 +42,7 @@ def main() -> None:
     report = Report(options.folder)
     try:
         place, listener = open_group(options, report)
-    except RendezvousError as error:
+    except WorkerGroupError as error:
         report.write(error.explanation)
         raise SystemExit(str(error)) from error
     run_torchrun(options, place, listener, report)
@@ -64,7 +64,7 @@ def parse() -> argparse.Namespace:
 def open_group(options: argparse.Namespace, report: Report) -> tuple[list[str], socket.socket | None]:
     """Returns torchrun's rendezvous arguments, and on the first machine the socket of the store.
 
-    The first of several machines waits here for the others. Raises RendezvousError.
+    The first of several machines waits here for the others. Raises WorkerGroupError.
     """
     if options.store:
         use_interface_of(options.address)

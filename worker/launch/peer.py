@@ -8,15 +8,13 @@ import socket
 import threading
 from typing import Any
 
+from ..errors import ConnectionClosed
+
 BEAT_SECONDS = 1.0
 MAX_LINE = 64 << 10
 HELLO_SECONDS = 5.0
 
 Message = dict[str, Any]
-
-
-class PeerLost(ConnectionError):
-    """The other machine has closed the connection, is silent, or sends something unknown."""
 
 
 class PeerConnection:
@@ -38,29 +36,29 @@ class PeerConnection:
         threading.Thread(target=self._beat, name="peer-heartbeat", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Raises PeerLost."""
+        """Raises ConnectionClosed."""
         try:
             with self.sending:
                 self.connection.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            raise PeerLost(f"has closed the connection ({error})") from error
+            raise ConnectionClosed(f"has closed the connection ({error})") from error
 
     def receive(self) -> Message:
-        """Returns the next message that is not a heartbeat. Raises PeerLost."""
+        """Returns the next message that is not a heartbeat. Raises ConnectionClosed."""
         while True:
             try:
                 text = self.reader.readline(MAX_LINE)
                 message = json.loads(text) if text.endswith(b"\n") else None
             except TimeoutError as error:
-                raise PeerLost(f"has given no sign of life for {self.silence:g} s") from error
+                raise ConnectionClosed(f"has given no sign of life for {self.silence:g} s") from error
             except OSError as error:
-                raise PeerLost(f"has closed the connection ({error})") from error
+                raise ConnectionClosed(f"has closed the connection ({error})") from error
             except ValueError as error:
-                raise PeerLost("sent something that is not a message of this pack") from error
+                raise ConnectionClosed("sent something that is not a message of this pack") from error
             if not text:
-                raise PeerLost("has closed the connection")
+                raise ConnectionClosed("has closed the connection")
             if not isinstance(message, dict):
-                raise PeerLost("sent something that is not a message of this pack")
+                raise ConnectionClosed("sent something that is not a message of this pack")
             if message:
                 return message
 
@@ -72,6 +70,6 @@ class PeerConnection:
         self.connection.close()
 
     def _beat(self) -> None:
-        with contextlib.suppress(PeerLost):
+        with contextlib.suppress(ConnectionClosed):
             while not self.closed.wait(BEAT_SECONDS):
                 self.send({})

@@ -13,16 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..errors import Explained, Explanation
-from .peer import HELLO_SECONDS, Message, PeerConnection, PeerLost
+from ..errors import ConnectionClosed, Explanation, WorkerGroupError
+from .peer import HELLO_SECONDS, Message, PeerConnection
 from .torchrun import Machines
 
 VERSION = 3
 JOIN_SECONDS = 60
-
-
-class RendezvousError(Explained, RuntimeError):
-    """The machines could not connect to each other."""
 
 
 class Rendezvous:
@@ -32,14 +28,14 @@ class Rendezvous:
     """
 
     def __init__(self, machines: Machines) -> None:
-        """Raises RendezvousError if this machine cannot listen at its address."""
+        """Raises WorkerGroupError if this machine cannot listen at its address."""
         self.machines = machines
         self.peers: dict[int, tuple[str, PeerConnection]] = {}  # by place in the setting: name and connection
         try:
             self.address = find_own_address(machines)
             self.listener = socket.create_server((self.address, machines.port))
         except OSError as error:
-            raise RendezvousError(
+            raise WorkerGroupError(
                 f"This machine cannot listen for the others at {machines.address}:{machines.port} ({error}).",
                 "Put this machine's address first in the setting machines, with a port that nothing else uses.",
             ) from error
@@ -47,7 +43,7 @@ class Rendezvous:
     def gather(self, start: Message, silence: float, seconds: float = JOIN_SECONDS) -> None:
         """Waits until every machine has connected, and tells each what to start.
 
-        start: the message for all of them. Raises RendezvousError, which names the missing machines.
+        start: the message for all of them. Raises WorkerGroupError, which names the missing machines.
         """
         deadline = time.monotonic() + seconds
         while len(self.peers) < len(self.machines.others):
@@ -84,9 +80,9 @@ class Rendezvous:
             hello = peer.receive()
             if hello.get("version") != VERSION:
                 peer.send({"refused": f"this machine speaks version {hello.get('version')}, that one {VERSION}"})
-                raise PeerLost("speaks another version")
+                raise ConnectionClosed("speaks another version")
             peer.send({**start, "machine": place, "machines": len(self.machines), "silence": silence})
-        except PeerLost as error:
+        except ConnectionClosed as error:
             print(f"{self.machines.others[place - 1]} came, but {error}", flush=True)
             peer.close()
             return
@@ -95,10 +91,10 @@ class Rendezvous:
         self.peers[place] = (name, peer)
         print(f"{name} has joined", flush=True)
 
-    def _missing(self, seconds: float) -> RendezvousError:
+    def _missing(self, seconds: float) -> WorkerGroupError:
         names = [name for place, name in enumerate(self.machines.others, 1) if place not in self.peers]
         unknown = "".join(f" The name {name} is not known here." for name in names if not address_of(name))
-        return RendezvousError(
+        return WorkerGroupError(
             f"{' and '.join(names)} did not join within {seconds:g} s.{unknown}",
             f"Run there, in the pack's folder: python -m worker.join {self.machines.address}:{self.machines.port}",
         )
@@ -106,7 +102,7 @@ class Rendezvous:
     def _watch(self, name: str, peer: PeerConnection, lost: Callable[[Explanation, bool], None]) -> None:
         try:
             message = peer.receive()
-        except PeerLost as error:
+        except ConnectionClosed as error:
             lost(Explanation(f"The machine {name} {error}."), False)
             return
         if "failed" in message:
@@ -140,14 +136,14 @@ def find_own_address(machines: Machines) -> str:
 def ask(address: str, port: int) -> tuple[PeerConnection, Message]:
     """The other machines' side: asks the first machine what to start.
 
-    Raises OSError while no group is starting there, and RendezvousError if the first machine refuses.
+    Raises OSError while no group is starting there, and WorkerGroupError if the first machine refuses.
     """
     peer = PeerConnection(socket.create_connection((address, port), HELLO_SECONDS))
     try:
         peer.send({"version": VERSION, "host": socket.gethostname()})
         start = peer.receive()
         if "refused" in start:
-            raise RendezvousError(
+            raise WorkerGroupError(
                 f"{address} refuses: {start['refused']}.", "Use the same version of the pack on both machines."
             )
     except BaseException:  # Ctrl-C, too

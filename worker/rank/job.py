@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 
 import torch.distributed as dist
 
-from parallel_backend.errors import RequestError, is_out_of_memory, lack_of_memory, reasons
+from parallel_backend.errors import GroupError, RequestError, is_out_of_memory, lack_of_memory, reasons
 
 from ..errors import Explained, Explanation, unforeseen
 from ..launch.torchrun import machine_prefix
@@ -20,7 +20,7 @@ from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
-from .job_groups import GroupsError, JobGroups
+from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
 from .memory.out_of_memory import OutOfMemoryReport, devices_of, latents_of, plan_of
 from .state import RankState
@@ -139,7 +139,7 @@ class Job:
             return Outcome(CANCELLED)
         if isinstance(error, RequestError):
             return Outcome(REFUSED, error.explanation.because(machine_prefix()))
-        if isinstance(error, GroupsError) or not self.groups.can_be_cut:
+        if isinstance(error, GroupError) or not self.groups.can_be_cut:
             raise error
         lack = lack_of_memory(error)
         if lack is None:

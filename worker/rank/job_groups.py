@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from parallel_backend.axes import STAGE_AXES
 from parallel_backend.device import can_be_aborted
+from parallel_backend.errors import GroupError
 from parallel_backend.groups.mesh import Axis, Mesh, build_mesh, in_order, replica_axis, world_axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
@@ -27,10 +28,6 @@ SOCKETS = "/proc/self/fd"
 CPU = torch.device("cpu")
 
 Built = TypeVar("Built")
-
-
-class GroupsError(RuntimeError):
-    """The groups could not be built; the other ranks wait in vain for this one, so that it must end."""
 
 
 class JobGroups:
@@ -129,7 +126,7 @@ class JobGroups:
         try:
             built = build()
         except Exception as error:  # even for lack of memory
-            raise GroupsError(f"The ranks could not be connected: {error}") from error
+            raise GroupError(f"The ranks could not be connected: {error}") from error
         if device.type == CPU.type:
             with self.lock:
                 self.sockets |= {item: name for item, name in connected_sockets().items() if before.get(item) != name}

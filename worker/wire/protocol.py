@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import Explained
+from ..errors import ConnectionClosed, Explained
 from .json_object import parse_object
 from .tensors import ALIGNMENT, Buffer, Tensors, UnsendableError, WritableBuffer, from_buffer, to_buffers
 
@@ -30,10 +30,6 @@ Header = dict[str, Any]
 
 class ProtocolError(Explained, RuntimeError):
     """A frame is of another version, over a cap, or malformed."""
-
-
-class ConnectionClosed(ConnectionError):
-    """The other side has gone."""
 
 
 def encode(header: Header, tensors: Tensors | None = None) -> list[Buffer]:

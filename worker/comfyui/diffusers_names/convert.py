@@ -19,10 +19,6 @@ Count = str | Callable[[Config], int]
 OTHER_FILE = "Use a single file of this model, in ComfyUI's format."
 
 
-class UnknownClassError(ModelFileError):
-    """A class of diffusers that no table covers."""
-
-
 class Source(NamedTuple):
     """The tensors of diffusers that make one of ComfyUI's, below each other. optional: the model may lack them."""
 
@@ -38,9 +34,7 @@ def list_classes() -> tuple[str, ...]:
 
 def find_table(model_class: str) -> Names:
     if model_class not in TABLES:
-        raise UnknownClassError(
-            f"ComfyUI's names for the weights of diffusers' {model_class} are not known.", OTHER_FILE
-        )
+        raise ModelFileError(f"ComfyUI's names for the weights of diffusers' {model_class} are not known.", OTHER_FILE)
     return TABLES[model_class]
 
 

@@ -16,7 +16,8 @@ from parallel_backend.device import CPU
 from parallel_backend.groups.mesh import new_group
 from parallel_backend.weights.shared_memory import IS_SHAREABLE, NOWHERE, Address, SharedMemory
 
-from ...wire.protocol import ConnectionClosed, encode, receive_frame
+from ...errors import ConnectionClosed
+from ...wire.protocol import encode, receive_frame
 from ...wire.tensors import Buffer, WritableBuffer
 
 FOREVER = timedelta(days=3650)
