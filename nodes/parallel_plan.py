@@ -231,7 +231,7 @@ def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> Re
     """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked: the fastest by what a
     forward takes, where that is known. Its note is why."""
     devices = device_count()
-    found = costs.ranked(work.forward, work) if work.forward else []
+    found = costs.rank_plans(work.forward, work) if work.forward else []
     plan = found[0].plan if found else auto_plan(devices, module, work)
     why = devices_of_auto(devices_of_machine())
     if devices > 1:

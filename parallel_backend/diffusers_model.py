@@ -82,7 +82,7 @@ class DiffusersModel(ParallelModel):
         activation = self.token_count(latents) * heads * head_dim * self.dtype.itemsize
         return math.ceil(rank_bytes(device_bytes(activation), latents[0], self.mesh.plan))
 
-    def spared(self, free: int) -> int:
+    def limit_weights(self, free: int) -> int:
         """What weights may have of so much memory of the device."""
         return free - SPARE
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 
-from ...parallel_backend.costs.forward import META, ForwardCost, forward_of
+from ...parallel_backend.costs.forward import META, ForwardCost, count_forward
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import modules_at, sizes_of
 from ...parallel_backend.models.parallel_mlp import count_mlp_rows
@@ -23,7 +23,7 @@ TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
 REPLACED = ("forward", "_forward")  # attributes by which a module's calls go elsewhere
 
 
-def forward_of_call(
+def count_call_forward(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, peak: float
 ) -> ForwardCost | None:
     """Of a call of the class with these arguments, of which only the shapes count; None where its code looks at values,
@@ -33,13 +33,13 @@ def forward_of_call(
         vars(own).pop(name, None)
     spec = spec_of(type(module))
     blocks = [(each, block) for each in (spec.blocks if spec else ()) for block in modules_at(module, each.path)]
-    given = {name: without_memory(value) for name, value in kwargs.items() if name != "transformer_options"}
+    given = {name: move_to_meta(value) for name, value in kwargs.items() if name != "transformer_options"}
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.blocks else (1, 0, None)
     beside = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
     try:
-        run = lambda: type(module).forward(own, *map(without_memory, args), **given)  # noqa: E731
-        return forward_of(
+        run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
+        return count_forward(
             module,
             [block for _, block in blocks],
             run,
@@ -54,7 +54,7 @@ def forward_of_call(
         return None
 
 
-def forward_of_latents(
+def count_latents_forward(
     module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype, peak: float
 ) -> ForwardCost | None:
     """Likewise, of latents of this shape, and a text as long as is usual."""
@@ -70,7 +70,7 @@ def forward_of_latents(
                 values[name] = torch.empty(latents[0], dtype=dtype)
             elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
                 return None
-    return forward_of_call(module, (sample, timestep), values, latents[0], peak)
+    return count_call_forward(module, (sample, timestep), values, latents[0], peak)
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -78,12 +78,12 @@ def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
     return attention_pytorch(*args, **kwargs)
 
 
-def without_memory(value: Any) -> Any:
+def move_to_meta(value: Any) -> Any:
     """The same with tensors that have shapes and dtypes alone."""
     if isinstance(value, torch.Tensor):
         return torch.empty_like(value, device=META) if value.is_floating_point() else value.to(META)
     if isinstance(value, (list, tuple)):
-        return type(value)(without_memory(each) for each in value)
+        return type(value)(move_to_meta(each) for each in value)
     if isinstance(value, dict):
-        return {name: without_memory(each) for name, each in value.items()}
+        return {name: move_to_meta(each) for name, each in value.items()}
     return value

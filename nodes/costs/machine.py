@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ...parallel_backend.costs.machine import Machine, assumed
+from ...parallel_backend.costs.machine import Machine, assume_machine
 from ...parallel_backend.device import CPU
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
@@ -29,23 +29,23 @@ def file_of(dtype: str) -> MeasuredFile:
 
 def machine_of(dtype: str) -> Machine:
     """Of these ranks. dtype: that is computed in, a key of DTYPES."""
-    kept = file_of(dtype)
-    if kept.figures:
+    stored = file_of(dtype)
+    if stored.figures:
         try:
-            return Machine.of(kept.figures)
+            return Machine.of(stored.figures)
         except (KeyError, TypeError, ValueError) as error:
-            kept.refuse(str(error))
-    return assumed(devices_of_ranks(device_count()), device_type() == CPU)
+            stored.refuse(str(error))
+    return assume_machine(devices_of_ranks(device_count()), device_type() == CPU)
 
 
 def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
     """Has the ranks of an automatic plan measure what they can, unless that is known. Raises WorkerGroupError."""
-    kept, ranks = file_of(dtype), device_count()
+    stored, ranks = file_of(dtype), device_count()
     if ranks < 2 or machine_of(dtype).is_measured:
         return
     try:
-        kept.keep(group.measure(ranks, dtype, check))
-        logging.info("[ParallelDiT] Measured %d ranks and their links, kept in %s.", ranks, kept.path)
+        stored.keep(group.measure(ranks, dtype, check))
+        logging.info("[ParallelDiT] Measured %d ranks and their links, kept in %s.", ranks, stored.path)
     except RequestRefused as refused:
         logging.warning("[ParallelDiT] The ranks could not be measured: %s", refused)
 

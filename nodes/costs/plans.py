@@ -10,8 +10,8 @@ import torch
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import Work
-from ...parallel_backend.costs.choose import Weights, fitted, ranked
-from ...parallel_backend.costs.correct import Correction, preferred
+from ...parallel_backend.costs.choose import Weights, predict_fitted, rank_plans
+from ...parallel_backend.costs.correct import Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.errors import PlanError
@@ -21,7 +21,7 @@ from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
 from ..workers.group import device_count
 from ..workers.room import room_for_weights
-from .forward import forward_of_call, forward_of_latents
+from .forward import count_call_forward, count_latents_forward
 from .machine import file_of, machine_of
 
 Estimate = Callable[[Sequence[int]], float]
@@ -37,32 +37,32 @@ class ModelCosts:
         self.torch_dtype = dtype
         self.estimate = estimate
         self.dtype = next((name for name, one in DTYPES.items() if one == dtype), "bf16")
-        self.counted: dict[Any, ForwardCost | None] = {}
+        self.forwards: dict[Any, ForwardCost | None] = {}
 
     @property
     def is_measured(self) -> bool:
         """Whether what is predicted follows from what was measured here."""
         return machine_of(self.dtype).is_measured
 
-    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForwardCost | None:
+    def count_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForwardCost | None:
         """What one row of a call takes; counted once for each size."""
-        key = shapes_of([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
-        if key not in self.counted:
+        key = list_shapes([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
+        if key not in self.forwards:
             latents = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
             rows = len(latents[0])
             peak = sum(self.estimate([1, *each.shape[1:]]) for each in latents)
-            self.counted[key] = forward_of_call(self.module, args, kwargs, rows, peak)
-        return self.counted[key]
+            self.forwards[key] = count_call_forward(self.module, args, kwargs, rows, peak)
+        return self.forwards[key]
 
-    def of_latents(self, shape: Sequence[int]) -> ForwardCost | None:
+    def count_latents(self, shape: Sequence[int]) -> ForwardCost | None:
         """Likewise, before a sampling, of one image's latents and a text as long as is usual."""
         key = ("latents", *shape)
-        if key not in self.counted:
+        if key not in self.forwards:
             own = [1, *shape[1:]]
-            self.counted[key] = forward_of_latents(self.module, own, self.torch_dtype, self.estimate(own))
-        return self.counted[key]
+            self.forwards[key] = count_latents_forward(self.module, own, self.torch_dtype, self.estimate(own))
+        return self.forwards[key]
 
-    def ranked(self, forward: ForwardCost, work: Work) -> list[Prediction]:
+    def rank_plans(self, forward: ForwardCost, work: Work) -> list[Prediction]:
         """The plans that may run this, the best first, as corrected."""
 
         def check(plan: ParallelPlan) -> None:
@@ -70,7 +70,7 @@ class ModelCosts:
                 raise PlanError("A node's patch needs them together.")
             check_module(plan, self.module)
 
-        found = ranked(
+        found = rank_plans(
             forward,
             work.parts,
             machine_of(self.dtype),
@@ -78,21 +78,21 @@ class ModelCosts:
             check=check,
             branches=work.has_branches,
             weights=self.weights,
-            corrected=self.correction(forward, work).of,
+            corrected=self.correction(forward, work).correct,
         )
-        best = preferred(found, self.correction(forward, work)) if found else None
+        best = choose_prediction(found, self.correction(forward, work)) if found else None
         return sorted(found, key=lambda each: each is not best)
 
     def predict(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
         """Of any plan, as corrected."""
-        return self.correction(forward, work).of(self.uncorrected(forward, work, plan))
+        return self.correction(forward, work).correct(self.predict_uncorrected(forward, work, plan))
 
     def has_run(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> bool:
         """Whether what is predicted of a plan is what a step of it took here."""
         return str(plan) in self.correction(forward, work).plans
 
-    def uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
-        return fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights)
+    def predict_uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
+        return predict_fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights)
 
     @property
     def weights(self) -> Weights:
@@ -100,17 +100,17 @@ class ModelCosts:
         return Weights(self.sizes, room_for_weights)
 
     def correction(self, forward: ForwardCost, work: Work) -> Correction:
-        held = file_of(self.dtype).steps.get(self.key(forward, work))
+        stored = file_of(self.dtype).steps.get(self.key(forward, work))
         try:
-            return Correction.from_json(held) if held else Correction()
+            return Correction.from_json(stored) if stored else Correction()
         except (KeyError, TypeError, ValueError, AttributeError):
             return Correction()
 
     def learn(self, forward: ForwardCost, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
         """What a step has taken."""
-        predicted = self.uncorrected(forward, work, plan)
-        noted = self.correction(forward, work).noted(replace(predicted, plan=plan), seconds, communication)
-        file_of(self.dtype).note(self.key(forward, work), noted.to_json())
+        predicted = self.predict_uncorrected(forward, work, plan)
+        corrected = self.correction(forward, work).add_step(replace(predicted, plan=plan), seconds, communication)
+        file_of(self.dtype).note(self.key(forward, work), corrected.to_json())
 
     def key(self, forward: ForwardCost, work: Work) -> str:
         """Of model and size."""
@@ -123,19 +123,19 @@ def is_covered(plan: ParallelPlan) -> bool:
     return plan.pipefusion == plan.patch_count == 1 and plan.exchange_dtype == MODEL
 
 
-def usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Seconds and communication of the median of a plan's steps; the first, in which memory is laid out, counts where
     there is no other."""
     later = sorted(list(steps)[1:] or list(steps))
     return later[(len(later) - 1) // 2]
 
 
-def shapes_of(value: Any) -> Any:
+def list_shapes(value: Any) -> Any:
     """What tells sizes apart, to be a key."""
     if isinstance(value, torch.Tensor):
         return (*value.shape, str(value.dtype))
     if isinstance(value, (list, tuple)):
-        return tuple(map(shapes_of, value))
+        return tuple(map(list_shapes, value))
     if isinstance(value, Mapping):
-        return tuple((name, shapes_of(each)) for name, each in value.items())
+        return tuple((name, list_shapes(each)) for name, each in value.items())
     return value if isinstance(value, (int, float, str, bool)) else None

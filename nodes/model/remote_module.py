@@ -36,7 +36,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
 from ..compat import replace_inner_forward
 from ..costs.machine import measure
-from ..costs.plans import ModelCosts, is_covered, usual_step
+from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..errors import Refused
 from ..plan_words import Remark, in_words
 from .module_guard import ModuleGuard, put_elsewhere
@@ -191,13 +191,13 @@ class RemoteModule(RemoteWeights):
         measured what they can."""
         if self.auto and self.auto.is_open:
             measure(self.group, self.costs.dtype, check_interrupt)
-        return replace(work, forward=self.costs.of_call(args, kwargs))
+        return replace(work, forward=self.costs.count_call(args, kwargs))
 
     def learn(self) -> None:
         """Has what the run's steps took correct what is predicted of this plan."""
         run = self.group.runs.current
         if self.asked and self.asked.forward and is_covered(self.plan) and run and (steps := run.of_plan):
-            self.costs.learn(self.asked.forward, self.asked, self.plan, *usual_step(steps))
+            self.costs.learn(self.asked.forward, self.asked, self.plan, *pick_usual_step(steps))
 
     def shares_calls(self) -> bool:
         """Whether the ranks run calls of one request at the same time, or may."""

@@ -129,7 +129,7 @@ class RemoteWeights:
         if self.group.device == "cpu":
             return 1
         plan = self.decided_plan() or expected_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
-        return max(1, self.sizes.kept(plan)[0])
+        return max(1, self.sizes.count_kept_bytes(plan)[0])
 
     def decided_plan(self) -> ParallelPlan | None:
         """The plan with its weights as the ranks that hold the model tell them."""

@@ -96,7 +96,7 @@ class MemoryEstimate:
     def fits_by_rank(self) -> list[bool]:
         """Whether the card of each of this machine's ranks has room for what the rank keeps of the weights, for a
         forward, and for what ComfyUI keeps free; nothing on the CPU."""
-        kept, free = self.memory.sizes.kept(self.plan), kept_free(self.working or 0)
+        kept, free = self.memory.sizes.count_kept_bytes(self.plan), kept_free(self.working or 0)
         degrees, cards = self.plan.degrees(), cards_of(self.plan)
         stages = (joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)[: len(cards)])
         return [kept[min(stage, len(kept) - 1)] + free <= card.total for card, stage in zip(cards, stages, strict=True)]
@@ -117,9 +117,9 @@ class MemoryEstimate:
         partial loading sees to it. reserve: bytes that ComfyUI keeps free of a card beside all that."""
         sizes, fits = self.memory.sizes, self.fits_by_rank()
         return {
-            "kept": sizes.kept(self.plan),
+            "kept": sizes.count_kept_bytes(self.plan),
             "working": self.working and math.ceil(self.working),
-            "fetched": sizes.fetched(self.plan),
+            "fetched": sizes.count_fetched_bytes(self.plan),
             "fits": [each if each or sizes.blocks else None for each in fits],
             "reserve": kept_free(self.working or 0) - math.ceil(self.working or 0) if fits else 0,
         }
@@ -129,7 +129,8 @@ class MemoryEstimate:
         0 where nobody knows."""
         if self.plan.weights not in FETCHED:
             return self.too_large("whole_too_large" if self.memory.sizes.blocks else "partly_in_ram")
-        stages, size = self.memory.sizes.by_stage(self.plan), gibibytes(self.memory.sizes.fetched(self.plan))
+        stages = self.memory.sizes.by_stage(self.plan)
+        size = gibibytes(self.memory.sizes.count_fetched_bytes(self.plan))
         going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
         said = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
         said += self.why() if self.asked.weights == AUTO else []
@@ -141,7 +142,7 @@ class MemoryEstimate:
         told = told_weights(self.group)
         is_measured = told.get("kind") == self.plan.weights and bool(told.get("is_measured"))
         rate = told["link"] if is_measured else ASSUMED.of(self.plan.weights)
-        needed = self.memory.sizes.fetched(self.plan) / rate
+        needed = self.memory.sizes.count_fetched_bytes(self.plan) / rate
         key = "link_measured" if is_measured else "link_assumed"
         said = [remark(key, rate=f"{rate / 1e9:.1f} GB/s", seconds=seconds(needed))]
         if computing and needed > computing:
@@ -160,13 +161,13 @@ class MemoryEstimate:
         """Why weights=auto has them fetched."""
         if self.room is None:
             return []
-        whole = gibibytes(max(self.memory.sizes.kept(replace(self.plan, weights=WHOLE))))
+        whole = gibibytes(max(self.memory.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
         plan = str(replace(self.plan, weights=AUTO, weight_blocks=0))
         return [remark("whole_does_not_fit", whole=whole, room=gibibytes(self.room.device), plan=plan)]
 
     def too_large(self, key: str) -> list[Remark]:
         """What is said if they do not fit even so."""
-        kept = max(self.memory.sizes.kept(self.plan))
+        kept = max(self.memory.sizes.count_kept_bytes(self.plan))
         if self.room is None or kept <= self.room.device:
             return []
         return [remark(key, kept=gibibytes(kept), room=gibibytes(self.room.device))]

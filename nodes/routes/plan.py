@@ -44,7 +44,7 @@ from ..plan_words import Remark, remark, remarks_json, why_auto
 from ..workers.group import device_count, device_type
 from ..workers.room import cards_of
 from .memory_estimate import MemoryEstimate, ModelMemory
-from .predicted import Sampled, computing_seconds, expected, predictions
+from .predicted import Sampled, expect_plan, predict_computing, predict_plans
 from .question import Loader, Question, Sampler, read_question
 from .remedies import remedies
 
@@ -96,7 +96,7 @@ def answer(question: Question) -> dict[str, Any]:
 
     plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
     memory: what they keep of the weights and need, see `MemoryEstimate.to_json`; null where no model is known.
-    predicted: as `predictions` has it. sized: whether it is known what size will be sampled. note: why it is not the
+    predicted: as `predict_plans` has it. sized: whether it is known what size will be sampled. note: why it is not the
     plan that was asked for, or may be another in the run. unknown: why a loader's model is not known. Raises
     SettingsError.
     """
@@ -117,25 +117,25 @@ def answer(question: Question) -> dict[str, Any]:
         return {**common, **nothing, "world": device_count(), "remarks": remarks_json(remarks)}
     plan, note = resolved
     if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
-        remarks = [*remarks, without_guidance(plan, models)]
-    foresight = foresee(plan, models[0], question.loaders) if models else None
-    if foresight and sampled:
-        remarks = [*remarks, *foresight.remarks(computing_seconds(plan, sampled))]
+        remarks = [*remarks, explain_no_guidance(plan, models)]
+    estimate = estimate_memory(plan, models[0], question.loaders) if models else None
+    if estimate and sampled:
+        remarks = [*remarks, *estimate.remarks(predict_computing(plan, sampled))]
     return {
         **common,
         "plan": str(plan),
         "world": plan.world_size,
         "patches": plan.patch_count,
-        "ranks": ranks_of(plan, models[0] if models else None, has_branches(question.loaders)),
-        "memory": foresight and {**foresight.to_json(), "remedies": remedies_json(foresight, models[0], samplers)},
-        "predicted": predictions(plan, sampled) if sampled else None,
+        "ranks": describe_ranks(plan, models[0] if models else None, has_branches(question.loaders)),
+        "memory": estimate and {**estimate.to_json(), "remedies": remedies_json(estimate, models[0], samplers)},
+        "predicted": predict_plans(plan, sampled) if sampled else None,
         "sized": sampled is not None and sampled.picture is not None,
         "remarks": remarks_json(remarks),
         "note": remarks_json(note),
     }
 
 
-def foresee(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> MemoryEstimate:
+def estimate_memory(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> MemoryEstimate:
     """What the plan's ranks keep, need and fetch for a model, and what samples with it."""
     samplers = [sampler for loader in loaders for sampler in loader.samplers]
     pictures = [one.picture for one in samplers if one.picture]
@@ -143,10 +143,10 @@ def foresee(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> MemoryE
     return MemoryEstimate.of(plan, model.memory, pictures, is_guided, loaders[0].group)
 
 
-def remedies_json(foresight: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
+def remedies_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
     """What would fit, as `found`, in place of what does not; and under which words of the locale: whole_would where it
     fits as it is, with weights that are fetched, or held by ComfyUI's partial loading. null where nothing is amiss."""
-    if foresight.fits and not foresight.is_fetched_by_auto:
+    if estimate.fits and not estimate.is_fetched_by_auto:
         return None
 
     def check(plan: ParallelPlan) -> None:
@@ -155,15 +155,15 @@ def remedies_json(foresight: MemoryEstimate, model: Bounds, samplers: list[Sampl
         if any(sampler.is_stock for sampler in samplers):
             plan.check_one_forward()
 
-    found = remedies(foresight, check)
-    is_held = foresight.fits or not foresight.memory.sizes.blocks
+    found = remedies(estimate, check)
+    is_held = estimate.fits or not estimate.memory.sizes.blocks
     if is_held and not found:
         return None
     words = "whole_would" if is_held else "would_fit" if found else "nothing_fits"
     return {"words": words, "found": remarks_json(found)}
 
 
-def without_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
+def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
     """That there is no uncond to run beside cond, and what the ranks could do in place of that."""
     others = (replace(plan, cfg=1, speeds=(), **{axis: getattr(plan, axis) * plan.cfg}) for axis in ("ulysses", "ring"))
     for other in others if models else ():
@@ -188,7 +188,7 @@ def resolve(
             return [m.resolve(plan) for m in models][0], []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
     if sampled and models[0].by_call:
-        return expected(sampled, models[0].by_call)
+        return expect_plan(sampled, models[0].by_call)
     chosen = models[0].resolve(None) if models else None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     model = (models[0].heads or 1, models[0].guided) if models else None
     return chosen and ResolvedPlan(chosen.plan), why_auto(
@@ -204,7 +204,7 @@ def has_branches(loaders: list[Loader]) -> bool:
     return bool(samplers) and not any(one.is_stock or one.cfg in (None, 1) for one in samplers)
 
 
-def ranks_of(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> list[dict[str, Any]]:
+def describe_ranks(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> list[dict[str, Any]]:
     """What each rank holds, in JSON; nothing for more ranks than anyone looks at."""
     if plan.world_size > MAX_RANKS:
         return []

@@ -41,12 +41,12 @@ class Sampled(NamedTuple):
     def work(self, guided: bool) -> Work:
         """With what a row of it takes, where that can be counted."""
         shape = self.memory.latents(self.picture) if self.picture else None
-        forward = self.costs.of_latents(shape) if self.costs and shape else None
+        forward = self.costs.count_latents(shape) if self.costs and shape else None
         images = self.picture.batch_size if self.picture else 1
         return Work((1 + guided) * images, has_branches=guided, forward=forward)
 
 
-def expected(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan, list[Remark]]:
+def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan, list[Remark]]:
     """The automatic plan that a sampling will bring, and why; where nobody knows whether it has guidance, and that
     decides, the one with cond and uncond, which is the larger work, with a note that says so. by_call: what is asked to
     its plan."""
@@ -56,16 +56,16 @@ def expected(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple
     if len({each.plan for each in found.values()}) > 1:
         devices = devices_of_auto(devices_of_machine())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        said = [*devices, either, *chosen_for(sampled, works[guided])]
+        said = [*devices, either, *explain_choice(sampled, works[guided])]
         return ResolvedPlan(plan, (remark("counted_guided"),)), said
     if device_count() == 1:
         return ResolvedPlan(plan), [*why]
     if sampled.picture is None:
         return ResolvedPlan(plan), [*why, *([remark("images_first")] if plan.dp == 1 else [])]
-    return ResolvedPlan(plan), [*why, *chosen_for(sampled, works[guided])]
+    return ResolvedPlan(plan), [*why, *explain_choice(sampled, works[guided])]
 
 
-def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
+def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
     """For what an automatic plan was chosen, and by what."""
     picture, costs, forward = sampled.picture, sampled.costs, work.forward
     if picture is None:
@@ -75,7 +75,7 @@ def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
     said = [remark(key, size=size, images=picture.batch_size)]
     if costs is None or forward is None:
         return said
-    found = costs.ranked(forward, work)
+    found = costs.rank_plans(forward, work)
     if not found:
         return said
     own, best = found[0], min((each for each in found if each.fits == found[0].fits), key=lambda each: each.seconds)
@@ -84,7 +84,7 @@ def chosen_for(sampled: Sampled, work: Work) -> list[Remark]:
     return [*said, remark("kept" if costs.has_run(forward, work, own.plan) else "tried", best=str(best.plan))]
 
 
-def computing_seconds(plan: ParallelPlan, sampled: Sampled) -> float:
+def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """How long a step of the plan computes; 0 where nobody knows."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
     if costs is None or work.forward is None or not is_covered(plan):
@@ -92,7 +92,7 @@ def computing_seconds(plan: ParallelPlan, sampled: Sampled) -> float:
     return costs.predict(work.forward, work, plan).computing
 
 
-def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
+def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
     """What a step is predicted to take: of this plan, as `plan`, null where no formula covers it; of the best that the
     machine can have, as `best`; and of one device, as `one_device`; each with its words, values, seconds and bytes a
     rank, and whether it has run and took as long. is_measured: whether by what was measured of this machine.
@@ -101,7 +101,7 @@ def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
     if costs is None or (forward := work.forward) is None:
         return None
 
-    def told(predicted: Prediction) -> dict[str, Any]:
+    def describe(predicted: Prediction) -> dict[str, Any]:
         return {
             "plan": str(predicted.plan),
             "values": predicted.plan.to_json(),
@@ -111,11 +111,11 @@ def predictions(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
             "has_run": costs.has_run(forward, work, predicted.plan),
         }
 
-    found = costs.ranked(forward, work)
+    found = costs.rank_plans(forward, work)
     return {
-        "plan": told(costs.predict(forward, work, plan)) if is_covered(plan) else None,
-        "best": [told(each) for each in found[:BEST]],
-        "one_device": told(costs.predict(forward, work, ParallelPlan())),
+        "plan": describe(costs.predict(forward, work, plan)) if is_covered(plan) else None,
+        "best": [describe(each) for each in found[:BEST]],
+        "one_device": describe(costs.predict(forward, work, ParallelPlan())),
         "alone": bool(found) and found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
         "is_measured": costs.is_measured,
     }

@@ -53,34 +53,34 @@ def read_question(asked: dict[str, Any]) -> Question:
     "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}. Raises ValueError for
     anything else.
     """
-    values = part(asked, "values", dict)
+    values = read_field(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
         raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and it is auto or manual")
     degrees = {name: value for name, value in values.items() if name != "mode"}
     if any(not isinstance(value, (int, float, str)) for value in degrees.values()):
         raise ValueError("values has something that is no number and no text")
     loaders = []
-    for loader in entries(asked, "loaders"):
+    for loader in read_entries(asked, "loaders"):
         samplers = [
             Sampler(
-                part(sampler, "type", str),
-                part(sampler, "cfg", (int, float), None),
-                picture_of(part(sampler, "picture", dict, None)),
+                read_field(sampler, "type", str),
+                read_field(sampler, "cfg", (int, float), None),
+                read_picture(read_field(sampler, "picture", dict, None)),
             )
-            for sampler in entries(loader, "samplers")
+            for sampler in read_entries(loader, "samplers")
         ]
-        dtype, group = part(loader, "dtype", str, DEFAULT), part(loader, "group", int, 1)
-        checkpoint = part(loader, "checkpoint", bool, False)
-        name, group = part(loader, "model_name", str), min(max(group, 1), GROUPS)
+        dtype, group = read_field(loader, "dtype", str, DEFAULT), read_field(loader, "group", int, 1)
+        checkpoint = read_field(loader, "checkpoint", bool, False)
+        name, group = read_field(loader, "model_name", str), min(max(group, 1), GROUPS)
         loaders.append(Loader(name, samplers, dtype, group, checkpoint))
     return Question(degrees if values["mode"] == MANUAL else None, loaders)
 
 
-def picture_of(asked: dict[str, Any] | None) -> Picture | None:
+def read_picture(asked: dict[str, Any] | None) -> Picture | None:
     """What an empty latent is of. Raises ValueError."""
     if asked is None:
         return None
-    sizes = {name: part(asked, name, int) for name in asked}
+    sizes = {name: read_field(asked, name, int) for name in asked}
     if not {"width", "height"} <= sizes.keys() <= set(Picture._fields) or not all(
         0 < size <= MAX_SIZE for size in sizes.values()
     ):
@@ -88,15 +88,15 @@ def picture_of(asked: dict[str, Any] | None) -> Picture | None:
     return Picture(**sizes)
 
 
-def entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def read_entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """A list of objects, which may be absent. Raises ValueError."""
-    found = part(asked, name, list, [])
+    found = read_field(asked, name, list, [])
     if len(found) > MAX_ITEMS or not all(isinstance(entry, dict) for entry in found):
         raise ValueError(f"{name} is no list of {MAX_ITEMS} objects at most")
     return found
 
 
-def part(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
+def read_field(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
     """The value of this name, of this kind; a default stands for one that is absent or null. Raises ValueError."""
     value = asked.get(name)
     if value is None and default:

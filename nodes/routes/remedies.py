@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...parallel_backend.axes import REPLICA_AXES
 from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import in_host
+from ...parallel_backend.weights.fitting import count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes
 from ..plan_words import Remark, remark
 from ..workers.group import most_ranks
@@ -22,28 +22,28 @@ Check = Callable[[ParallelPlan], None]
 FACTORS = range(2, 9)  # by which a plan may share weights over more ranks
 
 
-def remedies(foresight: MemoryEstimate, check: Check) -> list[Remark]:
+def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
     """What would fit where the plan does not, each by itself; where it does since weights are fetched, what would have
     them whole. check: raises PlanError for a plan that the model, the machine or what samples does not allow."""
-    only_whole = foresight.fits
-    asked = replace(foresight.asked, weights=WHOLE, weight_blocks=0) if only_whole else foresight.asked
-    found = [remark(key) for key, sizes in foresight.memory.smaller if fits(foresight, asked, sizes)]
+    only_whole = estimate.fits
+    asked = replace(estimate.asked, weights=WHOLE, weight_blocks=0) if only_whole else estimate.asked
+    found = [remark(key) for key, sizes in estimate.memory.smaller if fits(estimate, asked, sizes)]
     if not only_whole:
         others = (replace(asked, weights=way, weight_blocks=0) for way in FETCHED)
-        found += [remark(f"would_{each.weights}") for each in others if allows(check, each) and fits(foresight, each)]
-    staged = (each for each in more_stages(asked) if allows(check, each) and fits(foresight, each))
+        found += [remark(f"would_{each.weights}") for each in others if allows(check, each) and fits(estimate, each)]
+    staged = (each for each in list_more_stages(asked) if allows(check, each) and fits(estimate, each))
     if plan := next(staged, None):
         found.append(remark("would_plan", plan=str(replace(plan, weights=AUTO))))
-    return found if only_whole else [*found, *smaller_picture(foresight, asked)]
+    return found if only_whole else [*found, *smaller_picture(estimate, asked)]
 
 
-def fits(foresight: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
+def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
     """Whether a plan's ranks have room for what it keeps of weights of these sizes, the model's own by default, and for
     a forward."""
-    memory = replace(foresight.memory, sizes=sizes or foresight.memory.sizes)
-    other = MemoryEstimate.of(plan, memory, foresight.pictures, foresight.is_guided, foresight.group)
+    memory = replace(estimate.memory, sizes=sizes or estimate.memory.sizes)
+    other = MemoryEstimate.of(plan, memory, estimate.pictures, estimate.is_guided, estimate.group)
     room = room_for_weights(plan)
-    return other.fits and (room is None or in_host(other.plan, memory.sizes) <= room.host)
+    return other.fits and (room is None or count_host_bytes(other.plan, memory.sizes) <= room.host)
 
 
 def allows(check: Check, plan: ParallelPlan) -> bool:
@@ -54,7 +54,7 @@ def allows(check: Check, plan: ParallelPlan) -> bool:
     return True
 
 
-def more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
+def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
     """Plans that share the blocks over more pipeline stages, the fewest first: ranks of another axis, or such as the
     plan leaves out."""
     whole = replace(plan, weights=WHOLE, weight_blocks=0, speeds=())
@@ -67,15 +67,15 @@ def more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
             yield more
 
 
-def smaller_picture(foresight: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
+def smaller_picture(estimate: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
     """One image at a time, or half its sides, if that is what fits."""
     for factor, images in ((1, 1), (2, 1)):
         pictures = [
             Picture(each.width // factor, each.height // factor, each.length, min(images, each.batch_size))
-            for each in foresight.pictures
+            for each in estimate.pictures
         ]
-        if pictures and pictures != [*foresight.pictures]:
-            other = MemoryEstimate.of(plan, foresight.memory, pictures, foresight.is_guided, foresight.group)
+        if pictures and pictures != [*estimate.pictures]:
+            other = MemoryEstimate.of(plan, estimate.memory, pictures, estimate.is_guided, estimate.group)
             if other.fits:
                 largest = max(pictures, key=lambda each: each.width * each.height)
                 return [remark("would_picture", width=largest.width, height=largest.height, images=largest.batch_size)]

@@ -44,13 +44,13 @@ async def groups(request: web.Request) -> web.Response:
     the page whose id a query `listener` gives, for as long as it is connected."""
     listeners().add(request.query.get("listener", ""))
     try:
-        made = made_groups()
+        groups_by_number = made_groups()
     except SettingsError as error:
         raise web.HTTPInternalServerError(text=str(error)) from error
-    statuses = await asyncio.gather(*(asyncio.to_thread(group.status) for group in made.values()))
+    statuses = await asyncio.gather(*(asyncio.to_thread(group.status) for group in groups_by_number.values()))
     found = [
         {"group": number, "status": status, "runs": group.runs.to_json()}
-        for (number, group), status in zip(made.items(), statuses, strict=True)
+        for (number, group), status in zip(groups_by_number.items(), statuses, strict=True)
     ]
     return web.json_response({"groups": found, "device": device_type(), "devices": device_count()})
 

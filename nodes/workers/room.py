@@ -14,7 +14,7 @@ import torch
 
 from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
-from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fitted_weights
+from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_weights
 from ...parallel_backend.weights.sizes import WeightSizes
 from .group import cards_in_order, settings
 
@@ -58,4 +58,4 @@ def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom | 
     """The plan with its weights as the ranks will decide on them, if this is the room that they find."""
     if room is None:
         return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan
-    return fitted_weights(plan, sizes, room)
+    return fit_weights(plan, sizes, room)

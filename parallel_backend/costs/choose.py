@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from ..errors import PlanError
 from ..plan import AUTO, ParallelPlan
-from ..weights.fitting import WeightRoom, fitted_weights
+from ..weights.fitting import WeightRoom, fit_weights
 from ..weights.sizes import WeightSizes
 from .forward import ForwardCost
 from .machine import Machine
 from .memory import rank_bytes
-from .predict import Prediction, predict, speeds_of
+from .predict import Prediction, compare_speeds, predict
 
 Check = Callable[[ParallelPlan], None]
 
@@ -30,7 +30,7 @@ class Weights(NamedTuple):
     room: Callable[[ParallelPlan, float], WeightRoom | None]
 
 
-def ranked(
+def rank_plans(
     forward: ForwardCost,
     rows: int,
     machine: Machine,
@@ -44,7 +44,7 @@ def ranked(
     """Every exact plan for so many ranks that the model allows, the fastest that fits first. Ranks of unlike speed
     share in proportion, where that is faster.
 
-    forward: of one row, see `forward_of`. rows: that the model sees at once in a step, cond and uncond counted both.
+    forward: of one row, see `count_forward`. rows: that the model sees at once in a step, cond and uncond counted both.
     machine: see `Machine`; a benchmark makes one of its own measurements. check: raises PlanError for a plan that the
     model does not allow, such as `lambda plan: plan.check_model(heads=24)`. branches: whether the rows are of cond and
     uncond; an even number of groups of the batch is told as cfg=2 then. corrected: by what was measured of this model.
@@ -53,25 +53,25 @@ def ranked(
     wherever rows can be computed apart.
     """
     found = []
-    for plan in plans(ranks, branches and rows > 1, speeds_of(forward, machine.first(ranks))):
+    for plan in list_plans(ranks, branches and rows > 1, compare_speeds(forward, machine.first(ranks))):
         try:
             check(plan)
         except PlanError:
             continue
-        found.append(corrected(fitted(forward, rows, plan, machine, weights)))
-    return sorted(found, key=order)
+        found.append(corrected(predict_fitted(forward, rows, plan, machine, weights)))
+    return sorted(found, key=sort_key)
 
 
-def order(predicted: Prediction) -> tuple:
+def sort_key(predicted: Prediction) -> tuple:
     """What fits before what does not, of that what lacks least; then by seconds; then what sends less often."""
     plan = predicted.plan
     lacking = 0.0 if predicted.fits else predicted.bytes
     return lacking, predicted.seconds, plan.ring, plan.ulysses
 
 
-def plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
+def list_plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
     """All ways to share work over so many ranks; over ranks of these speeds, each way evenly and in proportion."""
-    for ring, ulysses in itertools.product(divisors(ranks), repeat=2):
+    for ring, ulysses in itertools.product(list_divisors(ranks), repeat=2):
         ways, rest = divmod(ranks, ring * ulysses)
         if not rest:
             cfg = 2 if branches and ways % 2 == 0 else 1
@@ -79,11 +79,11 @@ def plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[
             yield from dict.fromkeys((even, replace(even, speeds=tuple(speeds))))
 
 
-def divisors(number: int) -> list[int]:
+def list_divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
-def fitted(
+def predict_fitted(
     forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None
 ) -> Prediction:
     """The prediction of a plan, with its weights as the ranks would decide on them."""
@@ -92,7 +92,7 @@ def fitted(
     sizes, room = weights.sizes, weights.room(plan, rank_bytes(forward.peak * rows, rows, plan))
     if room is None:
         return predict(forward, rows, plan, machine, sizes)
-    decided = fitted_weights(plan, sizes, room, machine.links)
+    decided = fit_weights(plan, sizes, room, machine.links)
     predicted = predict(forward, rows, decided, machine, sizes)
-    fits = max(sizes.kept(decided)) <= room.device
+    fits = max(sizes.count_kept_bytes(decided)) <= room.device
     return replace(predicted, plan=plan if plan.weights == AUTO else decided, fits=fits)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .machine import positive
+from .machine import parse_positive
 from .predict import Prediction
 
 SHARE = 0.05  # of a predicted step, from which what is sent is taken for the reason of waiting
@@ -30,14 +30,14 @@ class Correction:
     stall: float = 0.0
     plans: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def of(self, predicted: Prediction) -> Prediction:
+    def correct(self, predicted: Prediction) -> Prediction:
         """A prediction as it is corrected."""
         stall = self.stall if predicted.waiting else 0.0
         expected = (predicted.computing * self.computing, predicted.waiting * self.waiting + stall)
         computing, waiting = self.plans.get(str(predicted.plan), expected)
         return replace(predicted, computing=computing, waiting=waiting)
 
-    def noted(self, predicted: Prediction, seconds: float, communication: float) -> Correction:
+    def add_step(self, predicted: Prediction, seconds: float, communication: float) -> Correction:
         """After a step of this plan. predicted: as it was before any correction."""
         waiting = min(communication, seconds)
         computing = seconds - waiting
@@ -53,13 +53,13 @@ class Correction:
     def from_json(cls, values: Mapping[str, Any]) -> Correction:
         """Raises KeyError, TypeError or ValueError for what is none."""
         plans = {str(plan): (float(taken[0]), float(taken[1])) for plan, taken in values["plans"].items()}
-        return cls(positive(values["computing"]), float(values["waiting"]), float(values["stall"]), plans)
+        return cls(parse_positive(values["computing"]), float(values["waiting"]), float(values["stall"]), plans)
 
     def to_json(self) -> dict[str, Any]:
         return {"computing": self.computing, "waiting": self.waiting, "stall": self.stall, "plans": dict(self.plans)}
 
 
-def preferred(found: Sequence[Prediction], correction: Correction) -> Prediction:
+def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Prediction:
     """Of corrected predictions, the best first, the one to run: the best that has run, once others that may be as fast
     have been tried."""
     alike = [each for each in found if each.fits == found[0].fits]

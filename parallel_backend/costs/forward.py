@@ -74,7 +74,7 @@ class ForwardCost:
         return asdict(self)
 
 
-class Counted(TorchFunctionMode):
+class AttentionCounter(TorchFunctionMode):
     """Counts attention, which has a decomposition on the meta device that no card runs; and widens what is given to a
     norm of a condition, of which nobody knew how wide it is."""
 
@@ -109,16 +109,18 @@ class Tally(DispatchMode):
             own[place] += value
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        results = [each for each in (made if isinstance(made, (tuple, list)) else (made,)) if torch.is_tensor(each)]
+        result = func(*args, **(kwargs or {}))
+        results = [
+            each for each in (result if isinstance(result, (tuple, list)) else (result,)) if torch.is_tensor(each)
+        ]
         if (packet := packet_of(func)) in flop_registry:
-            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=made)
+            flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
             batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # of attention that is written out
             self.add(**{"attention" if batched else "linear": flops})
         elif results and not func.is_view:
             read = sum(each.nbytes for each in tensors_in(args))
             self.add(moved=read + sum(each.nbytes for each in results))
-        return made
+        return result
 
     def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
         """A block's forward. Of those that are made alike and given the same shapes, one runs; the others take as much
@@ -130,11 +132,11 @@ class Tally(DispatchMode):
             before = list(self.blocks)
             self.inside += 1
             try:
-                made = forward(*args, **kwargs)
+                result = forward(*args, **kwargs)
             finally:
                 self.inside -= 1
             taken = [now - then for now, then in zip(self.blocks, before, strict=True)]
-            known = self.known[key] = (taken, made)
+            known = self.known[key] = (taken, result)
         else:
             self.blocks = [own + more for own, more in zip(self.blocks, known[0], strict=True)]
         self.streams += sum(each.nbytes for each in tensors_in(known[1])) * (not self.inside)
@@ -163,7 +165,7 @@ def plain_linear(
 
 
 @contextlib.contextmanager
-def counted(
+def count_operations(
     model: torch.nn.Module, blocks: Sequence[torch.nn.Module], beside: Mapping[torch.nn.Module, int]
 ) -> Iterator[Tally]:
     """While entered, what runs of a model is counted; these blocks' by themselves."""
@@ -173,18 +175,22 @@ def counted(
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 stack.enter_context(
-                    lent(layer, "forward", functools.partial(plain_linear, layer, tally, beside.get(layer, 0)))
+                    replace_attribute(
+                        layer, "forward", functools.partial(plain_linear, layer, tally, beside.get(layer, 0))
+                    )
                 )
         for block in blocks:
             kind = (type(block), *((name, each.shape) for name, each in block.named_parameters()))
-            stack.enter_context(lent(block, "forward", functools.partial(tally.run_block, block.forward, kind)))
-        for mode in (torch.no_grad(), META, Counted(tally), tally):
+            stack.enter_context(
+                replace_attribute(block, "forward", functools.partial(tally.run_block, block.forward, kind))
+            )
+        for mode in (torch.no_grad(), META, AttentionCounter(tally), tally):
             stack.enter_context(mode)
         yield tally
 
 
 @contextlib.contextmanager
-def lent(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
     """While entered, an attribute of the object's own is another."""
     own = vars(owner)
     before = own.get(name)
@@ -198,7 +204,7 @@ def lent(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
             own[name] = before
 
 
-def forward_of(
+def count_forward(
     model: torch.nn.Module,
     blocks: Sequence[torch.nn.Module],
     run: Callable[[], Any],
@@ -220,7 +226,7 @@ def forward_of(
     """
     beside = beside or {}
     parallel = [block for block in blocks if not beside.keys().isdisjoint(block.modules())]
-    with counted(model, blocks, beside) as tally:
+    with count_operations(model, blocks, beside) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())

@@ -68,13 +68,14 @@ class Machine:
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Machine:
         """From `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        links = (Link(*map(positive, measured[name])) for name in LINKS)
+        links = (Link(*map(parse_positive, measured[name])) for name in LINKS)
         speeds = tuple(
-            Speed(str(each["name"]), **{name: positive(each[name]) for name in SPEEDS}) for each in measured["speeds"]
+            Speed(str(each["name"]), **{name: parse_positive(each[name]) for name in SPEEDS})
+            for each in measured["speeds"]
         )
         if not speeds:
             raise ValueError("no rank was measured")
-        return cls(speeds, *links, host=positive(measured["host"]))
+        return cls(speeds, *links, host=parse_positive(measured["host"]))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -94,14 +95,14 @@ CORES = Speed("", 1e11, 8e10, 1e10, 1e-5)
 PCIE, HOST_MEMORY = Link(ASSUMED_LINKS.peers, 3e-5), Link(2e9, 1e-4)
 
 
-def assumed(names: Sequence[str], on_cpu: bool) -> Machine:
+def assume_machine(names: Sequence[str], on_cpu: bool) -> Machine:
     """A machine with ranks on these devices, of which nothing is measured."""
     speed, link = (CORES, HOST_MEMORY) if on_cpu else (CARD, PCIE)
     speeds = tuple(replace(speed, name=name) for name in names)
     return Machine(speeds, link, link, link, is_measured=False)
 
 
-def positive(value: Any) -> float:
+def parse_positive(value: Any) -> float:
     """Raises ValueError for what is no positive number."""
     number = float(value)
     if not 0 < number < math.inf:

@@ -107,21 +107,21 @@ def predict(
 ) -> Prediction:
     """A step in which the model sees so many rows at once. sizes: of the weights, where they are known; those of a plan
     with weights=auto count as whole."""
-    parts, members = parts_of(forward, rows, plan), plan.token_ways
+    parts, members = share_work(forward, rows, plan), plan.token_ways
     ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
-    slowest = max(groups, key=lambda group: busy_of(forward, plan, group).seconds)
-    busy, own_rows = busy_of(forward, plan, slowest), slowest[0][0].rows
+    slowest = max(groups, key=lambda group: estimate_busy(forward, plan, group).seconds)
+    busy, own_rows = estimate_busy(forward, plan, slowest), slowest[0][0].rows
     computing = busy.seconds
-    waiting = exchange_seconds(forward, plan, own_rows, busy, machine)
-    waiting += collect_seconds(forward, rows - parts[0].rows, machine)
+    waiting = estimate_exchange(forward, plan, own_rows, busy, machine)
+    waiting += estimate_collect(forward, rows - parts[0].rows, machine)
     if sizes and plan.weights in (SHARED, HOST):
-        waiting += max(0.0, sizes.fetched(plan) / machine.links.of(plan.weights) - computing - waiting)
-    kept = max(sizes.kept(plan)) if sizes else forward.weights
+        waiting += max(0.0, sizes.count_fetched_bytes(plan) / machine.links.of(plan.weights) - computing - waiting)
+    kept = max(sizes.count_kept_bytes(plan)) if sizes else forward.weights
     return Prediction(plan, computing, waiting, kept + rank_bytes(forward.peak * rows, rows, plan))
 
 
-def parts_of(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
+def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
     """The ranks' parts, in their order: rows are shared over dp and cfg, tokens over ring and ulysses, heads over
     ulysses."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
@@ -137,41 +137,41 @@ def parts_of(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankSh
     return [RankShare(own_rows, tokens, queries[ring], heads) for own_rows, tokens, ring, heads in found]
 
 
-def busy_of(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
+def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
     """Of a group of the batch, whose ranks wait for each other before and after attention. What is outside of the
     blocks, every rank has whole."""
     attending, other, beside = [], [], []
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens
-        moved = forward.blocks.moved * part.tokens + merged_bytes(forward, plan)
+        moved = forward.blocks.moved * part.tokens + count_merged_bytes(forward, plan)
         blocks = Cost(products, 0.0, moved, forward.blocks.operations)
         attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
-        seconds = sum(seconds_of(each.times(part.rows), speed) for each in (blocks, forward.rest))
+        seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
         beside.append(part.rows * forward.blocks.beside * part.tokens / speed.linear)
     return Busy(max(attending), max(other), min(beside) if plan.compile == OFF else 0.0)
 
 
-def speeds_of(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
+def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
     """How fast each rank would run this by itself, the fastest being 1, to two digits; none where they are alike."""
     unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
     alone = RankShare(1, 1.0, 1.0, 1.0)
-    seconds = [busy_of(forward, ParallelPlan(), [(alone, speed)]).seconds for speed in machine.speeds]
+    seconds = [estimate_busy(forward, ParallelPlan(), [(alone, speed)]).seconds for speed in machine.speeds]
     if max(seconds) < unlike * min(seconds):
         return ()
     return tuple(round(min(seconds) / each, 2) for each in seconds)
 
 
-def merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
+def count_merged_bytes(forward: ForwardCost, plan: ParallelPlan) -> float:
     return forward.count * MERGED * forward.activation / plan.ulysses if plan.ring > 1 else 0.0
 
 
-def seconds_of(cost: Cost, speed: Speed) -> float:
+def estimate_seconds(cost: Cost, speed: Speed) -> float:
     products = cost.linear / speed.linear + cost.attention / speed.attention
     return products + cost.moved / speed.memory + cost.operations * speed.operation
 
 
-def exchange_seconds(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
+def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
     """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them. rows: of the
     group of the batch that has the most. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
@@ -193,6 +193,6 @@ def exchange_seconds(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: 
     return exposed * forward.count + ends
 
 
-def collect_seconds(forward: ForwardCost, others: int, machine: Machine) -> float:
+def estimate_collect(forward: ForwardCost, others: int, machine: Machine) -> float:
     """Rank 0 gets the results of the other groups of the batch, so many rows."""
     return machine.send.seconds(forward.prediction * others, 1) if others else 0.0

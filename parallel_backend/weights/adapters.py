@@ -58,14 +58,14 @@ def write_weights(
     Sums are in fp32, in the order given.
     Raises ModelFileError, or what `check` does.
     """
-    held = model.state_dict()
-    wanted = [name for name in held if name in names]
+    state = model.state_dict()
+    wanted = [name for name in state if name in names]
     for first in range(0, len(wanted), AT_ONCE):
-        shapes = {name: held[name].shape for name in wanted[first : first + AT_ONCE]}
+        shapes = {name: state[name].shape for name in wanted[first : first + AT_ONCE]}
         stored = read_tensors(source, shapes, check)
         for name in list(stored):
             check()
-            device = held[name].device
+            device = state[name].device
             weight, dtype = stored.pop(name), loaded_dtype(model, name, source)
             added = [addition for addition in additions if addition.parameter == name]
             if added:

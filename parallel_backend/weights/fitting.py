@@ -42,7 +42,7 @@ class WeightRoom:
     host: int
 
 
-def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links: Links = ASSUMED) -> ParallelPlan:
+def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links: Links = ASSUMED) -> ParallelPlan:
     """The plan with its weights decided: those that were asked for; or for weights=auto whole ones, if they fit, else
     the fewest blocks that must go over the link that brings them sooner.
 
@@ -51,34 +51,37 @@ def fitted_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, lin
     if plan.weights != AUTO:
         return plan
     whole = replace(plan, weights=WHOLE, weight_blocks=0)
-    if max(sizes.kept(whole)) <= room.device or not sizes.blocks:
+    if max(sizes.count_kept_bytes(whole)) <= room.device or not sizes.blocks:
         return whole
     ways = [way for way in FETCHED if way == HOST or plan.replicas > 1]
-    fewest = (fewest_that_fit(replace(plan, weights=way), sizes, room) for way in ways)
+    fewest = (fit_fewest_blocks(replace(plan, weights=way), sizes, room) for way in ways)
     fitting = [found for found in fewest if found]
     if fitting:
-        return min(fitting, key=lambda found: seconds_a_forward(found, sizes, links))
+        return min(fitting, key=lambda found: estimate_fetch_seconds(found, sizes, links))
     every = max(map(len, sizes.by_stage(plan)))  # said as a number: stages stay as they are, see `stages_by_time`
     most = [whole, *(replace(plan, weights=way, weight_blocks=every) for way in ways)]
-    return min((each for each in most if in_host(each, sizes) <= room.host), key=lambda each: max(sizes.kept(each)))
+    return min(
+        (each for each in most if count_host_bytes(each, sizes) <= room.host),
+        key=lambda each: max(sizes.count_kept_bytes(each)),
+    )
 
 
-def fewest_that_fit(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan | None:
+def fit_fewest_blocks(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan | None:
     """The plan with the fewest blocks fetched with which it fits, if it does with any."""
     for count in range(1, max(map(len, sizes.by_stage(plan))) + 1):
         found = replace(plan, weight_blocks=count)
-        if max(sizes.kept(found)) <= room.device:
-            return found if in_host(found, sizes) <= room.host else None
+        if max(sizes.count_kept_bytes(found)) <= room.device:
+            return found if count_host_bytes(found, sizes) <= room.host else None
     return None
 
 
-def in_host(plan: ParallelPlan, sizes: WeightSizes) -> int:
+def count_host_bytes(plan: ParallelPlan, sizes: WeightSizes) -> int:
     """Bytes of one copy of what waits in the host's memory, of all stages together."""
     if plan.weights != HOST:
         return 0
     return sum(stage[place] for stage in sizes.by_stage(plan) for place in fetched_places(stage, plan))
 
 
-def seconds_a_forward(plan: ParallelPlan, sizes: WeightSizes, links: Links) -> float:
+def estimate_fetch_seconds(plan: ParallelPlan, sizes: WeightSizes, links: Links) -> float:
     """How long the fetched weights of a forward are on their way; they may come while the ranks compute."""
-    return sizes.fetched(plan) / links.of(plan.weights)
+    return sizes.count_fetched_bytes(plan) / links.of(plan.weights)

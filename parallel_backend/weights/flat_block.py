@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .tensors import align, plain_parts
+from .tensors import align, list_plain_tensors
 
 Values = Callable[[str], torch.Tensor]  # of a block's parameters, by name
 
@@ -25,9 +25,9 @@ class FlatTensor(NamedTuple):
     def size(self) -> int:
         return self.shape.numel() * self.dtype.itemsize
 
-    def view(self, row: torch.Tensor) -> torch.Tensor:
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
         """This part of a row's bytes."""
-        return row[self.offset : self.offset + self.size].view(self.dtype).view(self.shape)
+        return flat[self.offset : self.offset + self.size].view(self.dtype).view(self.shape)
 
 
 class FlatBlock:
@@ -43,10 +43,10 @@ class FlatBlock:
         self.block = block
         self.parts: list[FlatTensor] = []
         self.size = 0
-        for name, held in block.named_parameters():
-            if id(held) in keep or not held.numel():
+        for name, parameter in block.named_parameters():
+            if id(parameter) in keep or not parameter.numel():
                 continue
-            for which, part in enumerate(plain_parts(held)):
+            for which, part in enumerate(list_plain_tensors(parameter)):
                 self.parts.append(
                     FlatTensor(name, which, self.size, dtypes.get(f"{path}.{name}", part.dtype), part.shape)
                 )
@@ -68,51 +68,51 @@ class FlatBlock:
             if first >= last or only not in ("", part.name):
                 continue
             if part.name != name:
-                name, found = part.name, plain_parts(values(part.name))
+                name, found = part.name, list_plain_tensors(values(part.name))
             item = part.dtype.itemsize
             elements = found[part.which].reshape(-1)[(first - part.offset) // item : -(-(last - part.offset) // item)]
             target[first - start : last - start] = elements.to(target.device, part.dtype).view(torch.uint8)
 
     @torch.no_grad()
-    def bind(self, row: torch.Tensor) -> None:
+    def bind(self, flat: torch.Tensor) -> None:
         """Makes the parameters views of a row's bytes, for good: what comes there are their values."""
         by_name: dict[str, list[torch.Tensor]] = {}
         for part in self.parts:
-            by_name.setdefault(part.name, []).append(part.view(row))
+            by_name.setdefault(part.name, []).append(part.view(flat))
         for name, views in by_name.items():
-            held = self.block.get_parameter(name)
-            if held.device != row.device:
-                held = self.put(name, remade(held, iter(views)))
+            parameter = self.block.get_parameter(name)
+            if parameter.device != flat.device:
+                parameter = self.replace_parameter(name, rebuild_tensor(parameter, iter(views)))
             # In place: a class that wraps others may clone what a new Parameter is made of.
-            for part, view in zip(plain_parts(held), views, strict=True):
+            for part, view in zip(list_plain_tensors(parameter), views, strict=True):
                 part.data = view
 
     @torch.no_grad()
     def release(self) -> None:
         """Gives each parameter memory of its own, with the values that it has."""
         for name in self.names:
-            for part in plain_parts(self.block.get_parameter(name)):
+            for part in list_plain_tensors(self.block.get_parameter(name)):
                 part.data = part.data.clone()
 
-    def put(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def replace_parameter(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """Another tensor in a parameter's place; returns what is there then."""
         owner, _, own = name.rpartition(".")
-        made = torch.nn.Parameter(value, requires_grad=False)
-        setattr(self.block.get_submodule(owner), own, made)
-        return made
+        parameter = torch.nn.Parameter(value, requires_grad=False)
+        setattr(self.block.get_submodule(owner), own, parameter)
+        return parameter
 
 
-def alias(held: torch.Tensor) -> torch.Tensor:
+def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor of the same class and memory, which stays there when the parameter is given other memory."""
-    return remade(held, iter([part.detach() for part in plain_parts(held)]))
+    return rebuild_tensor(tensor, iter([part.detach() for part in list_plain_tensors(tensor)]))
 
 
-def remade(held: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+def rebuild_tensor(tensor: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:
     """A tensor of the same class that is made of other plain tensors, taken from an iterator, on another device say."""
-    flatten = getattr(held, "__tensor_flatten__", None)
+    flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return next(parts)
     names, context = flatten()
-    inner = {name: remade(getattr(held, name), parts) for name in names}
-    made_of: Any = type(held)  # torch's protocol of subclasses that wrap others
-    return made_of.__tensor_unflatten__(inner, context, held.size(), held.stride())
+    inner = {name: rebuild_tensor(getattr(tensor, name), parts) for name in names}
+    kind: Any = type(tensor)  # torch's protocol of subclasses that wrap others
+    return kind.__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())

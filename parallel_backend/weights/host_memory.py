@@ -81,11 +81,11 @@ def agree_on_memory(
     last = last if last and last.size == size else None
     known = last.shared if last else None
     address = known.address if known else NOWHERE
-    rows = gather_numbers((*own, *address), group)
-    peers = [rank for rank, row in enumerate(rows) if row[:2] == own]
-    copies = len({row[1] for row in rows if row[0] == machine})
+    found = gather_numbers((*own, *address), group)
+    peers = [rank for rank, each in enumerate(found) if each[:2] == own]
+    copies = len({each[1] for each in found if each[0] == machine})
     place, shared = peers.index(dist.get_rank(group)), None
-    if known and all(row[2:] == address for row in map(rows.__getitem__, peers)):
+    if known and all(each[2:] == address for each in map(found.__getitem__, peers)):
         shared = known
     elif place == 0 and len(peers) > 1:
         shared = create_shared(size)
@@ -95,7 +95,7 @@ def agree_on_memory(
     have = gather_numbers((int(shared is not None),), group)
     writers = len(peers)
     if len(peers) > 1 and not all(have[peer] == (1,) for peer in peers):
-        shared, place, writers, copies = None, 0, 1, sum(row[0] == machine for row in rows)
+        shared, place, writers, copies = None, 0, 1, sum(each[0] == machine for each in found)
     memory = last if last and last.shared is shared else HostMemory(size, shared)
     memory.place, memory.writers, memory.copies = place, writers, copies
     return memory

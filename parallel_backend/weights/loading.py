@@ -89,8 +89,8 @@ def load_weights(
 
     but: names of parameters that have their values.
     """
-    held = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
-    tensors = read_tensors(source, {name: tensor.shape for name, tensor in held.items()}, check)
+    wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
+    tensors = read_tensors(source, {name: tensor.shape for name, tensor in wanted.items()}, check)
     for name, tensor in tensors.items():
         check()  # the file's pages may be read only now
         tensors[name] = tensor.to(device, loaded_dtype(model, name, source))
@@ -109,8 +109,8 @@ def read_tensors(source: ModelSource, wanted: dict[str, torch.Size], check: Chec
     for path in source.files:
         try:
             with safe_open(path, framework="pt") as file:
-                held = set(file.keys())
-                for name in wanted.keys() & held:
+                stored = set(file.keys())
+                for name in wanted.keys() & stored:
                     check()
                     shapes[name] = tuple(file.get_slice(name).get_shape())
                     if shapes[name] == wanted[name]:

@@ -9,7 +9,7 @@ import torch
 
 from ..device import synchronise
 from .host_memory import HostMemory, available_bytes
-from .tensors import align, plain_parts, storages_of
+from .tensors import align, list_plain_tensors, list_storages
 
 Sizes = list[tuple[torch.UntypedStorage, int]]  # storages, and the bytes that they have while they are filled
 
@@ -19,7 +19,7 @@ class Parking:
 
     Their storages are emptied and filled in place, so that whatever refers to a weight still does: a tied weight, a
     view, a hook. Runs no collectives.
-    beside: tensors that go with the module's own; scratch: tensors whose values need not be kept, parameters that are
+    extra: tensors that go with the module's own; scratch: tensors whose values need not be kept, parameters that are
     views of them among them. Both are to be changed only while nothing is parked.
     memory: in which the weights are while they are parked; it is kept for the next time. host: its bytes.
     """
@@ -28,7 +28,7 @@ class Parking:
         """device: what is elsewhere stays there."""
         self.module = module
         self.device = device
-        self.beside: list[torch.Tensor] = []
+        self.extra: list[torch.Tensor] = []
         self.scratch: list[torch.Tensor] = []
         self.is_parked = False
         self.storages: Sizes = []
@@ -43,14 +43,14 @@ class Parking:
 
     def storages_to_copy(self) -> list[torch.UntypedStorage]:
         scratch = {tensor.untyped_storage().data_ptr() for tensor in self.scratch}
-        every = storages_of(self.module, self.device, self.beside)
+        every = list_storages(self.module, self.device, self.extra)
         return [storage for storage in every if storage.data_ptr() not in scratch]
 
     def layout(self) -> list[tuple[str, int]]:
         """The names of what is on the device, and its bytes: alike on ranks that have the same weights there."""
         named = chain(self.module.named_parameters(), self.module.named_buffers())
-        every = [*named, *((f"beside {index}", tensor) for index, tensor in enumerate(self.beside))]
-        parts = ((name, part) for name, held in every for part in plain_parts(held))
+        every = [*named, *((f"extra {index}", each) for index, each in enumerate(self.extra))]
+        parts = ((name, part) for name, tensor in every for part in list_plain_tensors(tensor))
         return [(name, part.nbytes) for name, part in parts if part.device == self.device]
 
     def copy(self, memory: HostMemory | None = None) -> None:

@@ -18,7 +18,7 @@ from ..groups.collectives import gather_numbers
 from ..groups.mesh import Axis, Mesh
 from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from ..rates import host_rate, peer_rate
-from .fitting import OF_HOST, Links, WeightRoom, fitted_weights, in_host, seconds_a_forward
+from .fitting import OF_HOST, Links, WeightRoom, count_host_bytes, estimate_fetch_seconds, fit_weights
 from .host_memory import agree_on_memory, available_bytes
 from .loading import Check
 from .prefetcher import BlockPrefetcher
@@ -45,7 +45,7 @@ class PlacedModel(Protocol):
     @property
     def resident_bytes(self) -> int: ...
 
-    def spared(self, free: int) -> int:
+    def limit_weights(self, free: int) -> int:
         """What weights may have of so much memory of the device, where the operator wants some left."""
         ...
 
@@ -113,15 +113,15 @@ class WeightPlacement:
             return plan
         if not is_accelerator(device):
             return replace(plan, weights=WHOLE)
-        room = room_of_all(ranks, model)
+        room = measure_room(ranks, model)
         if before:
             kept = replace(plan, weights=before.weights, weight_blocks=before.weight_blocks)
-            if max(model.sizes.kept(kept)) <= room.device:
+            if max(model.sizes.count_kept_bytes(kept)) <= room.device:
                 return kept
-        decided = fitted_weights(plan, model.sizes, room)
+        decided = fit_weights(plan, model.sizes, room)
         if decided.weights == WHOLE:
             return decided
-        return fitted_weights(plan, model.sizes, room, self.links_of(ranks, plan, device))
+        return fit_weights(plan, model.sizes, room, self.measure_links(ranks, plan, device))
 
     def _bring(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> None:
         own = model.sizes.by_stage(plan)[model.mesh["pipefusion"].index] if model.sizes.blocks else []
@@ -129,7 +129,7 @@ class WeightPlacement:
         store = self._store(ranks, model, plan) if places else None
         reads_others = model.fetched.store is not None and model.fetched.store.is_collective
         bring = lambda: model.bring(places, store, ranks.check)  # noqa: E731
-        self.bringing = model.sizes.kept(plan)[model.mesh["pipefusion"].index]
+        self.bringing = model.sizes.count_kept_bytes(plan)[model.mesh["pipefusion"].index]
         try:
             ranks.together(bring if reads_others else lambda: ranks.alone(bring))
         finally:
@@ -139,44 +139,44 @@ class WeightPlacement:
 
     def _store(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> Store:
         """That of before, if it is of the same kind."""
-        held, device = model.fetched.store, model.mesh.device
-        if held and held.kind == plan.weights:
-            return held
+        store, device = model.fetched.store, model.mesh.device
+        if store and store.kind == plan.weights:
+            return store
         if plan.weights == SHARED:
             return ShardedStore(ranks.groups.replicas(plan), device)
         sizes = model.fetched.sizes
         memory = agree_on_memory((model.mesh.weight_places, sizes), HostStore.total(sizes), ranks.control_group)
-        needed = in_host(plan, model.sizes) // plan.pipefusion
+        needed = count_host_bytes(plan, model.sizes) // plan.pipefusion
         ranks.together(lambda: memory.check_room(needed, f"weights={HOST}", TOO_LITTLE_RAM))
         return HostStore(sizes, device, memory)
 
-    def links_of(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
+    def measure_links(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
         """As measured, once, by all ranks together; of all, the slowest."""
         key = plan.world_size, plan.replicas  # of a plan of more ranks, some have not measured yet
         if key not in self.links:
             peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
-            rows = gather_numbers((peers, host_rate(device)), ranks.control_group)
-            slowest = [float(min(column)) for column in zip(*rows, strict=True)]
+            rates = gather_numbers((peers, host_rate(device)), ranks.control_group)
+            slowest = [float(min(column)) for column in zip(*rates, strict=True)]
             self.links[key] = Links(*slowest, is_measured=True)
         return self.links[key]
 
-    def told(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
+    def describe(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
         """For the status: what is kept and fetched, in bytes, by the stage that has the most of it, what a forward
         takes beside (an estimate, 0 before the first), and the seconds that its weights take on the link."""
         plan, sizes = self.decided, model.sizes
         if plan is None or plan.weights not in FETCHED:
             return {"kind": WHOLE}
-        links = self.links_of(ranks, plan, model.mesh.device)
+        links = self.measure_links(ranks, plan, model.mesh.device)
         stages = sizes.by_stage(plan)
         return {
             "kind": plan.weights,
             "blocks": max(len(fetched_places(stage, plan)) for stage in stages),
             "of": max(map(len, stages)),
-            "kept": max(sizes.kept(plan)),
-            "whole": max(sizes.kept(replace(plan, weights=WHOLE))),
+            "kept": max(sizes.count_kept_bytes(plan)),
+            "whole": max(sizes.count_kept_bytes(replace(plan, weights=WHOLE))),
             "working": model.working_bytes,
-            "fetched": sizes.fetched(plan),
-            "seconds": seconds_a_forward(plan, sizes, links),
+            "fetched": sizes.count_fetched_bytes(plan),
+            "seconds": estimate_fetch_seconds(plan, sizes, links),
             "link": links.of(plan.weights),
             "is_measured": links.is_measured,
         }
@@ -186,9 +186,9 @@ def of_weights(plan: ParallelPlan) -> tuple[str, int]:
     return plan.weights, plan.weight_blocks
 
 
-def room_of_all(ranks: Ranks, model: PlacedModel) -> WeightRoom:
+def measure_room(ranks: Ranks, model: PlacedModel) -> WeightRoom:
     """The least that any rank has for weights, beside what its largest request takes."""
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes
-    own = (min(max(0, model.spared(free)), sys.maxsize), int(OF_HOST * available_bytes()))
+    own = (min(max(0, model.limit_weights(free)), sys.maxsize), int(OF_HOST * available_bytes()))
     return WeightRoom(*(min(column) for column in zip(*gather_numbers(own, ranks.control_group), strict=True)))

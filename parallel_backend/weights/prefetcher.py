@@ -51,7 +51,7 @@ class BlockPrefetcher:
         self.dtypes = dtypes or {}
         self.timeline = timeline
         self.hooks = Hooks()
-        self.rows: dict[int, FlatBlock] = {}  # by the block's place, in order
+        self.flat_blocks: dict[int, FlatBlock] = {}  # by the block's place, in order
         self.buffers: list[torch.Tensor] = []
         self.turns: dict[int, torch.Tensor] = {}  # of the buffers, where a row comes to
         self.store: Store | None = None
@@ -59,24 +59,24 @@ class BlockPrefetcher:
         self.asked = self.done = 0  # how many, in the running forward
         self.underway: deque[Arrive] = deque()
 
-    def rows_of(self, places: Iterable[int]) -> dict[int, FlatBlock]:
+    def flatten_blocks(self, places: Iterable[int]) -> dict[int, FlatBlock]:
         """Of any blocks."""
-        keep = {id(held) for held in read_elsewhere(self.model, self.shared)}
+        keep = {id(parameter) for parameter in find_shared_parameters(self.model, self.shared)}
         return {
-            place: self.rows.get(place) or FlatBlock(self.paths[place], self.blocks[place], keep, self.dtypes)
+            place: self.flat_blocks.get(place) or FlatBlock(self.paths[place], self.blocks[place], keep, self.dtypes)
             for place in sorted(places)
         }
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of every block's row."""
-        return [row.size for row in self.rows_of(range(len(self.blocks))).values()]
+        """The bytes of every flat block."""
+        return [flat.size for flat in self.flatten_blocks(range(len(self.blocks))).values()]
 
     def names(self) -> Iterator[tuple[str, int, str]]:
         """Of what is fetched: each parameter's name in the model, its block's place, and its name there."""
-        for place, row in self.rows.items():
-            for name in row.names:
-                yield f"{row.path}.{name}", place, name
+        for place, flat in self.flat_blocks.items():
+            for name in flat.names:
+                yield f"{flat.path}.{name}", place, name
 
     def rearrange(
         self, places: Iterable[int], store: Store | None, values: Callable[[FlatBlock], Values] | None = None
@@ -86,65 +86,66 @@ class BlockPrefetcher:
         values: of a block whose parameters have none. Raises as torch does where memory lacks; the model is of
         no use then.
         """
-        self.settle()
-        rows = self.rows_of(places) if store else {}
-        buffers = self._make_buffers(rows, store)
+        self.await_fetches()
+        flat_blocks = self.flatten_blocks(places) if store else {}
+        buffers = self._make_buffers(flat_blocks, store)
         turns = {
-            place: buffers[index % BUFFERS][: store.length(row)]
-            for index, (place, row) in enumerate(rows.items())
+            place: buffers[index % BUFFERS][: store.length(flat)]
+            for index, (place, flat) in enumerate(flat_blocks.items())
             if store
         }
-        for place in sorted({*self.rows, *rows}):
-            if place in self.rows and place in rows and store is self.store:
+        for place in sorted({*self.flat_blocks, *flat_blocks}):
+            if place in self.flat_blocks and place in flat_blocks and store is self.store:
                 continue
-            if self.store and place in self.rows:
+            if self.store and place in self.flat_blocks:
                 self.store.fetch(place, self.turns[place])()
-            if store and place in rows:
-                row = rows[place]
-                store.allocate(place, row)
-                store.write(place, row, values(row) if values else row.block.get_parameter)
-                row.bind(turns[place])
+            if store and place in flat_blocks:
+                flat = flat_blocks[place]
+                store.allocate(place, flat)
+                store.write(place, flat, values(flat) if values else flat.block.get_parameter)
+                flat.bind(turns[place])
             else:
-                self.rows[place].release()
-            if self.store and place in self.rows:
+                self.flat_blocks[place].release()
+            if self.store and place in self.flat_blocks:
                 self.store.drop(place)
-        self.rows, self.turns, self.buffers, self.store = rows, turns, buffers, store
-        held = sum(each.nbytes for each in (*(store.on_device() if store else ()), *buffers))
-        self.elsewhere = sum(part.size for row in rows.values() for part in row.parts) - held
+        self.flat_blocks, self.turns, self.buffers, self.store = flat_blocks, turns, buffers, store
+        on_device = sum(each.nbytes for each in (*(store.on_device() if store else ()), *buffers))
+        self.elsewhere = sum(part.size for flat in flat_blocks.values() for part in flat.parts) - on_device
         self.rebind()
         self.install()
 
-    def _make_buffers(self, rows: Mapping[int, FlatBlock], store: Store | None) -> list[torch.Tensor]:
-        """Those that there are, if they are as long as the longest row. Made outside of inference mode: what is made in
-        it cannot be written to outside."""
-        longest = max((store.length(row) for row in rows.values()), default=0) if store else 0
-        count = min(BUFFERS, len(rows))
+    def _make_buffers(self, flat_blocks: Mapping[int, FlatBlock], store: Store | None) -> list[torch.Tensor]:
+        """Returns the present buffers if they are as long as the longest flat block, else new ones.
+
+        They are made outside of inference mode: a tensor of inference mode cannot be written to outside of it."""
+        longest = max((store.length(flat) for flat in flat_blocks.values()), default=0) if store else 0
+        count = min(BUFFERS, len(flat_blocks))
         if [len(buffer) for buffer in self.buffers] == [longest] * count:
             return self.buffers
         with torch.autograd.grad_mode.inference_mode(False):
             return [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
 
-    def park_with(self, parking: Parking, beside: Sequence[torch.Tensor] = ()) -> None:
+    def park_with(self, parking: Parking, extra: Sequence[torch.Tensor] = ()) -> None:
         """Has what is kept on the device park with the model's weights, and other tensors."""
-        parking.beside = [*(self.store.on_device() if self.store else ()), *beside]
+        parking.extra = [*(self.store.on_device() if self.store else ()), *extra]
         parking.scratch = self.buffers
 
     def rebind(self) -> None:
         """Has the fetched parameters be views of the buffers again, where somebody has made others in their place."""
-        for place, row in self.rows.items():
-            row.bind(self.turns[place])
+        for place, flat in self.flat_blocks.items():
+            flat.bind(self.turns[place])
 
     def rewrite(self, place: int, name: str, value: torch.Tensor) -> None:
         """Gives a fetched parameter another value: what this rank is to write of it. No forward may be running."""
         if self.store:
-            self.store.write(place, self.rows[place], lambda _: value, only=name)
+            self.store.write(place, self.flat_blocks[place], lambda _: value, only=name)
 
     def install(self) -> None:
         """Puts the hooks on the fetched blocks, behind what is there."""
         self.hooks.remove()
-        for index, row in enumerate(self.rows.values()):
-            self.hooks.before(row.block, partial(self._enter, index))
-            self.hooks.after(row.block, partial(self._leave, index), prepend=True)  # before what may end the forward
+        for index, flat in enumerate(self.flat_blocks.values()):
+            self.hooks.before(flat.block, partial(self._enter, index))
+            self.hooks.after(flat.block, partial(self._leave, index), prepend=True)  # before what may end the forward
 
     @contextmanager
     def forward(self, *ends: type[Exception]) -> Iterator[None]:
@@ -159,14 +160,14 @@ class BlockPrefetcher:
 
     def begin(self) -> None:
         """Before a forward."""
-        self.settle()
+        self.await_fetches()
         self.asked = self.done = 0
         for _ in range(BUFFERS):
             self._ask()
 
     def finish(self) -> None:
         """After a forward: asks for what it has not run."""
-        while self.done < len(self.rows):
+        while self.done < len(self.flat_blocks):
             self._pass()
 
     def serve(self, agree: Callable[[], None] | None = None) -> None:
@@ -182,7 +183,7 @@ class BlockPrefetcher:
         if serves:
             self.finish()
 
-    def settle(self) -> None:
+    def await_fetches(self) -> None:
         """Waits for what is on its way."""
         while self.underway:
             self.underway.popleft()()
@@ -212,8 +213,8 @@ class BlockPrefetcher:
         self._ask()
 
     def _ask(self) -> None:
-        if self.store and self.asked < len(self.rows):
-            place = list(self.rows)[self.asked]
+        if self.store and self.asked < len(self.flat_blocks):
+            place = list(self.flat_blocks)[self.asked]
             self.asked += 1
             self.underway.append(self.store.fetch(place, self.turns[place]))
 
@@ -228,8 +229,12 @@ def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.n
     }
 
 
-def read_elsewhere(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:
+def find_shared_parameters(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:
     """Parameters of blocks that are read outside of their block, or may be: of two names, or in `shared` submodules."""
     named = list(model.named_parameters(remove_duplicate=False))
-    names = Counter(id(held) for _, held in named)
-    return [held for name, held in named if names[id(held)] > 1 or any(name.startswith(f"{path}.") for path in shared)]
+    names = Counter(id(parameter) for _, parameter in named)
+    return [
+        parameter
+        for name, parameter in named
+        if names[id(parameter)] > 1 or any(name.startswith(f"{path}.") for path in shared)
+    ]

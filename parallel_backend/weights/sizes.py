@@ -16,7 +16,7 @@ from ..groups.mesh_layout import stages_of
 from ..models import adapter_for, spec_of
 from ..plan import HOST, SHARED, ParallelPlan
 from .loading import DTYPES, ModelSource
-from .tensors import plain_parts
+from .tensors import list_plain_tensors
 
 NUMBER = re.compile(r"\d+$")  # of a block, in its name
 FETCHED = (SHARED, HOST)
@@ -38,13 +38,13 @@ class WeightSizes:
         """What of each of its blocks a rank computes with under this plan, by its pipeline stage."""
         return [[self.blocks[place] for place in stage] for stage in stages_of(plan, self.blocks)]
 
-    def kept(self, plan: ParallelPlan) -> list[int]:
+    def count_kept_bytes(self, plan: ParallelPlan) -> list[int]:
         """What a rank keeps under this plan on its device, by its pipeline stage; weights=auto counts as whole."""
         if not self.blocks:
             return [self.total]
-        return [self.rest + sum(stage) - freed(stage, plan) for stage in self.by_stage(plan)]
+        return [self.rest + sum(stage) - count_freed_bytes(stage, plan) for stage in self.by_stage(plan)]
 
-    def fetched(self, plan: ParallelPlan) -> int:
+    def count_fetched_bytes(self, plan: ParallelPlan) -> int:
         """The bytes that come to a rank in a forward, of the stage that gets the most."""
         if not self.blocks or plan.weights not in FETCHED:
             return 0
@@ -60,7 +60,7 @@ def fetched_places(blocks: Sequence[int], plan: ParallelPlan) -> list[int]:
     return [place * len(blocks) // count for place in range(count)]
 
 
-def freed(blocks: Sequence[int], plan: ParallelPlan) -> int:
+def count_freed_bytes(blocks: Sequence[int], plan: ParallelPlan) -> int:
     """What of these blocks' bytes a rank's device is spared: all that are fetched, but for its share of them and the
     buffers that they come to."""
     going = [blocks[place] for place in fetched_places(blocks, plan)]
@@ -103,12 +103,12 @@ def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
     """Of one of ComfyUI's own models, if its matrices were in fp8, as those of fp8 files are; None where that would
     spare nothing."""
     sizes = bytes_by_name(model)
-    larger = [name for name, held in model.named_parameters() if held.dim() > 1 and sizes[name] > held.numel()]
+    larger = [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and sizes[name] > tensor.numel()]
     return sizes_of_model(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
 
 
 def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
-    return {name: sum(part.nbytes for part in plain_parts(held)) for name, held in model.named_parameters()}
+    return {name: sum(part.nbytes for part in list_plain_tensors(tensor)) for name, tensor in model.named_parameters()}
 
 
 def sizes_of_source(source: ModelSource) -> WeightSizes:

@@ -33,17 +33,17 @@ class Store(Protocol):
     is_collective: bool
     index: int
 
-    def allocate(self, place: int, row: FlatBlock) -> None:
+    def allocate(self, place: int, block: FlatBlock) -> None:
         """Makes room for a row. Raises as torch does where memory lacks."""
         ...
 
-    def write(self, place: int, row: FlatBlock, values: Values, only: str = "") -> None:
+    def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes what this rank is to write of a row, see `FlatBlock.write`."""
         ...
 
     def drop(self, place: int) -> None: ...
 
-    def length(self, row: FlatBlock) -> int:
+    def length(self, block: FlatBlock) -> int:
         """Of the buffer that a row comes to."""
         ...
 
@@ -71,16 +71,16 @@ class ShardedStore:
         self.axis, self.device, self.index = axis, device, axis.index
         self.shares: dict[int, torch.Tensor] = {}
 
-    def length(self, row: FlatBlock) -> int:
+    def length(self, block: FlatBlock) -> int:
         unit = ALIGNMENT * self.axis.degree
-        return -(-row.size // unit) * unit
+        return -(-block.size // unit) * unit
 
-    def allocate(self, place: int, row: FlatBlock) -> None:
-        self.shares[place] = torch.zeros(self.length(row) // self.axis.degree, dtype=torch.uint8, device=self.device)
+    def allocate(self, place: int, block: FlatBlock) -> None:
+        self.shares[place] = torch.zeros(self.length(block) // self.axis.degree, dtype=torch.uint8, device=self.device)
 
-    def write(self, place: int, row: FlatBlock, values: Values, only: str = "") -> None:
+    def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         share = self.shares[place]
-        row.write(share, self.axis.index * len(share), values, only)
+        block.write(share, self.axis.index * len(share), values, only)
 
     def drop(self, place: int) -> None:
         del self.shares[place]
@@ -103,7 +103,7 @@ class HostStore:
         self.device = device
         self.offsets = [0, *itertools.accumulate(map(whole_pages, sizes))]
         self.memory = memory or HostMemory(self.total(sizes))
-        self.rows: dict[int, torch.Tensor] = {}
+        self.blocks: dict[int, torch.Tensor] = {}
         self.copy = copier(device)
 
     @staticmethod
@@ -111,21 +111,21 @@ class HostStore:
         """The bytes that it maps."""
         return sum(map(whole_pages, sizes))
 
-    def length(self, row: FlatBlock) -> int:
-        return align(row.size)
+    def length(self, block: FlatBlock) -> int:
+        return align(block.size)
 
-    def allocate(self, place: int, row: FlatBlock) -> None:
-        self.rows[place] = self.memory.allocate(self.offsets[place], self.length(row), self.device)
+    def allocate(self, place: int, block: FlatBlock) -> None:
+        self.blocks[place] = self.memory.allocate(self.offsets[place], self.length(block), self.device)
 
-    def write(self, place: int, row: FlatBlock, values: Values, only: str = "") -> None:
-        start, stop = self.memory.own_part(self.length(row))
-        row.write(self.rows[place][start:stop], start, values, only)
+    def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
+        start, stop = self.memory.own_part(self.length(block))
+        block.write(self.blocks[place][start:stop], start, values, only)
 
     def drop(self, place: int) -> None:
-        del self.rows[place]
+        del self.blocks[place]
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
-        return self.copy(buffer, self.rows[place])
+        return self.copy(buffer, self.blocks[place])
 
     def on_device(self) -> list[torch.Tensor]:
         return []

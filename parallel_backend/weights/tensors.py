@@ -15,26 +15,26 @@ def align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def plain_parts(held: torch.Tensor) -> list[torch.Tensor]:
+def list_plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors that a parameter is made of: of a quantised one, its packed weights and their scales. They may
     be given other memory."""
-    flatten = getattr(held, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
+    flatten = getattr(tensor, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
     if flatten is None:
-        return [held]
+        return [tensor]
     names, _ = flatten()
-    return [part for name in names for part in plain_parts(getattr(held, name))]
+    return [part for name in names for part in list_plain_tensors(getattr(tensor, name))]
 
 
 def held_bytes(module: torch.nn.Module) -> int:
     """Bytes of a module's weights that this rank has."""
-    return sum(part.nbytes for tensor in module.state_dict().values() for part in plain_parts(tensor))
+    return sum(part.nbytes for tensor in module.state_dict().values() for part in list_plain_tensors(tensor))
 
 
-def storages_of(
+def list_storages(
     module: torch.nn.Module, device: torch.device, others: Sequence[torch.Tensor] = ()
 ) -> list[torch.UntypedStorage]:
     """The storages on a device that hold the module's parameters and buffers, and other tensors, each once."""
-    held = chain(module.parameters(), module.buffers(), others)
-    tensors = (plain for tensor in held for plain in plain_parts(tensor))
+    every = chain(module.parameters(), module.buffers(), others)
+    tensors = (plain for tensor in every for plain in list_plain_tensors(tensor))
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
     return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())

@@ -177,7 +177,7 @@ class HostModel:
         shapes = [[each.shape for each in call.latents] for call in calls]
         return max(self.working(*shapes[part.call], axis=part.rows) for part in parts)
 
-    def spared(self, free: int) -> int:
+    def limit_weights(self, free: int) -> int:
         """What weights may have of so much memory of the device, as ComfyUI's flags say."""
         import comfy.model_management as management
 

@@ -145,7 +145,7 @@ class Operations:
         except Ended:
             self.state.drop_model()
             raise
-        self.state.loaded = {**self.state.loaded, "weights": self.state.placement.told(job, model)}
+        self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
 
     def make_room(self, job: Job, model: DiffusersModel | HostModel, working: int) -> None:
         """Before forwards that take so many bytes beside the weights: lets weights go if none before took as many."""
@@ -301,7 +301,7 @@ class Operations:
             self.park_weights(job, vae[1].parallel.parking, ())
         if job.narrow() and (model := self.state.transformer):
             model.forget()
-            model.fetched.settle()  # of a forward that was refused, into memory that goes now
+            model.fetched.await_fetches()  # of a forward that was refused, into memory that goes now
             share = model.fetched.store.index if model.fetched.store else 0
             self.park_weights(job, model.parking, (*model.mesh.weight_places, share))
         release_memory(self.state.device)

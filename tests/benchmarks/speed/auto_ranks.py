@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import BATCH_AXES
-from parallel_backend.costs.choose import ranked
-from parallel_backend.costs.correct import Correction, preferred
-from parallel_backend.costs.forward import ForwardCost, forward_of
+from parallel_backend.costs.choose import rank_plans
+from parallel_backend.costs.correct import Correction, choose_prediction
+from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction, predict
 from parallel_backend.diffusers_model import DiffusersModel
@@ -99,7 +99,7 @@ def forward_cost(case: Case) -> ForwardCost:
 
     heads, head_dim, kv_heads = sizes_of(model, adapter.spec)
     rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
-    return forward_of(
+    return count_forward(
         model,
         [block for _, block in blocks],
         run,
@@ -121,7 +121,7 @@ class Contest:
         self.limits = adapter_for(type(model).__name__).limits(model.config)
         self.runners: dict[str, Runner] = {}
         self.refused: dict[str, str] = {}
-        for plan in (ONE, *(each.plan for each in self.ranked(machine))):
+        for plan in (ONE, *(each.plan for each in self.rank_plans(machine))):
             if (name := self.name(plan)) in self.runners:
                 continue
             runner, failure = agreed(lambda plan=plan: Runner(plan, case, model, meshes))
@@ -137,11 +137,11 @@ class Contest:
         """That of one rank for a plan in which one rank has all that there is."""
         return str(ONE if self.rows == 1 and plan.ways(BATCH_AXES) == self.ranks else plan)
 
-    def ranked(self, machine: Machine, correction: Correction = UNCORRECTED) -> list[Prediction]:
+    def rank_plans(self, machine: Machine, correction: Correction = UNCORRECTED) -> list[Prediction]:
         """As ComfyUI's process does it."""
         check = lambda plan: plan.check_model(**self.limits)  # noqa: E731
-        options = {"check": check, "branches": self.case.guided, "corrected": correction.of}
-        return ranked(self.forward, self.rows, machine, self.ranks, **options)
+        options = {"check": check, "branches": self.case.guided, "corrected": correction.correct}
+        return rank_plans(self.forward, self.rows, machine, self.ranks, **options)
 
     def measured_speed(self) -> float:
         """FLOP/s of a rank in a step by itself, while all are in theirs; of the fastest rank."""
@@ -151,21 +151,21 @@ class Contest:
     def settled(self, machine: Machine) -> tuple[list[str], dict[str, float]]:
         """The plans that are chosen one after the other, each corrected by the steps of those before, until one is
         chosen again, which is the last; and what is predicted of each plan by then."""
-        raw = {self.name(each.plan): each for each in self.ranked(machine)}
+        raw = {self.name(each.plan): each for each in self.rank_plans(machine)}
         correction, chosen = UNCORRECTED, []
         while True:
-            found = [each for each in self.ranked(machine, correction) if self.name(each.plan) in self.runners]
-            names = [self.name(preferred(found, correction).plan)]
+            found = [each for each in self.rank_plans(machine, correction) if self.name(each.plan) in self.runners]
+            names = [self.name(choose_prediction(found, correction).plan)]
             dist.broadcast_object_list(names, 0)
             chosen += names
             if names[0] in chosen[:-1]:
                 return chosen, {self.name(each.plan): each.seconds for each in found}
-            correction = correction.noted(raw[names[0]], *self.runners[names[0]].usual())
+            correction = correction.add_step(raw[names[0]], *self.runners[names[0]].usual())
 
     def measure(self, machine: Machine, rounds: int, turn: int) -> dict:
         """What is predicted and what is measured, on a link that is set by now."""
         predicted = {str(ONE): predict(self.forward, self.rows, ONE, machine).seconds}
-        predicted |= {self.name(each.plan): each.seconds for each in self.ranked(machine)}
+        predicted |= {self.name(each.plan): each.seconds for each in self.rank_plans(machine)}
         chosen, corrected = self.settled(machine)
         seconds: dict[str, list[float]] = {name: [] for name in self.runners}
         order = random.Random(turn)

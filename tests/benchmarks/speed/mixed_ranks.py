@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.costs.machine import Machine
-from parallel_backend.costs.predict import speeds_of
+from parallel_backend.costs.predict import compare_speeds
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.rates import measure_ranks
@@ -70,7 +70,7 @@ def main(options: str, file: str) -> None:
     with throttled(spare_half(dist.get_world_size()) * asked["slowed"][dist.get_rank()]):
         axis = meshes.of(ParallelPlan(ulysses=dist.get_world_size()))["ulysses"]
         machine = Machine.of(measure_ranks(axis, CPU, torch.float32, None))
-        speeds = speeds_of(forward_cost(CASE), machine)
+        speeds = compare_speeds(forward_cost(CASE), machine)
         model = CASE.model()
         runs: dict[tuple[str, str], Sampling] = {}
         errors = {}

@@ -14,7 +14,7 @@ from parallel_backend.weights.flat_block import FlatBlock
 from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.parking import Parking
 from parallel_backend.weights.stores import HostStore
-from parallel_backend.weights.tensors import ALIGNMENT, align, storages_of
+from parallel_backend.weights.tensors import ALIGNMENT, align, list_storages
 from tests.support.cases.fetched_cases import BLOCKS, CPU, SHARED, WIDTH, Model, fetched_of, given, host_store, run
 from tests.support.ranks.pool import RankPool
 
@@ -27,7 +27,7 @@ def whole() -> torch.Tensor:
 
 
 def row_of(model: Model, place: int) -> FlatBlock:
-    return fetched_of(model).rows_of([place])[place]
+    return fetched_of(model).flatten_blocks([place])[place]
 
 
 @pytest.mark.parametrize("is_late", [True, False], ids=["late", "at once"])
@@ -89,7 +89,7 @@ def test_a_row_is_written_by_any_parts_of_it() -> None:
 def test_writers_of_one_copy_write_all_of_it_and_nothing_twice() -> None:
     model = Model()
     fetched = fetched_of(model)
-    row, sizes = fetched.rows_of([2])[2], fetched.sizes
+    row, sizes = fetched.flatten_blocks([2])[2], fetched.sizes
     right = HostStore(sizes, CPU)
     right.allocate(2, row)
     right.write(2, row, row.block.get_parameter)
@@ -97,10 +97,10 @@ def test_writers_of_one_copy_write_all_of_it_and_nothing_twice() -> None:
     for place in range(3):
         store = HostStore(sizes, CPU, HostMemory(HostStore.total(sizes), place=place, writers=3))
         store.allocate(2, row)
-        store.rows[2].zero_()
+        store.blocks[2].zero_()
         store.write(2, row, row.block.get_parameter)
-        assert not (summed.bool() & store.rows[2].bool()).any()
-        summed += store.rows[2]
+        assert not (summed.bool() & store.blocks[2].bool()).any()
+        summed += store.blocks[2]
     written = torch.zeros_like(summed)
     row.write(written, 0, row.block.get_parameter)
     assert summed.equal(written)
@@ -202,7 +202,7 @@ def test_parking_frees_the_buffers_and_does_not_copy_them(places: list[int]) -> 
     for _ in range(2):
         parking.copy()
         parking.free_device()
-        assert not storages_of(model, CPU, [*parking.beside, *parking.scratch])
+        assert not list_storages(model, CPU, [*parking.extra, *parking.scratch])
         parking.restore()
         got = run(model, fetched, given())
         assert got is not None and got.equal(whole())

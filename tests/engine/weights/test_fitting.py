@@ -13,10 +13,10 @@ from parallel_backend.weights.fitting import (
     ASSUMED,
     Links,
     WeightRoom,
-    fewest_that_fit,
-    fitted_weights,
-    in_host,
-    seconds_a_forward,
+    count_host_bytes,
+    estimate_fetch_seconds,
+    fit_fewest_blocks,
+    fit_weights,
 )
 from parallel_backend.weights.sizes import BUFFERS, WeightSizes, fetched_places
 
@@ -30,13 +30,13 @@ TWO = ParallelPlan(ulysses=2)
 
 
 def kept(plan: ParallelPlan, sizes: WeightSizes) -> int:
-    return max(sizes.kept(plan))
+    return max(sizes.count_kept_bytes(plan))
 
 
 def test_weights_that_fit_stay_whole() -> None:
     exactly = WeightRoom(FLUX.total, 0)
-    assert fitted_weights(TWO, FLUX, exactly) == replace(TWO, weights=WHOLE)
-    assert fitted_weights(TWO, FLUX, WeightRoom(FLUX.total - 1, PLENTY)).weights != WHOLE
+    assert fit_weights(TWO, FLUX, exactly) == replace(TWO, weights=WHOLE)
+    assert fit_weights(TWO, FLUX, WeightRoom(FLUX.total - 1, PLENTY)).weights != WHOLE
 
 
 @pytest.mark.parametrize("links", [PEERS_FASTER, HOST_FASTER], ids=["peers", "host"])
@@ -44,7 +44,7 @@ def test_weights_that_fit_stay_whole() -> None:
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.6])
 def test_what_does_not_fit_goes_in_the_fewest_blocks(sizes: WeightSizes, share: float, links: Links) -> None:
     room = WeightRoom(int(share * sizes.total), PLENTY)
-    found = fitted_weights(TWO, sizes, room, links)
+    found = fit_weights(TWO, sizes, room, links)
     assert found.weights in (SHARED, HOST)
     assert kept(found, sizes) <= room.device
     fewer = [replace(found, weight_blocks=count) for count in range(1, found.weight_blocks)]
@@ -56,40 +56,40 @@ def test_the_link_that_brings_them_sooner_wins(links: Links, faster: str) -> Non
     """Of two ranks, more blocks have to be shared than put in the host's memory for the same room, since each keeps
     half of them; but half of a block need not come, either."""
     room = WeightRoom(int(0.8 * EVEN.total), PLENTY)
-    found = fitted_weights(TWO, EVEN, room, links)
+    found = fit_weights(TWO, EVEN, room, links)
     assert found.weights == faster
-    other = fewest_that_fit(replace(TWO, weights=HOST if faster == SHARED else SHARED), EVEN, room)
+    other = fit_fewest_blocks(replace(TWO, weights=HOST if faster == SHARED else SHARED), EVEN, room)
     assert other
-    assert seconds_a_forward(found, EVEN, links) < seconds_a_forward(other, EVEN, links)
+    assert estimate_fetch_seconds(found, EVEN, links) < estimate_fetch_seconds(other, EVEN, links)
 
 
 def test_a_rank_without_others_like_it_has_the_host_alone() -> None:
     room = WeightRoom(EVEN.total // 2, PLENTY)
     for plan in (ParallelPlan(), ParallelPlan(pipefusion=2)):
         small = replace(room, device=kept(plan, EVEN) * 2 // 3)
-        assert fitted_weights(plan, EVEN, small, PEERS_FASTER).weights == HOST
+        assert fit_weights(plan, EVEN, small, PEERS_FASTER).weights == HOST
     with pytest.raises(PlanError, match="has no two that do"):
         ParallelPlan(pipefusion=2, weights=SHARED).check_weights()
 
 
 def test_a_host_without_room_leaves_the_peers_even_where_they_are_slower() -> None:
     device = int(0.8 * EVEN.total)
-    by_host = fitted_weights(TWO, EVEN, WeightRoom(device, PLENTY), HOST_FASTER)
+    by_host = fit_weights(TWO, EVEN, WeightRoom(device, PLENTY), HOST_FASTER)
     assert by_host.weights == HOST
-    too_small = WeightRoom(device, in_host(by_host, EVEN) - 1)
-    assert fitted_weights(TWO, EVEN, too_small, HOST_FASTER).weights == SHARED
-    assert fitted_weights(TWO, EVEN, replace(too_small, host=too_small.host + 1), HOST_FASTER) == by_host
+    too_small = WeightRoom(device, count_host_bytes(by_host, EVEN) - 1)
+    assert fit_weights(TWO, EVEN, too_small, HOST_FASTER).weights == SHARED
+    assert fit_weights(TWO, EVEN, replace(too_small, host=too_small.host + 1), HOST_FASTER) == by_host
 
 
 def test_where_nothing_fits_as_much_goes_as_can() -> None:
-    found = fitted_weights(TWO, EVEN, WeightRoom(0, PLENTY), PEERS_FASTER)
+    found = fit_weights(TWO, EVEN, WeightRoom(0, PLENTY), PEERS_FASTER)
     assert (found.weights, found.weight_blocks) == (HOST, 40)
     assert kept(found, EVEN) == EVEN.rest + BUFFERS * max(EVEN.blocks)
-    assert fitted_weights(TWO, EVEN, WeightRoom(0, 0)).weights == SHARED, "the host has no room at all"
-    assert fitted_weights(ParallelPlan(), EVEN, WeightRoom(0, 0)).weights == WHOLE, (
+    assert fit_weights(TWO, EVEN, WeightRoom(0, 0)).weights == SHARED, "the host has no room at all"
+    assert fit_weights(ParallelPlan(), EVEN, WeightRoom(0, 0)).weights == WHOLE, (
         "what is too much for the host is not tried there"
     )
-    assert fitted_weights(TWO, WeightSizes(rest=GB), WeightRoom(0, 0)).weights == WHOLE, (
+    assert fit_weights(TWO, WeightSizes(rest=GB), WeightRoom(0, 0)).weights == WHOLE, (
         "a class whose blocks nobody knows"
     )
 
@@ -97,21 +97,21 @@ def test_where_nothing_fits_as_much_goes_as_can() -> None:
 @pytest.mark.parametrize("weights", [WHOLE, SHARED, HOST])
 def test_what_was_asked_for_is_what_there_is(weights: str) -> None:
     asked = replace(TWO, weights=weights, weight_blocks=3)
-    assert fitted_weights(asked, FLUX, WeightRoom(0, 0)) == asked
-    assert fitted_weights(asked, FLUX, WeightRoom(PLENTY, PLENTY)) == asked
+    assert fit_weights(asked, FLUX, WeightRoom(0, 0)) == asked
+    assert fit_weights(asked, FLUX, WeightRoom(PLENTY, PLENTY)) == asked
 
 
 def test_stages_fit_what_is_theirs() -> None:
     plan = ParallelPlan(pipefusion=2, ulysses=2)
     stages = EVEN.by_stage(plan)
-    assert fitted_weights(plan, EVEN, WeightRoom(EVEN.rest + max(map(sum, stages)), 0)).weights == WHOLE
+    assert fit_weights(plan, EVEN, WeightRoom(EVEN.rest + max(map(sum, stages)), 0)).weights == WHOLE
     room = WeightRoom(EVEN.rest + max(map(sum, stages)) * 3 // 4, PLENTY)
-    found = fitted_weights(plan, EVEN, room, HOST_FASTER)
+    found = fit_weights(plan, EVEN, room, HOST_FASTER)
     assert found.weights == HOST
     assert kept(found, EVEN) <= room.device < kept(replace(found, weight_blocks=found.weight_blocks - 1), EVEN)
     # The host has one copy of what all stages have in it.
     once = sum(sum(stage[place] for place in fetched_places(stage, found)) for stage in stages)
-    assert in_host(found, EVEN) == once
+    assert count_host_bytes(found, EVEN) == once
 
 
 def test_fetched_blocks_are_spread_evenly() -> None:
@@ -126,8 +126,8 @@ def test_fetched_blocks_are_spread_evenly() -> None:
 
 def test_a_forward_fetches_what_a_rank_does_not_keep() -> None:
     four = ParallelPlan(ulysses=4)
-    assert EVEN.fetched(replace(four, weights=SHARED)) == sum(EVEN.blocks) * 3 // 4
-    assert EVEN.fetched(replace(four, weights=HOST, weight_blocks=10)) == sum(EVEN.blocks) // 4
-    assert EVEN.fetched(four) == EVEN.fetched(replace(four, weights=WHOLE)) == 0
+    assert EVEN.count_fetched_bytes(replace(four, weights=SHARED)) == sum(EVEN.blocks) * 3 // 4
+    assert EVEN.count_fetched_bytes(replace(four, weights=HOST, weight_blocks=10)) == sum(EVEN.blocks) // 4
+    assert EVEN.count_fetched_bytes(four) == EVEN.count_fetched_bytes(replace(four, weights=WHOLE)) == 0
     plan = replace(four, weights=HOST, weight_blocks=10)
-    assert seconds_a_forward(plan, EVEN, ASSUMED) == pytest.approx(10 * GB / 4 / ASSUMED.host)
+    assert estimate_fetch_seconds(plan, EVEN, ASSUMED) == pytest.approx(10 * GB / 4 / ASSUMED.host)

@@ -63,7 +63,7 @@ def test_what_no_block_has_is_every_ranks() -> None:
     names = {"embed.weight": 5, "blocks.0.attn.q": 8, "blocks.0.norm": 1, "blocks.1.attn.q": 8, "blocks_norm.w": 2}
     sizes = sizes_by_name(names, ["blocks"])
     assert (sizes.rest, sizes.blocks, sizes.total) == (7, (9, 8), 24)
-    assert sizes.kept(ParallelPlan(pipefusion=2)) == [7 + 9, 7 + 8]
+    assert sizes.count_kept_bytes(ParallelPlan(pipefusion=2)) == [7 + 9, 7 + 8]
 
 
 def test_ranks_keep_what_was_told_of_the_files(ranks: RankPool, tmp_path: Path) -> None:
@@ -81,6 +81,6 @@ def test_ranks_keep_what_was_told_of_the_files(ranks: RankPool, tmp_path: Path) 
             plan = ParallelPlan(**degrees)
             sizes = sizes_of_source(sources[name])
             stage = rank_parts(plan)[rank].places["pipefusion"]
-            assert sizes.kept(plan)[stage] == held, (name, degrees, rank)
+            assert sizes.count_kept_bytes(plan)[stage] == held, (name, degrees, rank)
     whole = sources["flux-dev"]
     assert sizes_of_source(whole).total == 2 * sizes_of_source(replace(whole, dtype="bf16")).total

@@ -81,8 +81,8 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
             (flops, first), (until, last) = marks.marks[MEASURED], marks.marks[MEASURED + 1]
             flops, exchanges = until - flops, exchanges[first:last]
         parameters = sum(each.numel() for each in parallel.model.parameters())
-        told = parallel.sizes.kept(plan)[mesh["pipefusion"].index]
-        to_fetch = parallel.sizes.fetched(plan)
+        told = parallel.sizes.count_kept_bytes(plan)[mesh["pipefusion"].index]
+        to_fetch = parallel.sizes.count_fetched_bytes(plan)
         return Figures(parameters, weights, told, to_fetch, tally.peak - weights, flops, exchanges, tally.exchanges)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from parallel_backend.weights.tensors import plain_parts
+from parallel_backend.weights.tensors import list_plain_tensors
 
 
 class Memory:
@@ -21,7 +21,7 @@ class Memory:
     def hold(self, tensor: torch.Tensor, held: torch.Tensor) -> Callable[[], object]:
         """Counts what holds a tensor's values, for as long as the tensor lives, or until what is returned is called."""
         if hasattr(held, "__tensor_flatten__"):  # torch's result of a collective on DTensors, which wraps the plain one
-            (held,) = plain_parts(held)
+            (held,) = list_plain_tensors(held)
         storage = held.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if not size:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel_backend.costs.correct import Correction, preferred
+from parallel_backend.costs.correct import Correction, choose_prediction
 from parallel_backend.costs.machine import Machine
 from parallel_backend.costs.predict import Prediction
 from parallel_backend.plan import ParallelPlan
@@ -79,40 +79,40 @@ def test_a_folder_that_cannot_be_written_to_keeps_figures_for_as_long_as_comfyui
 
 def test_after_a_step_its_plan_is_predicted_to_take_what_it_took() -> None:
     told = Prediction(ULYSSES, 1.0, 0.5, 10)
-    noted = Correction().noted(told, 4.0, 2.0)
-    again = Correction.from_json(json.loads(json.dumps(noted.to_json()))).of(told)
+    noted = Correction().add_step(told, 4.0, 2.0)
+    again = Correction.from_json(json.loads(json.dumps(noted.to_json()))).correct(told)
     assert (again.computing, again.waiting) == (2.0, 2.0)
-    ring = noted.of(Prediction(ParallelPlan(ring=2), 1.1, 0.25, 10))
+    ring = noted.correct(Prediction(ParallelPlan(ring=2), 1.1, 0.25, 10))
     assert (ring.computing, ring.waiting) == pytest.approx((2.2, 1.0)), "both parts are off alike for others"
-    assert noted.of(Prediction(ALONE, 2.0, 0.0, 10)).seconds == pytest.approx(4.0)
+    assert noted.correct(Prediction(ALONE, 2.0, 0.0, 10)).seconds == pytest.approx(4.0)
 
 
 def test_ranks_that_wait_for_each_other_do_so_under_other_plans_too() -> None:
-    noted = Correction().noted(Prediction(ULYSSES, 1.0, 0.001, 10), 1.5, 0.5)
-    assert noted.of(Prediction(ParallelPlan(ring=2), 1.0, 0.001, 10)).waiting == pytest.approx(0.5, abs=0.01)
-    assert noted.of(Prediction(ALONE, 2.0, 0.0, 10)).waiting == 0
+    noted = Correction().add_step(Prediction(ULYSSES, 1.0, 0.001, 10), 1.5, 0.5)
+    assert noted.correct(Prediction(ParallelPlan(ring=2), 1.0, 0.001, 10)).waiting == pytest.approx(0.5, abs=0.01)
+    assert noted.correct(Prediction(ALONE, 2.0, 0.0, 10)).waiting == 0
 
 
 def test_another_plan_is_tried_where_it_may_be_as_fast() -> None:
     """A link that is slower than it was measured: after a step, one device may be as fast."""
     told = [Prediction(ULYSSES, 1.0, 0.2, 10), Prediction(ALONE, 2.0, 0.0, 10)]
-    assert preferred(told, Correction()).plan == ULYSSES
+    assert choose_prediction(told, Correction()).plan == ULYSSES
     for waited, chosen in ((0.7, ULYSSES), (0.9, ALONE), (1.3, ALONE)):
-        noted = Correction().noted(told[0], 1.0 + waited, waited)
-        found = sorted(map(noted.of, told), key=lambda each: each.seconds)
-        assert preferred(found, noted).plan == chosen
+        noted = Correction().add_step(told[0], 1.0 + waited, waited)
+        found = sorted(map(noted.correct, told), key=lambda each: each.seconds)
+        assert choose_prediction(found, noted).plan == chosen
 
 
 def test_once_three_have_run_another_has_to_be_faster_to_be_tried() -> None:
     plans = [ULYSSES, ParallelPlan(ring=2), ALONE, ParallelPlan(cfg=2)]
     noted, ran = Correction(), []
     for seconds in (1.0, 1.05, 1.02):
-        found = sorted((noted.of(Prediction(plan, 1.0, 0.0, 10)) for plan in plans), key=lambda each: each.seconds)
-        ran.append(preferred(found, noted).plan)
-        noted = noted.noted(Prediction(ran[-1], 1.0, 0.0, 10), seconds, 0.0)
+        found = sorted((noted.correct(Prediction(plan, 1.0, 0.0, 10)) for plan in plans), key=lambda each: each.seconds)
+        ran.append(choose_prediction(found, noted).plan)
+        noted = noted.add_step(Prediction(ran[-1], 1.0, 0.0, 10), seconds, 0.0)
     assert len(set(ran)) == 3
     last = Prediction(next(plan for plan in plans if plan not in ran), 1.0, 0.0, 10)
     found = [Prediction(plan, *noted.plans[str(plan)], 10) for plan in ran]
     for factor, chosen in ((0.97, ran[0]), (0.9, last.plan)):
         mixed = sorted([*found, replace(last, computing=factor)], key=lambda each: each.seconds)
-        assert preferred(mixed, noted).plan == chosen
+        assert choose_prediction(mixed, noted).plan == chosen

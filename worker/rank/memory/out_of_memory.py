@@ -128,7 +128,7 @@ def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
     working = 0 if loads else short.needed
 
     def estimate(plan: ParallelPlan) -> float:
-        return max(sizes.kept(plan)) + working * token_factor(plan) / token_factor(own)
+        return max(sizes.count_kept_bytes(plan)) + working * token_factor(plan) / token_factor(own)
 
     for times in MORE_RANKS:
         if times > 1 and short.devices is not None and own.world_size * times > short.devices:
@@ -184,7 +184,7 @@ def plan_of(
         if not isinstance(source, ModelSource):
             return {"weights": sum(map(os.path.getsize, source.files))}  # of which a stage may keep less
         sizes, limits = sizes_of_source(source), adapter_for(source.model_class).limits(source.config)
-        return {"weights": max(sizes.kept(plan)), "plan": plan, "check": within(limits), "sizes": sizes}
+        return {"weights": max(sizes.count_kept_bytes(plan)), "plan": plan, "check": within(limits), "sizes": sizes}
     if operation.without_model or model is None:
         return {}
     return {

@@ -28,7 +28,7 @@ from parallel_backend.library import AllRanks  # noqa: E402
 from parallel_backend.models.checks import modules_at  # noqa: E402
 from parallel_backend.plan import ParallelPlan  # noqa: E402
 from parallel_backend.weights.placement import WeightPlacement  # noqa: E402
-from parallel_backend.weights.tensors import plain_parts  # noqa: E402
+from parallel_backend.weights.tensors import list_plain_tensors  # noqa: E402
 from tests.support.cases.references import relative_error  # noqa: E402
 from tests.support.labelled.card import Card, card  # noqa: E402
 from tests.support.labelled.counting import counted  # noqa: E402
@@ -61,8 +61,8 @@ class Noted(HostModel):
     in_ram = 0
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:
-        pages = {part.data_ptr() for held in self.in_file.values() for part in plain_parts(held)}
-        parts = [part for held in self.module.model.parameters() for part in plain_parts(held)]
+        pages = {part.data_ptr() for held in self.in_file.values() for part in list_plain_tensors(held)}
+        parts = [part for held in self.module.model.parameters() for part in list_plain_tensors(held)]
         self.in_ram = sum(part.nbytes for part in parts if part.device == CPU and part.data_ptr() not in pages)
         super().place(working_bytes, whole)
 

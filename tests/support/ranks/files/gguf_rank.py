@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.tensors import storages_of
+from parallel_backend.weights.tensors import list_storages
 from tests.support.ranks.leaving import leave
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
@@ -62,7 +62,7 @@ def parked(model: HostModel, module: torch.nn.Module) -> dict[str, Any]:
     before, parking = call(model), model.parking
     parking.copy()
     parking.free_device()
-    left = sum(storage.nbytes() for storage in storages_of(module, CPU, parking.beside))
+    left = sum(storage.nbytes() for storage in list_storages(module, CPU, parking.extra))
     parking.restore()
     return {"left when parked": left, "parked and restored": torch.equal(call(model), before)}
 

@@ -114,7 +114,7 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
         found["loaded"] = model.resident_bytes
         found["equal"] = equal(call(model), right[SMALL])
         found["resident"] = model.resident_bytes
-        found["weights"] = place.told(direct, model)
+        found["weights"] = place.describe(direct, model)
         adapt(model)
         found["adapted"] = equal(call(model), adapted)
         found["changed"] = not equal(adapted, right[SMALL])

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from parallel_backend.groups.calls import Call
 from parallel_backend.plan import WHOLE, ParallelPlan
-from parallel_backend.weights.tensors import plain_parts
+from parallel_backend.weights.tensors import list_plain_tensors
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files import quantise, write_stock_models
 from tests.support.files.write_gguf import write_gguf
@@ -91,7 +91,7 @@ def adapt(model: HostModel, strength: float) -> None:
 def kinds(model: HostModel) -> list[tuple[str, str, str]]:
     """Of each weight, its class and what it is made of: what it would lose if it were dequantised."""
     return [
-        (name, type(held.data).__name__, str([(part.dtype, tuple(part.shape)) for part in plain_parts(held)]))
+        (name, type(held.data).__name__, str([(part.dtype, tuple(part.shape)) for part in list_plain_tensors(held)]))
         for name, held in model.module.model.named_parameters()
     ]
 

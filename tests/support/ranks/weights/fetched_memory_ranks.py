@@ -28,7 +28,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.loading import ModelSource
 from parallel_backend.weights.sizes import fetched_places
 from parallel_backend.weights.stores import Store
-from parallel_backend.weights.tensors import plain_parts
+from parallel_backend.weights.tensors import list_plain_tensors
 from tests.support.cases.families import FAMILIES
 from tests.support.files import write_stock_models
 from tests.support.ranks import host_ranks
@@ -126,14 +126,17 @@ def measured(model: Model, kind: str, meshes: Meshes, file: Path) -> dict[str, i
     look()
     module = model.model if isinstance(model, DiffusersModel) else model.module.model
     names = {name for name, _, _ in fetched.names()}
-    rows = [part for name, held in module.named_parameters() if name in names for part in plain_parts(held)]
+    rows = [part for name, held in module.named_parameters() if name in names for part in list_plain_tensors(held)]
     others = sum(
-        part.nbytes for name, held in module.named_parameters() if name not in names for part in plain_parts(held)
+        part.nbytes
+        for name, held in module.named_parameters()
+        if name not in names
+        for part in list_plain_tensors(held)
     )
     live = others + on_device([*rows, *(store.on_device() if store else [])])
     told |= {"rest": anonymous() - before, "live": live, "said": model.weight_bytes}
     told |= {
-        "kept": model.sizes.kept(mesh.plan)[stage],
+        "kept": model.sizes.count_kept_bytes(mesh.plan)[stage],
         "largest": max(own),
         "fetched": sum(own[place] for place in places),
     }

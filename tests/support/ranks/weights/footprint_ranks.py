@@ -19,12 +19,12 @@ from parallel_backend.groups.calls import Call
 from parallel_backend.groups.mesh import build_mesh
 from parallel_backend.library import AllRanks
 from parallel_backend.plan import HOST, SHARED, ParallelPlan
-from parallel_backend.weights.fitting import in_host
+from parallel_backend.weights.fitting import count_host_bytes
 from parallel_backend.weights.loading import DTYPES, ModelSource
 from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.sizes import BUFFERS, fetched_places
 from parallel_backend.weights.stores import HostStore
-from parallel_backend.weights.tensors import storages_of
+from parallel_backend.weights.tensors import list_storages
 from tests.support.group.footprint import Highest, Storages, mapped_at, settled_bytes, shared_bytes
 from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
@@ -79,9 +79,9 @@ def measured(case: dict[str, Any], ranks: AllRanks) -> dict[str, Any]:
     store = model.fetched.store
     own_copy = mapped = 0  # of memory that is no other rank's, too
     if isinstance(store, HostStore) and not copy:
-        own_copy, mapped = sum(row.nbytes for row in store.rows.values()), store.memory.size
+        own_copy, mapped = sum(row.nbytes for row in store.blocks.values()), store.memory.size
     module = model.model if isinstance(model, DiffusersModel) else model.module.model
-    in_pages = sum(each.nbytes() for each in storages_of(module, CPU) if mapped_at(each.data_ptr(), storages.files))
+    in_pages = sum(each.nbytes() for each in list_storages(module, CPU) if mapped_at(each.data_ptr(), storages.files))
     return {
         **expected(model, plan),
         "live": held - mapped + in_pages,
@@ -106,13 +106,13 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
     fetched = sum(going)
     ways = {SHARED: plan.replicas, HOST: dist.get_world_size() // plan.pipefusion}.get(plan.weights, 1)
     return {
-        "told": sizes.kept(plan)[stage],
+        "told": sizes.count_kept_bytes(plan)[stage],
         "total": sizes.total,
         "largest": max(own),
         "gloo": sum(sorted(going)[-BUFFERS:]) if plan.weights == SHARED else 0,
-        "told copy": in_host(plan, sizes),
+        "told copy": count_host_bytes(plan, sizes),
         "told read": sizes.rest + sum(own) - fetched + fetched // ways,
-        "told fetched": sizes.fetched(plan),
+        "told fetched": sizes.count_fetched_bytes(plan),
     }
 
 

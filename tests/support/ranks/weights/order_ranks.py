@@ -50,7 +50,7 @@ def main(out: str) -> None:
             else:
                 got = run(model, fetched, given())
             right.append(got is wanted if got is None or wanted is None else got.equal(wanted))
-        fetched.settle()
+        fetched.await_fetches()
         told[name] = {"asked": store.fetched, "right": right}
 
     def plainly(model: Model) -> torch.Tensor:
