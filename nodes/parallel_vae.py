@@ -106,7 +106,7 @@ def check_latents(latents: torch.Tensor, vae: Any) -> None:
     if latents.shape[1] != channels or latents.ndim not in (dims, 5):
         frames = "frames, " if dims > 4 else ""
         raise Refused(
-            f"The latent has shape {tuple(latents.shape)}, and this VAE takes (batch, {channels}, {frames}height, "
+            f"The latent has shape {tuple(latents.shape)}, but this VAE takes (batch, {channels}, {frames}height, "
             "width).",
             "Use the VAE that belongs to the model.",
         )
