@@ -7,8 +7,8 @@ import difflib
 import torch
 from comfy_api.latest import io
 
+from ..worker.comfyui.dit_model import ClassConditionalDiT
 from .errors import Refused
-from .model.families.dit import ClassConditionalDiT
 
 
 class DiTClassLabel(io.ComfyNode):

@@ -23,7 +23,7 @@ from ..parallel_backend.plan import MODEL, ParallelPlan
 from ..parallel_backend.sampling.caches import NONE
 from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
-from .model.loop_mode import Remote
+from .model.remote_module import RemoteModule
 
 FOLDER, FILE = "paralleldit", "comparisons.json"  # of ComfyUI's user directory, where no page reaches it
 KEPT = 200  # the last ones
@@ -89,7 +89,7 @@ class Comparisons:
 
 def compared(
     patcher: Any,
-    remote: Remote,
+    remote: RemoteModule,
     call: SamplerCall,
     sample: Callable[[SamplerCall, StepClock], torch.Tensor],
     vae: comfy.sd.VAE | None,
@@ -117,14 +117,14 @@ def compared(
     return latents, f"{skipped}{comparison.text}", pictures([latents, exact], patcher, vae)
 
 
-def key_of(remote: Remote, call: SamplerCall, shape: torch.Size) -> str:
+def key_of(remote: RemoteModule, call: SamplerCall, shape: torch.Size) -> str:
     """Of a setting: the model, its plan, how it is sampled and at which size; not of the prompt and the seed."""
     setting = asdict(replace(call, seed=0, previews=False))
     told = json.dumps([remote.source, remote.plan.to_json(), setting, list(shape)], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def exact_plan(remote: Remote, steps: int) -> ParallelPlan:
+def exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
     """The plan by which as many ranks come to the exact image: they send the model's own numbers, and without
     PipeFusion's patches share tokens in place of blocks, where the model allows that; its own plan where that is exact.
     """
@@ -137,7 +137,7 @@ def exact_plan(remote: Remote, steps: int) -> ParallelPlan:
 
 
 @contextlib.contextmanager
-def under(remote: Remote, plan: ParallelPlan) -> Iterator[None]:
+def under(remote: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
     """While entered, the model's calls run under this plan."""
     before, remote.plan = remote.plan, plan
     try:

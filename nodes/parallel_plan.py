@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import comfy.cli_args
 import torch
@@ -15,7 +15,6 @@ from ..parallel_backend.axes import BATCH_AXES, BY_NAME
 from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
-from ..parallel_backend.models import Adapter
 from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import (
     ATTENTION,
@@ -30,7 +29,7 @@ from ..parallel_backend.plan import (
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
-from .plan_words import Devices, Remark, devices_of_auto, left_out, one_faster, remark, why_by_call, why_one_rank
+from .plan_words import Devices, Remark, devices_of_auto, one_faster, remark, why_by_call, why_one_rank
 from .workers.group import device_count, device_type, like_cards, most_ranks, settings
 
 AUTO = "auto"
@@ -196,21 +195,11 @@ class ResolvedPlan(NamedTuple):
     note: tuple[Remark, ...] = ()
 
 
-def resolve_plan(plan: ParallelPlan | None, config: Mapping[str, Any], adapter: Adapter) -> ResolvedPlan:
-    """The plan to run on this machine, `None` being auto. config, adapter: of the model.
+def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
+    """The plan to run on this machine. module: the diffusion model, which may be on the meta device.
 
     Raises PlanError if the model or the machine forbids it.
     """
-    if plan is None:
-        chosen = ParallelPlan.auto(device_count(), adapter.sizes(config).heads, adapter.guided(config))
-        return ResolvedPlan(chosen, tuple(left_out(devices_of_machine())))
-    resolved = fit_to_machine(plan)  # first: what is advised for the model has as many ranks as were asked for
-    plan.check_model(**adapter.limits(config))
-    return resolved
-
-
-def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
-    """As `resolve_plan`, for one of ComfyUI's own diffusion models, which may be on the meta device."""
     resolved = fit_to_machine(plan)
     check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
     check_module(resolved.plan, module)

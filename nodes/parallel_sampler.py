@@ -22,7 +22,6 @@ from ..worker.wire.sampler_call import SamplerCall
 from .comparison import NEVER, ONCE, StepClock, compared
 from .model.loop_mode import LoopSampler, stand_in
 from .model.own_schedule import own_schedule
-from .model.remote_module import RemoteModule
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 CACHE = CacheSettings()  # what a call without a word on it has
@@ -138,7 +137,7 @@ class ParallelSampler(io.ComfyNode):
         cache_interval: int = CACHE.interval,
     ) -> io.NodeOutput:
         remote = stand_in(model.model)
-        schedule, scale = own_schedule(model) if isinstance(remote, RemoteModule) else (remote.schedule, 1.0)
+        schedule, scale = own_schedule(model, remote.schedule)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}

@@ -69,25 +69,13 @@ def remarks_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
     return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
 
 
-def why_auto(
-    devices: Devices, plan: ParallelPlan | None, model: tuple[int, bool] | None, lacks_file: bool = False
-) -> list[Remark]:
-    """Why an automatic plan is what it is.
+def why_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
+    """What there is to say of an automatic plan where no model is known, on which it depends.
 
-    model: its heads, and whether it is guided; None as the plan where no model is known, on which the plan depends.
     lacks_file: whether that is for want of a loader's file, and not of a loader.
     """
     said, count = devices_of_auto(devices), devices.count
-    if count <= 1:
-        return said
-    if plan is None or model is None:
-        return [*said, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
-    heads, guided = model
-    if guided:
-        said.append(remark("guidance_odd", devices=count) if count % 2 else remark("guidance_first"))
-    else:
-        said.append(remark("distilled"))
-    return [*said, *token_remarks(plan, heads)]
+    return said if count <= 1 else [*said, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
 
 
 def devices_of_auto(devices: Devices) -> list[Remark]:

@@ -121,14 +121,6 @@ class ParallelPlan:
         """What `from_json` takes."""
         return asdict(self) | {"speeds": [*self.speeds]}
 
-    @classmethod
-    def auto(cls, devices: int, heads: int, guided: bool) -> ParallelPlan:
-        """The plan for this many devices: guidance is split first, the rest goes to Ulysses as far as there are heads
-        (see `ulysses_of`), and what is left to ring. guided: whether there is classifier-free guidance to split."""
-        cfg = 2 if guided and devices >= 2 and devices % 2 == 0 else 1
-        ulysses = ulysses_of(devices // cfg, heads)
-        return cls(cfg=cfg, ulysses=ulysses, ring=devices // cfg // ulysses)
-
     def degrees(self) -> dict[str, int]:
         """Axis name to degree, outermost axis first."""
         return {axis.name: getattr(self, axis.name) for axis in AXES}

@@ -84,8 +84,18 @@ PIPELINES = {
     "tiny-flux": ("flux-dev", {"_class_name": "FluxPipeline"}),
 }
 SCHEDULERS = {"tiny-sd3": SD3_SCHEDULER, "tiny-flux": FLUX_SCHEDULER}
-# ComfyUI's latents of these have 16 channels, of which Flux packs patches of 2×2.
-CHANNELS = {"tiny-sd3": {"in_channels": 16, "out_channels": 16}, "tiny-flux": {"in_channels": 64}}
+# In proportions that ComfyUI detects. Its latents of SD3 and Flux have 16 channels, of which Flux packs patches of 2×2.
+SIZES = {
+    "tiny-sd3": {
+        **{"in_channels": 16, "out_channels": 16, "num_layers": 4, "num_attention_heads": 4},
+        **{"attention_head_dim": 64, "caption_projection_dim": 256},
+    },
+    "tiny-flux": {
+        **{"in_channels": 64, "num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)},
+    },
+    "tiny-pixart-alpha": {"sample_size": 64},
+    "tiny-pixart-sigma": {"sample_size": 64},
+}
 
 
 DESELECTED = pytest.StashKey[str]()
@@ -226,7 +236,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_pipeline(folder: Path, family: str, pipeline: dict) -> None:
     """A diffusers pipeline folder: model_index.json, transformer, scheduler."""
     tiny = FAMILIES[family]
-    replace(tiny, config={**tiny.config, **CHANNELS.get(folder.name, {})}).save(folder / "transformer")
+    replace(tiny, config={**tiny.config, **SIZES.get(folder.name, {})}).save(folder / "transformer")
     (folder / "model_index.json").write_text(json.dumps(pipeline, indent=2))
     (folder / "scheduler").mkdir()
     (folder / "scheduler" / "scheduler_config.json").write_text(

@@ -19,8 +19,8 @@ from comfy.context_windows import IndexListContextHandler
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...worker.host.call_batcher import CallBatcher, CallRecorded
-from .remote_model import KEY
 
+KEY = "ParallelDiT"  # of our own wrappers
 # Whatever nodes have run around a call, or in between.
 WRAPPERS = (WrappersMP.CALC_COND_BATCH, WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL)
 CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)

@@ -1,4 +1,4 @@
-"""A model file that ComfyUI's own class runs: what ComfyUI takes it for, without reading its weights."""
+"""A model's file or folder that ComfyUI's own class runs: what ComfyUI takes it for, without reading its weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...worker.comfyui.model import (
 )
 from ...worker.comfyui.source import HostSource
 from ..costs.plans import ModelCosts
-from .model_files import read_header
+from .model_files import DiffusersFolder, describe_folder, read_header
 
 # Models that ComfyUI takes for a supported one by how a name begins that only they have.
 OTHERS = {"controlnet_": "a ControlNet"}
@@ -70,10 +70,11 @@ WEIGHT_DTYPES = {
 
 @dataclass(frozen=True)
 class HostFile:
-    """path: of the file. model: ComfyUI's, its diffusion model on the meta device. dtype, cast: see `choose_dtypes`.
+    """path: of the file, or of the folder of a diffusers transformer. model: ComfyUI's, its diffusion model on the meta
+    device. dtype, cast: see `choose_dtypes`.
 
     sizes: of its weights, as they are loaded. fast_fp8: see HostSource. has_more: whether it is a checkpoint with more
-    than the diffusion model.
+    than the diffusion model. folder: what a diffusers folder says beside its weights.
     """
 
     path: Path
@@ -83,6 +84,7 @@ class HostFile:
     sizes: WeightSizes
     fast_fp8: bool
     has_more: bool
+    folder: DiffusersFolder | None = None
 
     @property
     def module(self) -> torch.nn.Module:
@@ -116,6 +118,7 @@ class HostFile:
             dtype=dtype_name(self.dtype),
             cast=dtype_name(self.cast),
             fast_fp8=self.fast_fp8,
+            config=self.folder.config if self.folder else {},
         )
 
 
@@ -143,15 +146,19 @@ def flag(name: str) -> str:
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """What ComfyUI detects in a file.
+    """What ComfyUI detects in a file, or in a diffusers folder.
 
     Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model to sample from,
     and for weights that do not fit what it is taken for.
     """
-    if not is_gguf(path):
+    folder = describe_folder(path) if path.is_dir() else None
+    if not folder and not is_gguf(path):
         refuse_others(path)
     try:
-        config, weights, beside = detect(path)
+        if folder:
+            config, weights, beside = detect(folder.transformer, folder.config, folder.scheduler)
+        else:
+            config, weights, beside = detect(path)
     except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
         config, weights, beside = None, {}, {}
     if config is None:
@@ -182,8 +189,11 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"first is {missing[0]}; the file is incomplete or of another model.",
             "Download it again.",
         )
+    if folder and folder.class_names:
+        vars(model)["id2label"] = folder.class_names  # for DiT Class Label
     sizes = sizes_of_model(model.diffusion_model)
-    return HostFile(path, model, chosen, cast, sizes, wanted.fast, bool(beside))
+    file = folder.transformer if folder else path
+    return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(beside), folder)
 
 
 def unknown(path: Path) -> ModelFileError:

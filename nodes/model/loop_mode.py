@@ -20,12 +20,10 @@ from ...worker.wire.protocol import Header
 from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
-from .call_batching import batches_calls
-from .remote_model import KEY, RemoteDiT
+from .call_batching import KEY, batches_calls
 from .remote_module import RemoteModule, remote_module
 
 Guider = comfy.samplers.CFGGuider
-Remote = RemoteDiT | RemoteModule
 Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 GUIDANCE_OPTIONS = {
@@ -126,10 +124,9 @@ def run_loop(
         return remote.sample(call, tensors, passes, on_step).to(noise)
 
 
-def stand_in(model: BaseModel) -> Remote:
+def stand_in(model: BaseModel) -> RemoteModule:
     """What stands for a model in the worker group. Raises Refused where it runs in ComfyUI."""
-    module = model.diffusion_model
-    found = module if isinstance(module, RemoteDiT) else remote_module(model)
+    found = remote_module(model)
     if found is None:
         raise Refused(
             "Parallel Sampler needs the MODEL of Load Diffusion Model (Parallel) or Load Checkpoint (Parallel), and "
@@ -141,7 +138,7 @@ def stand_in(model: BaseModel) -> Remote:
 
 def record_passes(
     guider: Guider,
-    remote: Remote,
+    remote: RemoteModule,
     noise: torch.Tensor,
     sigmas: torch.Tensor,
     extra_args: dict[str, Any],
@@ -160,13 +157,12 @@ def record_passes(
                 "model takes.",
                 "Choose sizes that are multiples of its patches, or use a stock KSampler.",
             )
-        if isinstance(remote, RemoteModule):
-            if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
-                raise Refused(
-                    "The Parallel Sampler cannot honour conditioning by which parts of a latent have other timesteps.",
-                    "Use a stock KSampler for it, with a plan without PipeFusion.",
-                )
-            conditions = {KWARGS: without_step(conditions), CHANNELS: channels_beyond(latents, noise)}
+        if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
+            raise Refused(
+                "The Parallel Sampler cannot honour conditioning by which parts of a latent have other timesteps.",
+                "Use a stock KSampler for it, with a plan without PipeFusion.",
+            )
+        conditions = {KWARGS: without_step(conditions), CHANNELS: channels_beyond(latents, noise)}
         passes.append(SamplerPass(tuple(branches), conditions))
     return passes
 
@@ -197,8 +193,6 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
         for name, words in GUIDANCE_OPTIONS.items()
         if model_options.get(name) and not batches_calls(model_options[name])
     ]
-    if "model_sampling" in guider.model_patcher.object_patches and not remote_module(guider.inner_model):
-        asked.append("a ModelSampling node")
     options = model_options.get("transformer_options", {})
     for key in ("patches", "patches_replace"):
         asked += [f"the model patch {name!r}" for name, functions in options.get(key, {}).items() if functions]

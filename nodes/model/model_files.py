@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ...parallel_backend.errors import Explanation, ModelFileError
-from ...parallel_backend.models import adapter_for
 from ...parallel_backend.weights.folder import model_class, read_json
-from ...parallel_backend.weights.loading import ModelSource
+from ...worker.comfyui.model import PIPELINE
+from ...worker.comfyui.source import weight_files
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
@@ -33,26 +33,23 @@ TORCH_DTYPES = {
 }
 
 
-@dataclass
-class ModelDescription:
+@dataclass(frozen=True)
+class DiffusersFolder:
     """A model in a diffusers folder.
 
-    model_class, config: of the transformer. files: its safetensors. dtype: what most of its weights are stored in.
-    shapes: of its parameters. pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where
-    there is one.
+    transformer: the folder of its weights. config: its config.json, by the class's name of today, and the class of its
+    pipeline. pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
     """
 
-    model_class: str
+    transformer: Path
     config: dict[str, Any]
-    files: tuple[str, ...]
-    dtype: torch.dtype
-    shapes: dict[str, torch.Size]
     pipeline: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
 
-    def source(self, dtype: str) -> ModelSource:
-        """What the ranks load. dtype: what they cast the weights to, a key of DTYPES."""
-        return ModelSource(self.model_class, self.config, self.files, dtype)
+    @property
+    def class_names(self) -> dict[int, str]:
+        """Of a class-conditional model, its classes by number."""
+        return {int(number): name for number, name in self.pipeline.get("id2label", {}).items()}
 
 
 def list_models() -> dict[str, Path]:
@@ -134,28 +131,23 @@ def why_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
     return Explanation(cause, "Put it there, or press R to refresh and choose another.")
 
 
-def describe_folder(folder: Path) -> ModelDescription:
+def describe_folder(folder: Path) -> DiffusersFolder:
     """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError where it is broken."""
     transformer = folder / "transformer" if (folder / "model_index.json").exists() else folder
     config = read_json(transformer / "config.json")
     for key in REQUIRED_KEYS:
         if key not in config:
             raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}.", "Download the model again.")
-    try:
-        adapter_for(model_class(config)).sizes(config)
-    except KeyError as error:
-        raise ModelFileError(f"{transformer / 'config.json'} has no {error}.", "Download the model again.") from error
-    files = sorted(transformer.glob("*.safetensors"))
+    files = weight_files(transformer)
     if not files:
         raise no_safetensors(transformer, model_class(config))
-    weights = {name: tensor for path in files for name, tensor in read_header(path)[0].items()}
-    return ModelDescription(
-        model_class=model_class(config),
-        config={key: value for key, value in config.items() if not key.startswith("_")},
-        files=tuple(str(path) for path in files),
-        dtype=main_dtype(weights),
-        shapes={name: tensor.shape for name, tensor in weights.items()},
-        pipeline=read_json(folder / "model_index.json") if transformer != folder else {},
+    for path in files:
+        read_header(path)
+    pipeline = read_json(folder / "model_index.json") if transformer != folder else {}
+    return DiffusersFolder(
+        transformer,
+        {**config, "_class_name": model_class(config), PIPELINE: pipeline.get("_class_name", "")},
+        pipeline,
         scheduler=read_json(path) if (path := folder / "scheduler" / "scheduler_config.json").exists() else {},
     )
 
@@ -191,11 +183,3 @@ def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         raise ModelFileError(
             f"{path.name} is not a whole safetensors file ({error}); it was cut short or damaged.", "Download it again."
         ) from error
-
-
-def main_dtype(header: dict[str, torch.Tensor]) -> torch.dtype:
-    """The dtype that most parameters are stored in."""
-    counts: dict[torch.dtype, int] = {}
-    for tensor in header.values():
-        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
-    return max(counts, key=counts.__getitem__) if counts else torch.float32

@@ -10,13 +10,19 @@ import torch
 
 from ...parallel_backend.compat import hooks_of
 from ..errors import Refused
-from .remote_model import no_weights
 
 COMFYUIS = ("training",)  # attributes that ComfyUI sets as it likes
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 DATA: Any = torch.Tensor.data  # a property, by which weights are written to past torch's own checks
 Held = dict[str, Any]
+
+
+def no_weights(asked: str) -> Refused:
+    return Refused(
+        f"The parallel model cannot take {asked}: its weights are in worker processes.",
+        "Remove that node, or use the stock loader.",
+    )
 
 
 class RemoteParameter(torch.nn.Parameter):

@@ -10,22 +10,30 @@ import torch
 from comfy.model_base import ModelType
 
 from ..errors import Refused
+from .model_files import DiffusersFolder
 from .schedule import PREDICTIONS, Schedule
 
 TIMESTEPS = 1000  # of diffusers' schedulers
+# Classes whose pipelines leave the sigmas to their scheduler; others hand it such from 1 to 1 / steps.
+OWN_SIGMAS = ("AuraFlowTransformer2DModel", "SD3Transformer2DModel", "WanTransformer3DModel")
 BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2": "squaredcos_cap_v2"}
 
 
-def own_schedule(patcher: Any) -> tuple[Schedule, float]:
-    """The schedule, and what a scheduler's timestep is multiplied with for the model; with the shift that a
-    ModelSampling node has set. Raises Refused for a kind of noise that diffusers' schedulers here do not have."""
+def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float]:
+    """The schedule, and what a scheduler's timestep is multiplied with for the model. folder: what a diffusers folder
+    says of it, which holds as long as no ModelSampling node has set another shift. Raises Refused for a kind of noise
+    that diffusers' schedulers here do not have."""
     model, sampling = patcher.model, patcher.get_model_object("model_sampling")
     kind, is_own = model.model_type, "model_sampling" not in patcher.object_patches
-    if isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX):
+    is_flow = isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX)
+    scale = float(patcher.get_model_object("model_sampling").timestep(torch.ones(()))) / TIMESTEPS if is_flow else 1.0
+    if folder and is_own:
+        return folder, scale
+    if is_flow:
         if isinstance(sampling, comfy.model_sampling.ModelSamplingFlux):
-            return flow_euler(math.exp(sampling.shift)), float(sampling.timestep(torch.ones(()))) / TIMESTEPS
+            return flow_euler(math.exp(sampling.shift)), scale
         if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscreteFlow):
-            return flow_euler(sampling.shift), float(sampling.timestep(torch.ones(()))) / TIMESTEPS
+            return flow_euler(sampling.shift), scale
     if is_own and kind in (ModelType.EPS, ModelType.V_PREDICTION):
         settings = model.model_config.sampling_settings
         if (schedule := settings.get("beta_schedule", "linear")) in BETAS:
@@ -37,12 +45,19 @@ def own_schedule(patcher: Any) -> tuple[Schedule, float]:
                 "prediction_type": PREDICTIONS[kind],
                 "rescale_betas_zero_snr": bool(settings.get("zsnr", False)),
             }
-            return Schedule({}, config, linear_sigmas=False), 1.0
+            return Schedule({}, config, linear_sigmas=False), scale
     raise Refused(
         f"The Parallel Sampler has no scheduler for {type(sampling).__bases__[0].__name__}, by which ComfyUI samples "
         "this model.",
         "Remove a node that changes it, or use a stock KSampler, with a plan without PipeFusion.",
     )
+
+
+def schedule_of(folder: DiffusersFolder | None) -> Schedule | None:
+    """What a diffusers folder says of its schedule, if it does."""
+    if folder is None or not folder.scheduler:
+        return None
+    return Schedule(folder.scheduler, {}, linear_sigmas=folder.config["_class_name"] not in OWN_SIGMAS)
 
 
 def flow_euler(shift: float) -> Schedule:

@@ -42,6 +42,7 @@ from ..plan_words import Remark, in_words
 from .module_guard import ModuleGuard, put_elsewhere
 from .patches import bearable, check_inside, check_plan, sendable
 from .remote_weights import Patches, RemoteWeights, check_interrupt, run_plan
+from .schedule import Schedule
 
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
@@ -92,12 +93,15 @@ class RemoteModule(RemoteWeights):
         note: tuple[Remark, ...] = (),
         auto: PlanOfRun[tuple[Remark, ...]] | None = None,
         name: str = "",
+        schedule: Schedule | None = None,
     ) -> None:
         """costs: of the model's plans. auto: what decides on the plan by what is asked; None where it does not depend
-        on that. name: of the model, as the person chose it."""
+        on that. name: of the model, as the person chose it. schedule: what a diffusers folder says of it, if it
+        does."""
         super().__init__(group, source.to_json(), plan, sizes, note, name)
         self.auto = auto
         self.costs = costs
+        self.schedule = schedule
         self.asked: Work | None = None  # of the last request
         self.module = module
         self.batcher = CallBatcher(self.call, self.shares_calls)

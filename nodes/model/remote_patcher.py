@@ -16,26 +16,13 @@ from comfy_execution.utils import get_executing_context
 
 from ...worker.wire.tree import PLAIN
 from ..errors import Refused
-from .call_batching import add_call_batching
-from .lora import accept, name_of, none_applied
-from .module_guard import RemoteParameter
-from .patches import compile_settings, say_once
-from .remote_model import KEY, RemoteDiT, no_weights
+from .call_batching import KEY, add_call_batching
+from .module_guard import RemoteParameter, no_weights
+from .patches import compile_settings
 from .remote_module import MODULE, RemoteModule, remote_module
 
 NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
-
-
-def refuse_nested(executor: Any, *args: Any, **options: Any) -> torch.Tensor:
-    """Stands around a sampling, which ComfyUI runs on the parts of a nested latent packed into one tensor."""
-    module = executor.class_obj.model_patcher.model.diffusion_model
-    if isinstance(module, RemoteDiT) and len(options.get("latent_shapes") or ()) > 1:
-        raise Refused(
-            "The parallel model takes no latent of several parts, such as video with audio (a nested latent).",
-            "Use the stock loader, or a latent of one part.",
-        )
-    return executor(*args, **options)
 
 
 def note_run(
@@ -87,10 +74,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     @property
-    def remote(self) -> RemoteDiT | RemoteModule | None:
+    def remote(self) -> RemoteModule | None:
         """None where a node has put another module in its place."""
-        module = self.model.diffusion_model
-        return module if isinstance(module, RemoteDiT) else remote_module(self.model)
+        return remote_module(self.model)
 
     def loaded_size(self) -> int:
         return self.remote.held_bytes() if self.remote else super().loaded_size()
@@ -123,8 +109,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """The ranks read and patch the weights. Of ComfyUI's own class none are here that could be moved."""
-        if not isinstance(self.remote, RemoteModule):
+        """The ranks read and patch the weights. None are here that could be moved."""
+        if self.remote is None:
             super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)  # pyright: ignore[reportArgumentType]
             return
         self.model.model_lowvram = False
@@ -134,7 +120,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.use()
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
-        if not isinstance(self.remote, RemoteModule):
+        if self.remote is None:
             super().unpatch_model(device_to, unpatch_weights)
             return
         super().unpatch_model(None, unpatch_weights)
@@ -155,30 +141,21 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return super().detach(unpatch_all)
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        """Keeps what is for this model; see `accept` for what it raises."""
-        is_own = isinstance(self.remote, RemoteModule)
-        if strength_model != 1.0 and not (is_own and all(value == (None,) for value in patches.values())):
+        """Keeps what is for this model; `(None,)` scales a weight alone. Raises Refused where nothing is."""
+        if strength_model != 1.0 and not all(value == (None,) for value in patches.values()):
             raise no_weights("a model merge, or another node that scales weights")
-        if is_own:
-            return self.add_own_patches(patches, strength_patch, strength_model)
-        own = accept(self.model.diffusion_model.names, patches, strength_patch)
-        return super().add_patches(own, strength_patch)
-
-    def add_own_patches(self, patches: dict, strength: float, strength_model: float) -> list:
-        """Of ComfyUI's own class, whose weights have the names that the patches are for; `(None,)` scales one alone."""
         known = self.model.state_dict().keys()
-        own = {key: value for key, value in patches.items() if name_of(key, "") in known}
-        if not own and strength:
+        own = {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in known}
+        if not own and strength_patch:
             raise none_applied()
-        return super().add_patches(own, strength, strength_model)
+        return super().add_patches(own, strength_patch, strength_model)
 
     def pre_run(self) -> None:
         """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
         super().pre_run()
         self.use()
-        if isinstance(self.remote, RemoteModule):
-            self.remote.begin(self.model_options["transformer_options"])
         if self.remote:
+            self.remote.begin(self.model_options["transformer_options"])
             self.remote.group.resident = self.origin()
 
     def use(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
@@ -187,13 +164,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         more: changes of the weights beside its own. hooks: what tells these from others.
         """
         key = str(self.patches_uuid) if self.patches else None
-        if isinstance(self.remote, RemoteModule):
+        if self.remote:
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
             told = f"{self.patches_uuid} {list(hooks)}" if more else key
             compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
             self.remote.use(told, patches, self.object_patches, compiled)
-        elif self.remote:
-            self.remote.patched = (key, dict(self.patches))
 
     def origin(self) -> RemoteModelPatcher:
         """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded:
@@ -212,9 +187,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        """Of ComfyUI's own class, its names and shapes: who asks a weight for its numbers is refused then, and
-        here, who wants a part of it, which is to compute with."""
-        if not isinstance(self.remote, RemoteModule) or filter_prefix is not None:
+        """Names and shapes: who asks a weight for its numbers is refused then, and here, who wants a part of it, which
+        is to compute with."""
+        if filter_prefix is not None:
             raise no_weights("a node that reads weights")
         found = super().model_state_dict()
         return {name: tensor.as_subclass(RemoteParameter) for name, tensor in found.items()}
@@ -223,8 +198,6 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
     ) -> list:
         """Keeps the changes of a part of the conditioning, or of a part of the steps."""
-        if not isinstance(self.remote, RemoteModule):
-            raise no_weights("a hook LoRA")
         added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
         if not added and strength_patch:
             raise none_applied()
@@ -232,7 +205,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def patch_hooks(self, hooks: Any) -> None:
         """Has the calls that follow run with the changes of these hooks, too."""
-        if not isinstance(self.remote, RemoteModule):
+        if self.remote is None:
             super().patch_hooks(hooks)
             return
         told = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
@@ -240,7 +213,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.current_hooks = hooks
 
     def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
-        if not isinstance(self.remote, RemoteModule):
+        if self.remote is None:
             super().unpatch_hooks(whitelist_keys_set)  # pyright: ignore[reportArgumentType]
         elif self.current_hooks is not None:
             self.patch_hooks(None)
@@ -255,28 +228,25 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a node that saves the model")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
-        if name.startswith(MODULE) and not (isinstance(self.remote, RemoteModule) and type(obj) in PLAIN):
+        if name.startswith(MODULE) and type(obj) not in PLAIN:
             raise no_weights(f"a replacement of {name}")
         super().add_object_patch(name, obj)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
         if self.remote and key == COMPILE_KEY:  # what it compiles is in the ranks, which are told how, see `use`
-            if not isinstance(self.remote, RemoteModule):
-                say_once("The ranks run a folder's model without torch.compile; the image is the same.")
             return
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
 
-def remote_model(model: comfy.model_base.BaseModel, diffusion_model: RemoteDiT) -> RemoteModelPatcher:
-    """A MODEL of a weight-less BaseModel and the RemoteDiT that does its work."""
-    model.model_config.set_inference_dtype(diffusion_model.dtype, None)
-    model.manual_cast_dtype = None
-    model.diffusion_model = diffusion_model  # pyright: ignore[reportAttributeAccessIssue]  (not always its UNetModel)
-    model.model_config.unet_config.update(diffusion_model.names.detected)
-    return remote_patcher(model.eval(), diffusion_model)
+def none_applied() -> Refused:
+    return Refused(
+        "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for another "
+        "model.",
+        "Remove that node; if only its text-encoder part is wanted, set strength_model to 0.",
+    )
 
 
-def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteDiT | RemoteModule) -> RemoteModelPatcher:
+def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> RemoteModelPatcher:
     """The MODEL of a BaseModel whose diffusion model is in the worker group, where `remote` has it run."""
     patcher = RemoteModelPatcher(
         model,
@@ -293,9 +263,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteDiT | Remote
         return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape[0]) if estimate else 0
 
     model.memory_required = memory_required
-    for wrapper in (refuse_nested, note_run):
-        patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, wrapper)
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, note_run)
     patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, note_preparation)
-    if isinstance(remote, RemoteModule):
-        add_call_batching(patcher, remote.batcher)
+    add_call_batching(patcher, remote.batcher)
     return patcher

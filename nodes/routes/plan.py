@@ -8,10 +8,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import torch
 from aiohttp import web
 from server import PromptServer
 
@@ -19,18 +17,16 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
-from ...parallel_backend.models import adapter_for, spec_of
+from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import sizes_of
 from ...parallel_backend.plan import ParallelPlan
-from ...parallel_backend.weights.loading import DTYPES
-from ...parallel_backend.weights.sizes import sizes_in_fp8, sizes_of_source
+from ...parallel_backend.weights.sizes import sizes_in_fp8
 from ...worker.settings import SettingsError
 from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
-from ..load_model import DEFAULT, folder_dtype
-from ..model.families import family_for
-from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, HostFile, describe_host_file
-from ..model.model_files import describe_folder, list_checkpoints, list_models, why_not_listed
+from ..load_model import DEFAULT
+from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
+from ..model.model_files import list_checkpoints, list_models, why_not_listed
 from ..parallel_plan import (
     ResolvedPlan,
     auto_host_plan,
@@ -38,7 +34,6 @@ from ..parallel_plan import (
     fit_to_machine,
     plan_of,
     resolve_host_plan,
-    resolve_plan,
 )
 from ..plan_words import Remark, remark, remarks_json, why_auto
 from ..workers.group import device_count, device_type
@@ -50,23 +45,18 @@ from .remedies import remedies
 
 MAX_BYTES = 1 << 16
 MAX_RANKS = 256  # more are counted, and not told one by one
-BF16 = "bf16"  # a key of DTYPES
 
 
 class Bounds(NamedTuple):
-    """What bounds a plan for a model. resolve: the plan that was asked for, or None for auto, to what runs.
-
-    guided: whether an automatic plan splits guidance. heads: how many; None where that is not known. by_call: where an
-    automatic plan follows from what a sampling brings, how; `resolve` makes none then. costs: of its plans, where they
-    can be told.
+    """What bounds a plan for a model. resolve: the plan that was asked for to what runs. heads: how many; None where
+    that is not known. by_call: what a sampling asks to the automatic plan. costs: of its plans.
     """
 
-    resolve: Callable[..., ResolvedPlan]
+    resolve: Callable[[ParallelPlan], ResolvedPlan]
     heads: int | None
     memory: ModelMemory
-    guided: bool = False
-    by_call: Callable[[Work], ResolvedPlan] | None = None
-    costs: ModelCosts | None = None
+    by_call: Callable[[Work], ResolvedPlan]
+    costs: ModelCosts
 
 
 def add_plan_route() -> None:
@@ -187,13 +177,10 @@ def resolve(
         if models:
             return [m.resolve(plan) for m in models][0], []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
-    if sampled and models[0].by_call:
+    if models and sampled:
         return expect_plan(sampled, models[0].by_call)
-    chosen = models[0].resolve(None) if models else None if device_count() > 1 else ResolvedPlan(ParallelPlan())
-    model = (models[0].heads or 1, models[0].guided) if models else None
-    return chosen and ResolvedPlan(chosen.plan), why_auto(
-        devices_of_machine(), chosen and chosen.plan, model, lacks_file
-    )
+    chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
+    return chosen, why_auto(devices_of_machine(), lacks_file)
 
 
 def has_branches(loaders: list[Loader]) -> bool:
@@ -255,25 +242,7 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     """Of the model there, as a loader of that dtype takes it. _stamp: of the files, whose headers are read again when
     it changes. Raises RequestError."""
-    if path.is_file():
-        return bounds_of_host_file(describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE)))
-    description = describe_folder(path)
-    if (family := family_for(description.model_class)) is None:
-        raise RequestError(f"{description.model_class} runs in scripts only (docs/scripts.md).")
-    spec, config, model = adapter_for(description.model_class), description.config, family.build(description)
-    chosen = folder_dtype(path.name, dtype, description, model)
-    model.model_config.set_inference_dtype(chosen, None)
-    # Of which ComfyUI's estimate of a forward asks the dtype.
-    model.diffusion_model = SimpleNamespace(dtype=chosen)  # pyright: ignore[reportAttributeAccessIssue]
-    sizes = sizes_of_source(description.source(next(name for name, one in DTYPES.items() if one == chosen)))
-    smaller = (("would_bf16", sizes_of_source(description.source(BF16))),) if chosen == torch.float32 else ()
-    memory = ModelMemory(sizes, model, smaller)
-    resolve = functools.partial(resolve_plan, config=config, adapter=spec)
-    return Bounds(resolve, spec.sizes(config).heads, memory, spec.guided(config))
-
-
-def bounds_of_host_file(file: HostFile) -> Bounds:
-    """Of a file that ComfyUI's own class runs."""
+    file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
     module = file.module
     spec = spec_of(type(module))
     heads = sizes_of(module, spec).heads if spec and spec.blocks else None
@@ -283,4 +252,4 @@ def bounds_of_host_file(file: HostFile) -> Bounds:
     in_fp8 = sizes_in_fp8(module)
     smaller = (("would_fp8", in_fp8),) if in_fp8 else ()
     memory = ModelMemory(file.sizes, file.model, smaller)
-    return Bounds(resolve_own, heads, memory, by_call=auto, costs=costs)
+    return Bounds(resolve_own, heads, memory, auto, costs)

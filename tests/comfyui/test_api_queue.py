@@ -39,8 +39,8 @@ SQUARE = {
 OTHER = {
     "demo, 3 images of 64x96": Job("shapes-dit", "blue ring", width=64, height=96, batch=3, seed=21),
     "dit, 3 images of 144x80": Job("tiny-dit", "9", width=144, height=80, batch=3, seed=22),
-    "pixart, 3 images of 80x144": Job(
-        "tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", width=80, height=144, batch=3, seed=23
+    "pixart, 2 images of 448x576": Job(
+        "tiny-pixart-alpha", "text.safetensors", "other-text.safetensors", width=448, height=576, batch=2, seed=23
     ),
     "pixart, texts of unequal length": Job("tiny-pixart-sigma", "text.safetensors", "short-text.safetensors", seed=24),
 }
@@ -54,7 +54,7 @@ QUICK = (
     "ulysses 2 | demo, 3 images of 64x96",
     "cfg 2 | pixart-alpha",
     "cfg 2 | dit, 3 images of 144x80",
-    "cfg 2 | pixart, 3 images of 80x144",
+    "cfg 2 | pixart, 2 images of 448x576",
 )
 
 

@@ -93,8 +93,8 @@ def test_a_transformer_class_without_a_spec(host: ComfyHost, broken: Path) -> No
     assert_says(
         refusal(host, Job(broken.name).prompt(), GOOD),
         "LattePlusTransformer4DModel",
-        "DiTTransformer2DModel",
-        "parallel_backend/models/README.md",
+        "single file",
+        "docs/scripts.md",
     )
 
 
@@ -177,9 +177,10 @@ def test_a_latent_of_the_wrong_channel_count(host: ComfyHost, models: Path) -> N
     assert_says(refusal(host, Job("tiny-dit", latent="flux.latent").prompt(), GOOD), "16, 16, 16", "4, height, width")
 
 
-def test_a_parallel_sampler_does_not_fill_latents_up(host: ComfyHost) -> None:
-    message = refusal(host, Job("tiny-dit", width=136, height=128, scheduler="DDIM").prompt(), GOOD)
-    assert_says(message, "of 16×17 to the 16×18", "multiples of its patches", "stock KSampler")
+def test_pipefusion_does_not_fill_latents_up(host: ComfyHost) -> None:
+    plan = {"pipefusion": 2}
+    message = refusal(host, Job("tiny-dit", width=136, height=128, plan=plan, scheduler="DDIM").prompt(), GOOD)
+    assert_says(message, "16×17", "patches of 2×2", "stock KSampler")
 
 
 @pytest.mark.parametrize("how", [{}, {"scheduler": "DDIM"}], ids=str)
@@ -187,18 +188,15 @@ def test_a_nested_latent(how: dict, host: ComfyHost) -> None:
     prompt = Job("tiny-dit", **how).prompt()
     (latent,) = [node for node in prompt.values() if node["class_type"] == "EmptyLatentImage"]
     latent.update(class_type="Test_EmptyLatent", inputs={"shape": "1 4 16 16 | 1 8 16"})
-    assert_says(refusal(host, prompt, GOOD), "several parts", "nested latent", "stock loader")
+    assert_says(refusal(host, prompt, GOOD), "several parts", "nested latent")
 
 
-@pytest.mark.parametrize(
-    ("model", "shape"), [("tiny-dit", (1, 1, 11)), ("tiny-pixart-alpha", (1, 12, 32))], ids=["dit", "pixart"]
-)
-def test_nan_in_the_conditioning(host: ComfyHost, models: Path, model: str, shape: tuple[int, ...]) -> None:
-    conditioning = torch.zeros(shape)
+def test_nan_in_the_class(host: ComfyHost, models: Path) -> None:
+    conditioning = torch.zeros(1, 1, 11)
     conditioning[..., 5] = float("nan")
     save_file({"conditioning": conditioning, "pooled": torch.zeros(1, 16)}, models / "input" / "nan.safetensors")
-    negative = "" if model == "tiny-dit" else "text.safetensors"
-    assert_says(refusal(host, Job(model, "nan.safetensors", negative).prompt(), GOOD), "NaN", "the node that made it")
+    message = refusal(host, Job("tiny-dit", "nan.safetensors").prompt(), GOOD)
+    assert_says(message, "NaN", "the node that made it")
 
 
 def test_a_blend_of_two_class_labels(host: ComfyHost) -> None:
@@ -233,15 +231,8 @@ def test_a_plan_with_more_ranks_than_heads_is_refused_before_a_rank_starts(host:
     assert worker_processes(host) == processes
 
 
-def lora(model: Link | None, graph: Graph, node: str) -> Link:
-    inputs = {} if model is None else {"model": model}
-    strength = {"strength_model": 1.0} | ({"strength_clip": 0.0} if node == "CreateHookLora" else {})
-    return graph.add(node, lora_name="random.safetensors", **strength, **inputs)
-
-
-def hook_lora(graph: Graph, positive: Link) -> Link:
-    hooks = lora(None, graph, "CreateHookLora")
-    return graph.add("ConditioningSetProperties", cond_NEW=positive, strength=1.0, set_cond_area="default", hooks=hooks)
+def lora(model: Link, graph: Graph, node: str) -> Link:
+    return graph.add(node, lora_name="random.safetensors", strength_model=1.0, model=model)
 
 
 def merge(node: str, **inputs: float) -> Patch:
@@ -252,12 +243,11 @@ def merge(node: str, **inputs: float) -> Patch:
     return add
 
 
-WEIGHT_CHANGES: dict[str, tuple[Patch | None, Patch | None]] = {
-    "bypass LoRA": (lambda graph, model: lora(model, graph, "LoraLoaderBypassModelOnly"), None),
-    "hook LoRA": (None, hook_lora),
-    "merge": (merge("ModelMergeSimple", ratio=0.5), None),
-    "subtract": (merge("ModelMergeSubtract", multiplier=1.0), None),
-    "add": (merge("ModelMergeAdd"), None),
+WEIGHT_CHANGES: dict[str, Patch] = {
+    "bypass_lora": lambda graph, model: lora(model, graph, "LoraLoaderBypassModelOnly"),
+    "merge": merge("ModelMergeSimple", ratio=0.5),
+    "subtract": merge("ModelMergeSubtract", multiplier=1.0),
+    "add": merge("ModelMergeAdd"),
 }
 
 
@@ -279,9 +269,8 @@ def lora_and_other_model(models: Path) -> None:
 def test_a_change_of_weights_is_refused_and_not_dropped(
     host: ComfyHost, lora_and_other_model: None, change: str
 ) -> None:
-    patch_model, patch_positive = WEIGHT_CHANGES[change]
-    message = refusal(host, GOOD.prompt(patch_model, patch_positive), GOOD)
-    assert_says(message, "parallel model", "LoRA" if "LoRA" in change else "merge", "stock loader")
+    message = refusal(host, GOOD.prompt(WEIGHT_CHANGES[change]), GOOD)
+    assert_says(message, "parallel model", change if "lora" in change else "merge", "stock loader")
 
 
 def test_the_parallel_model_cannot_be_saved_as_an_empty_file(host: ComfyHost, models: Path) -> None:
@@ -328,10 +317,6 @@ MODEL_PATCHES: dict[str, tuple[Patch, str]] = {
         ),
         "dit",
     ),
-    "EasyCache": (
-        patched_by("EasyCache", reuse_threshold=0.2, start_percent=0.0, end_percent=1.0, verbose=False),
-        "easycache",
-    ),
     "RoPE scaling": (
         patched_by("ScaleROPE", **ROPE),
         "RoPE",
@@ -342,7 +327,7 @@ MODEL_PATCHES: dict[str, tuple[Patch, str]] = {
 @pytest.mark.parametrize("patch", MODEL_PATCHES)
 def test_a_patch_of_the_models_inside_is_refused_by_name(host: ComfyHost, patch: str) -> None:
     patch_model, name = MODEL_PATCHES[patch]
-    assert_says(refusal(host, GOOD.prompt(patch_model), GOOD), "cannot honour", name, "stock loader")
+    assert_says(refusal(host, GOOD.prompt(patch_model), GOOD), "cannot honour", name, "Remove that node")
 
 
 def test_a_host_side_patch_is_honoured(host: ComfyHost) -> None:
@@ -356,12 +341,6 @@ def test_a_host_side_patch_is_honoured(host: ComfyHost) -> None:
 LOOP = Job("tiny-dit", scheduler="DDIM")
 BEYOND_THE_LOOP = {
     "a guidance node": (LOOP, patched_by("RescaleCFG", multiplier=0.7), None, "guidance function"),
-    "a ModelSampling node": (
-        replace(LOOP, model="tiny-sd3", **TEXT, scheduler="Euler flow"),
-        patched_by("ModelSamplingSD3", shift=2.0),
-        None,
-        "ModelSampling",
-    ),
     "an area": (
         LOOP,
         None,
@@ -398,7 +377,7 @@ def test_what_acts_inside_the_hosts_loop_is_refused_by_the_parallel_sampler(host
         (replace(LOOP, scheduler="Euler flow"), ("'Euler flow'", "flow matching", "DDIM")),
         (replace(LOOP, model="tiny-sd3", **TEXT), ("'DDIM'", "diffusion", "Euler flow")),
         (replace(LOOP, steps=1001), ("1001", "1000")),
-        (replace(LOOP, width=88, height=88), ("11", "patch")),
+        (replace(LOOP, width=88, height=88, plan={"pipefusion": 2}), ("11", "patch")),
         (replace(LOOP, plan={"pipefusion": 9}), ("pipefusion=9", "blocks")),
         (replace(LOOP, plan={"pipefusion": 2, "patches": 40}, width=64, height=64), ("40 patches", "16 tokens")),
         (replace(LOOP, plan={"pipefusion": 2}, scheduler=None), ("PipeFusion", "Parallel Sampler")),

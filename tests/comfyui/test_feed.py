@@ -24,7 +24,7 @@ def follow(host: ComfyHost, job: Job) -> list[dict]:
     return told
 
 
-@pytest.mark.parametrize(("scheduler", "operation"), [("Euler", "sample"), (None, "forward")])
+@pytest.mark.parametrize(("scheduler", "operation"), [("Euler", "sample"), (None, "call")])
 def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, host: ComfyHost) -> None:
     steps = 400  # some seconds: a status is told a few times in one, and may find the group between two forwards
     told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, scheduler=scheduler))
@@ -36,7 +36,7 @@ def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, ho
     assert count >= 2, "it may have a part of the ranks"
     assert run["state"] == "done" and run["operation"] == operation
     assert run["made"] == len(run["steps"]) == steps
-    assert run["plan"] == "cfg=2" and (run["model"], run["model_class"]) == ("tiny-dit", "DiTTransformer2DModel")
+    assert run["plan"] == "cfg=2" and (run["model"], run["model_class"]) == ("tiny-dit", "DiT")
     assert run["seconds"] > sum(seconds for seconds, _ in run["steps"])
     assert [(each["index"], each["name"]) for each in group["status"]["devices"]] == [(None, "cpu")] * count
     for seconds, communication in run["steps"]:
@@ -50,7 +50,7 @@ def test_the_lines_of_the_logs_are_told_once(host: ComfyHost) -> None:
     told = follow(host, JOB)
     for rank in (0, 1):
         text = "\n".join(log["text"] for event in told for log in event["log"] if log["rank"] == rank)
-        assert text.count("loaded DiTTransformer2DModel") == 1
+        assert text.count("loaded DiT ") == 1
 
 
 def test_a_run_that_is_interrupted_or_refused_says_so(host: ComfyHost) -> None:

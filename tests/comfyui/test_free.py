@@ -220,7 +220,7 @@ def test_parked_ranks_keep_model_and_lora_and_stay_parked_while_one_has_no_room(
     assert predict(group, source).equal(right)
     after = group.status()
     assert after["state"] == "ready" and after["pids"] == before["pids"]
-    assert [after["counts"][name] for name in ("load", "adapt")] == [before["counts"][n] for n in ("load", "adapt")]
+    assert [after["counts"][name] for name in ("load", "patch")] == [before["counts"][n] for n in ("load", "patch")]
 
 
 def test_parking_starts_no_group(group: WorkerGroup) -> None:

@@ -53,7 +53,7 @@ def test_a_second_prompt_reuses_the_group_and_loads_nothing(host: ComfyHost) -> 
 
     latents(host, Job("tiny-dit", steps=5).prompt(), on_event=note)
     assert worker_processes(host) == processes
-    assert status(host)["counts"] == {**counts, "forward": counts["forward"] + 5}
+    assert status(host)["counts"] == {**counts, "call": counts["call"] + 5}
     assert first_progress[0] - posted < 2
 
 
@@ -71,16 +71,16 @@ def test_another_model_or_plan_of_the_same_size_is_loaded_by_the_same_processes(
 
 
 def test_a_larger_plan_leaves_no_process_of_the_old_group_and_a_smaller_one_runs_on_a_part(host: ComfyHost) -> None:
-    alone = Job("tiny-dit", plan={"cfg": 1, "ulysses": 1}, seed=58)
+    smaller = Job("tiny-dit", plan=ULYSSES, seed=58)
     post(host, "/paralleldit/stop")
-    expected, old = latents(host, alone.prompt()), worker_processes(host)
-    assert len(ranks(host)) == 1
-    latents(host, Job("tiny-dit").prompt())
+    expected, old = latents(host, smaller.prompt()), worker_processes(host)
+    assert len(ranks(host)) == 2
+    latents(host, Job("tiny-dit", plan={"cfg": 2, "ulysses": 2}).prompt())
     pids = ranks(host)
-    assert len(pids) == 2 and not [process for process in old if alive(process)]
-    assert torch.equal(latents(host, spaced(alone).prompt()), expected)
+    assert len(pids) == 4 and not [process for process in old if alive(process)]
+    assert torch.equal(latents(host, spaced(smaller).prompt()), expected)
     assert ranks(host) == pids
-    wait_until(lambda: [memory["weights"] > 0 for memory in status(host)["memory"]] == [True, False])
+    wait_until(lambda: [memory["weights"] > 0 for memory in status(host)["memory"]] == [True, True, False, False])
 
 
 def test_a_loader_has_the_ranks_start_before_a_sampler_needs_them(host: ComfyHost) -> None:

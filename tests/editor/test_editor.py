@@ -153,7 +153,7 @@ def test_the_group_is_parked_restarted_stopped_and_started_by_the_panels_buttons
     start, stop, restart, park = (panel.get_by_test_id(f"paralleldit-{name}") for name in BUTTONS)
     editor.run()
     page.wait_for_function(HAS_IMAGE)
-    expect(model).to_contain_text("DiTTransformer2DModel")
+    expect(model).to_contain_text("DiT")
     expect(state).to_contain_text("ready", ignore_case=True)
     park.click()
     expect(model).to_be_hidden()

@@ -67,7 +67,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("routes",),
         ("__init__",),
     ),
-    "nodes.model": (("model_files",), ("families",), ("*",)),
+    "nodes.model": (("model_files",), ("*",)),
 }
 # What a room may import from other packages of ours.
 BETWEEN: Mapping[str, tuple[str, ...]] = {
@@ -117,7 +117,7 @@ NAME_KINDS = ("parallel_backend/device.py", "worker/settings.py")
 FOLDER_MODULES = 14
 TEST_FOLDER_MODULES = 16
 # One module a model family.
-REGISTRIES = ("parallel_backend/models", "parallel_backend/models/comfyui", "nodes/model/families")
+REGISTRIES = ("parallel_backend/models", "parallel_backend/models/comfyui")
 FUNCTION_LINES = 60
 FILE_LINES = 400
 TEST_LINES = 450
@@ -288,7 +288,7 @@ BROKEN = [
     (arrows_run_down, "worker/rank/job.py", "from ..host.pace import Pace", "host is not below rank"),
     (arrows_run_down, "worker/wire/protocol.py", TYPING + "from ..host.client import WorkerGroup", "upward"),
     (arrows_run_down, "worker/rank/memory/room.py", "from ..state import RankState", "* is not below memory"),
-    (arrows_run_down, "nodes/model/model_files.py", "from .families import family_for", "families is not below"),
+    (arrows_run_down, "nodes/model/model_files.py", "from .patches import known", "* is not below"),
     (arrows_run_down, "nodes/plan_words.py", LATER + "from .routes.status import group_of", "upward"),
     (arrows_run_down, "nodes/load_model.py", "from ..worker.join import main", "imports worker.join"),
     (arrows_run_down, "worker/odds.py", "", "no room"),

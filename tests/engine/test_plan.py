@@ -12,7 +12,7 @@ from demo.host import REPOSITORY
 from parallel_backend.axes import AXES
 from parallel_backend.errors import PlanError, UnknownModelError
 from parallel_backend.groups.mesh_layout import rank_parts
-from parallel_backend.models import adapter_for, model_classes
+from parallel_backend.models import adapter_for
 from parallel_backend.plan import ParallelPlan
 from tests.support.ranks.plan_ranks import BLOCK_BYTES, HEADS, PLANS, TOKENS
 from tests.support.ranks.pool import RankPool
@@ -80,35 +80,6 @@ def test_with_one_device_or_too_few_cores_one_rank_runs_with_the_same_kernel() -
 def test_with_several_devices_but_too_few_the_plan_is_refused(devices: int) -> None:
     with pytest.raises(PlanError, match=f"needs 4 devices and this machine has {devices}"):
         ParallelPlan(cfg=2, ulysses=2).fitted(devices, cores=False)
-
-
-@pytest.mark.parametrize("devices", range(1, 9))
-@pytest.mark.parametrize("heads", [1, 6, 16, 24])
-@pytest.mark.parametrize("guided", [True, False])
-def test_an_automatic_plan_always_fits_model_and_machine(devices: int, heads: int, guided: bool) -> None:
-    plan = ParallelPlan.auto(devices, heads, guided)
-    plan.check_model(heads, pipefusion=False)
-    plan.check_devices(devices)
-
-
-def test_an_automatic_plan_uses_every_device_where_the_heads_allow() -> None:
-    assert ParallelPlan.auto(8, heads=16, guided=True) == ParallelPlan(cfg=2, ulysses=4)
-    assert [ParallelPlan.auto(devices, 30, guided=False).ulysses for devices in (4, 8)] == [4, 8]
-
-
-def test_an_automatic_plan_gives_no_rank_far_more_heads_than_its_share() -> None:
-    assert ParallelPlan.auto(4, heads=5, guided=False) == ParallelPlan(ulysses=2, ring=2)
-    assert ParallelPlan.auto(16, heads=24, guided=False) == ParallelPlan(ulysses=8, ring=2)
-
-
-def test_an_automatic_plan_splits_no_guidance_where_the_model_has_none() -> None:
-    assert ParallelPlan.auto(2, heads=24, guided=False) == ParallelPlan(ulysses=2)
-    guided = {name: adapter_for(name).guided({"guidance_embeds": True}) for name in model_classes()}
-    assert {name for name in guided if not guided[name]} == {
-        "FluxTransformer2DModel",
-        "Flux2Transformer2DModel",
-        "HunyuanVideoTransformer3DModel",
-    }
 
 
 def test_an_unknown_transformer_class_points_to_the_manual() -> None:

@@ -10,19 +10,22 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 
 from ..errors import ModelFileError
-from .source import HostSource, VaeSource
+from .diffusers_names import convert_names, read_settings
+from .source import HostSource, VaeSource, weight_files
 
 if TYPE_CHECKING:
     import comfy.model_base
     import comfy.supported_models_base
 
 Weights = dict[str, torch.Tensor]
+CLASS_CONDITIONAL = "DiTTransformer2DModel"  # diffusers' class, of which ComfyUI has none
+PIPELINE = "_pipeline"  # in a folder's config, the class of its pipeline
 PACK = Path(__file__).resolve().parents[2]
 META = torch.device("meta")
 
@@ -46,11 +49,15 @@ def is_gguf(file: str | Path) -> bool:
 
 
 def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
-    """Returns a file's tensors and metadata. Raises ModelFileError for a GGUF file that cannot be read."""
+    """Returns the tensors of a file, or of all files in a folder, and a file's metadata. Raises ModelFileError for a
+    GGUF file that cannot be read."""
     import comfy.utils
 
     if not is_gguf(file):
-        weights, metadata = comfy.utils.load_torch_file(str(file), return_metadata=True)
+        weights, metadata = {}, None
+        for path in weight_files(file):
+            tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+            weights |= tensors
         return weights, metadata
     try:
         from .gguf_file import read_gguf
@@ -69,16 +76,30 @@ def has_packed(weights: Weights) -> bool:
     return any(is_packed(weight) for weight in weights.values())
 
 
-def detect(file: str | Path) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
-    """Detects the diffusion model in a file.
+def detect(
+    file: str | Path, folder: Mapping[str, Any] | None = None, scheduler: Mapping[str, Any] | None = None
+) -> tuple[comfy.supported_models_base.BASE | None, Weights, Weights]:
+    """Detects the diffusion model in a file, or in a diffusers folder.
 
     Returns ComfyUI's config of it (None if ComfyUI does not know it), its weights by ComfyUI's names, and the other
-    weights of a checkpoint. All are views of the file's pages.
+    weights of a checkpoint. All are views of the file's pages, but those of a folder that ComfyUI joins or swaps.
+    folder: the config.json of a diffusers folder. scheduler: the config of its scheduler. Raises ModelFileError for a
+    folder whose names are not known.
     """
     import comfy.model_detection
     import comfy.utils
 
     weights, metadata = read(file)
+    if folder:
+        if folder["_class_name"] == CLASS_CONDITIONAL:
+            from .dit_model import DiTConfig
+
+            return DiTConfig(folder, scheduler or {}), weights, {}
+        weights, metadata = convert_names(folder["_class_name"], folder, weights), None
+        config = comfy.model_detection.model_config_from_unet(weights, "")
+        if config:
+            config.unet_config.update(read_settings(folder["_class_name"], folder, folder.get(PIPELINE, "")))
+        return config, weights, {}
     weights, metadata = comfy.utils.convert_old_quants(weights, "", metadata=metadata)
     prefix = comfy.model_detection.unet_prefix_from_state_dict(weights)
     beside: Weights = {}

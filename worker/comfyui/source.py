@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 # Other methods of a diffusion model than its forward that use its weights. ComfyUI calls them before the first step.
@@ -14,7 +16,8 @@ class HostSource:
     """A model file that ComfyUI's class runs.
 
     comfyui: the folder of ComfyUI. arguments: the part of its command line that matters to the ranks.
-    file: safetensors or GGUF. model_class: of the diffusion model, to show to people.
+    file: safetensors or GGUF, or the folder of a diffusers transformer. model_class: of the diffusion model, to show
+    to people. config: of a folder, its config.json and the class of its pipeline.
     dtype: of the weights on the device, as torch's name; empty: as the file's format says. cast: the dtype to compute
     in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can.
     """
@@ -26,17 +29,25 @@ class HostSource:
     dtype: str
     cast: str
     fast_fp8: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[str, ...]:
-        return (self.file,)
+        return tuple(map(str, weight_files(self.file)))
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "arguments": list(self.arguments)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> HostSource:
-        return cls(**{**fields, "arguments": tuple(fields["arguments"])})
+        """Raises TypeError and AttributeError for what none can be."""
+        return cls(**{**fields, "arguments": tuple(fields["arguments"]), "config": {**fields.get("config", {})}})
+
+
+def weight_files(file: str | Path) -> list[Path]:
+    """The files of a model: itself, or the safetensors files in the folder, of which large models have several."""
+    path = Path(file)
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
 
 
 @dataclass(frozen=True)

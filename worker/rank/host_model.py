@@ -292,7 +292,7 @@ class HostModel:
 def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
     """ComfyUI's model with its parameters as the file has them; by name, those that are in the file's pages; and of
     which the model has other dtypes. Raises ModelFileError, or what `check` does."""
-    config, weights, beside = detect(source.file)
+    config, weights, beside = detect(source.file, source.config)
     if config is None:
         raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
     check()

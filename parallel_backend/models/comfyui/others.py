@@ -1,6 +1,6 @@
-"""Classes of which it is known why they cannot be shared in every way."""
+"""Classes of which it is known why they cannot be shared in every way; and the one that is ours."""
 
-from ..spec import ModelSpec, register
+from ..spec import BlockList, ModelSpec, register
 
 register(
     ModelSpec(
@@ -21,5 +21,26 @@ register(
     ModelSpec(
         "comfy.ldm.hidream_o1.model.HiDreamO1Transformer",
         unshared="it keeps the keys and values of its text from step to step",
+    )
+)
+
+# The class-conditional DiT of `worker/comfyui/dit.py`, which ComfyUI lacks.
+register(
+    ModelSpec(
+        "paralleldit.DiT",
+        (
+            BlockList(
+                path="transformer_blocks",
+                tokens={"x": "x"},
+                returns="x",
+                attention={"": "x"},
+                whole=("timestep_B", "label_B"),
+                shared=("transformer_blocks.0.norm1.emb",),
+            ),
+        ),
+        heads="num_heads",
+        width="hidden_size",
+        head=BlockList("proj_out_2", tokens={"0": "x"}, returns="x", attention={}),
+        patches=("x", "patch_size"),
     )
 )

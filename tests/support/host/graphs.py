@@ -201,7 +201,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Job:
-    """One KSampler run. width and height are those of the Empty Latent Image node.
+    """One KSampler run. width and height are those of the Empty Latent Image node; 0 is the least that the model takes.
 
     positive and negative: a class label, or the name of a .safetensors file in the input folder.
     latent: a .latent file in the input folder instead of an empty one.
@@ -213,8 +213,8 @@ class Job:
     model: str
     positive: str = "3"
     negative: str = ""
-    width: int = 128
-    height: int = 128
+    width: int = 0
+    height: int = 0
     batch: int = 1
     latent: str | None = None
     plan: Mapping[str, int] | None = None
@@ -226,6 +226,11 @@ class Job:
     mask: bool = False
     scheduler: str | None = None
     group: int | None = 1
+
+    def __post_init__(self) -> None:
+        for side in ("width", "height"):
+            least = 512 if "pixart" in self.model else 128  # ComfyUI's PixArt rounds latents to multiples of 64
+            object.__setattr__(self, side, getattr(self, side) or least)
 
     @property
     def worker_group(self) -> int:

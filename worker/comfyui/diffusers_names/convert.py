@@ -34,7 +34,10 @@ def list_classes() -> tuple[str, ...]:
 
 def find_table(model_class: str) -> Names:
     if model_class not in TABLES:
-        raise ModelFileError(f"ComfyUI's names for the weights of diffusers' {model_class} are not known.", OTHER_FILE)
+        raise ModelFileError(
+            f"ComfyUI's names for the weights of diffusers' {model_class} are not known.",
+            f"{OTHER_FILE} docs/scripts.md says how a script runs diffusers' own class.",
+        )
     return TABLES[model_class]
 
 

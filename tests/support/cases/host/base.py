@@ -18,19 +18,20 @@ SIGMA = 0.7
 @dataclass(frozen=True)
 class HostCase:
     """model_class: as in a spec. config: what its constructor takes. call: what makes random numbers of a shape, to a
-    call of the model.
+    call of the model. module: of the class, where its name in the spec does not say.
     """
 
     model_class: str
     config: Mapping[str, Any]
     call: Callable[[Callable[..., torch.Tensor]], Call]
+    module: str = ""
 
     def build(self, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
         """The model, its weights random but for norms, which are near 1. Only where ComfyUI can be imported."""
         import comfy.ops
 
         module, _, name = self.model_class.rpartition(".")
-        made = getattr(importlib.import_module(module), name)(
+        made = getattr(importlib.import_module(self.module or module), name)(
             **self.config, device="cpu", dtype=dtype, operations=comfy.ops.disable_weight_init
         )
         fill_weights(made)

@@ -15,6 +15,11 @@ AURA = {
     "in_channels": 4, "out_channels": 4, "patch_size": 2, "dim": 64, "n_layers": 4, "n_double_layers": 2,
     "n_heads": 4, "global_conddim": 64, "cond_seq_dim": 32, "max_seq": 400,
 }  # fmt: skip
+DIT = {
+    **{"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 3, "attention_bias": True},
+    **{"in_channels": 4, "out_channels": 8, "patch_size": 2, "sample_size": 16, "norm_eps": 1e-5},
+    "num_embeds_ada_norm": 10,
+}
 PIXART = {
     "patch_size": 2, "in_channels": 4, "hidden_size": 72, "depth": 3, "num_heads": 4, "caption_channels": 32,
     "micro_condition": False, "pe_interpolation": 1,
@@ -74,6 +79,12 @@ CASES: dict[str, HostCase] = {
                 "image_meta_size": torch.full((BATCH, 6), 64.0),
             },
         ),
+    ),
+    "dit": HostCase(
+        "paralleldit.DiT",
+        {"config": DIT},
+        with_(image(4), lambda _random: {"class_labels": torch.tensor([3, 10])}),
+        "worker.comfyui.dit",
     ),
     "krea2": HostCase("comfy.ldm.krea2.model.SingleStreamDiT", KREA, with_(image(16), text(96))),
     "krea2-reference": HostCase(
