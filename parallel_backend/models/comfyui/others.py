@@ -41,6 +41,7 @@ register(
         heads="num_heads",
         width="hidden_size",
         head=BlockList("proj_out_2", tokens={"0": "x"}, returns="x", attention={}),
-        patches=("x", "patch_size"),
+        image="x",
+        patch_size="patch_size",
     )
 )
