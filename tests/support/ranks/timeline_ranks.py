@@ -45,7 +45,7 @@ def main(out: str) -> None:
         mesh = build_mesh(ParallelPlan.from_json(plan), CPU, timeline=timeline)
         transformer = DiffusersModel(family.build(), mesh)
         if dist.get_rank():
-            last = transformer.model.get_submodule(transformer.spec.blocks[-1])[-1]
+            last = transformer.model.get_submodule(transformer.spec.blocks[-1].path)[-1]
             last.register_forward_pre_hook(lambda *_: time.sleep(DELAY))
         with timeline.request("sample"):
             Denoiser(transformer).sample(latents, scheduler, conditions, conditions, 3.0, to_first=True)
