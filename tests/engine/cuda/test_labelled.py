@@ -58,18 +58,27 @@ STAGES = [
 QUICK_VAES = ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos")  # one of each kind that the gate has
 
 
+def of_the_gate() -> list[tuple[str, str]]:
+    """Of each class the first model, and those in which the host waits by the model's own code."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for shelf, models in (("diffusers", FAMILIES), ("comfyui", ROWS)):
+        for name, model in models.items():
+            found.setdefault((shelf, str(model.model_class)), (shelf, name))
+    models = [("diffusers", name) for name in FAMILIES] + [("comfyui", name) for name in ROWS]
+    own = [(shelf, name) for shelf, name in models if f"{shelf} {name}" in WAITS or name in WAITS_INSIDE]
+    return list(dict.fromkeys([*found.values(), *own]))
+
+
 def cases() -> list[Any]:
-    found = []
-    for shelf, names in (("diffusers", FAMILIES), ("comfyui", ROWS)):
-        for place, name in enumerate(names):
-            able = plans(shelf, name)  # of which one is for the gate, in turns of one kind and another
-            for plan in [ALONE, *able]:
-                if plan == ALONE:
-                    quick = not able or place % 3 == 0
-                else:
-                    quick = able.index(plan) == place % min(2, len(able))
-                marks = [] if quick else [pytest.mark.slow]
-                found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
+    found, gate = [], of_the_gate()
+    for shelf, name in [*(("diffusers", name) for name in FAMILIES), *(("comfyui", name) for name in ROWS)]:
+        able = plans(
+            shelf, name
+        )  # of which one is for the gate, in turn; or one rank, which does what each of two does
+        in_turn = able[gate.index((shelf, name)) % len(able)] if able and (shelf, name) in gate else ALONE
+        for plan in [ALONE, *able]:
+            marks = [] if (shelf, name) in gate and plan == in_turn else [pytest.mark.slow]
+            found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
     vaes = [("vae", name, plan) for name in VAES for plan in (ALONE, {"dp": 2})]
     for name, plan in itertools.product(WITHOUT_NOISE, (ALONE, {"dp": 2})):
         marks = [] if name in QUICK_VAES and plan else [pytest.mark.slow]
