@@ -248,7 +248,7 @@ CHANGE = "cannot honour a change of its "
 
 
 def habit(row: Row, does: Does) -> Row:
-    return replace(row, does=does)
+    return replace(row, does=does, steps=3)
 
 
 HABITS: dict[str, Row] = {

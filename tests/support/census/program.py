@@ -29,7 +29,6 @@ from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
 from tests.support.host.stock_prompts import ALL
 
-STEPS = 3
 SEED = 7
 Outputs = list[torch.Tensor]
 
@@ -50,7 +49,7 @@ class Census:
         }
         module = importlib.import_module("pack.worker.host.client")
         self.group = module.WorkerGroup("cpu", self.base / "group")
-        self.given: dict[str, Any] = {}
+        self.plain_latents: dict[tuple, torch.Tensor] = {}
 
     def model_nodes(self) -> list[str]:
         """The names of ComfyUI's own nodes that take a MODEL."""
@@ -248,8 +247,8 @@ class Census:
     def a_latent(self, row: Row, _model: Any) -> Any:
         return self.latent(row)
 
-    def a_sigmas(self, _row: Row, model: Any) -> Any:
-        return self.run("BasicScheduler", model=model, scheduler="simple", steps=STEPS, denoise=1.0)[0]
+    def a_sigmas(self, row: Row, model: Any) -> Any:
+        return self.run("BasicScheduler", model=model, scheduler="simple", steps=row.steps, denoise=1.0)[0]
 
     def a_sampler(self, _row: Row, _model: Any) -> Any:
         return self.run("KSamplerSelect", sampler_name="euler")[0]
@@ -276,7 +275,7 @@ class Census:
             texts.get(which) or self.conditioning(row.model, which) for which in ("positive", "negative")
         )
         (result,) = self.run(
-            "KSampler", model=model, seed=SEED, steps=STEPS, cfg=row.cfg, sampler_name="euler", scheduler="simple",
+            "KSampler", model=model, seed=SEED, steps=row.steps, cfg=row.cfg, sampler_name="euler", scheduler="simple",
             positive=positive, negative=negative, latent_image=self.latent(row), denoise=1.0,
         )  # fmt: skip
         samples = result["samples"]
@@ -320,8 +319,11 @@ class Census:
         return found
 
     def plain(self, row: Row) -> torch.Tensor:
-        """The latents of stock's model alone."""
-        return self.sample(row, self.loaded(row.model, False))
+        """The latents of stock's model alone, which rows of one model share."""
+        key = (row.model, row.masked, row.latent, row.cfg, row.steps)
+        if key not in self.plain_latents:
+            self.plain_latents[key] = self.sample(row, self.loaded(row.model, False))
+        return self.plain_latents[key]
 
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
         """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours."""

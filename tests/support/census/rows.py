@@ -16,7 +16,8 @@ class Row:
     """model: of `models`. inputs: beside the node's defaults. words: of the refusal; None if it equals stock's result.
     ignored: whether stock's model ignores it. masked: whether a part of the latent is kept. costly: whether stock's
     model without the node stands for that with it. samples: whether the model can be sampled from. latent: its shape,
-    if not the model's. node: if the row has a name of its own. does: what is done in place of running a node."""
+    if not the model's. node: if the row has a name of its own. does: what is done in place of running a node. steps: of
+    each sampling; more than one for what a node keeps from step to step, or does to the schedule."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Row:
     plan: Mapping[str, int] = field(default_factory=lambda: {"ulysses": 2})
     node: str = ""
     does: Callable[..., Any] | None = None
+    steps: int = 1
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
@@ -38,6 +40,10 @@ def equal(model: str = "flux", **inputs: Any) -> Row:
 
 def ignored(model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), ignored=True)
+
+
+def over_steps(row: Row) -> Row:
+    return replace(row, steps=3)
 
 
 def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
@@ -60,10 +66,10 @@ MODEL_SPECIFIC = (
 
 ROWS: dict[str, Row] = {
     # Sampling, guiders, schedules.
-    "KSampler": equal(**STEPS),
-    "KSamplerAdvanced": equal(**STEPS),
-    "SamplerCustom": equal(),
-    "SamplerSASolver": equal(),
+    "KSampler": over_steps(equal(**STEPS)),
+    "KSamplerAdvanced": over_steps(equal(**STEPS)),
+    "SamplerCustom": over_steps(equal()),
+    "SamplerSASolver": over_steps(equal()),
     "BasicGuider": equal(),
     "CFGGuider": equal(),
     "DualCFGGuider": equal(),
@@ -75,12 +81,12 @@ ROWS: dict[str, Row] = {
     "SDTurboScheduler": equal("unet"),
     "SamplingPercentToSigma": equal(),
     # What changes the sampling.
-    "APG": equal(),
+    "APG": over_steps(equal()),
     "CFGNorm": equal(),
-    "CFGOverride": equal(),
+    "CFGOverride": over_steps(equal()),
     "CFGZeroStar": equal(),
-    "DifferentialDiffusion": replace(equal(), masked=True),
-    "Epsilon Scaling": equal(),
+    "DifferentialDiffusion": over_steps(replace(equal(), masked=True)),
+    "Epsilon Scaling": over_steps(equal()),
     "FreSca": equal(freq_cutoff=3),
     "LatentApplyOperationCFG": equal(operation=Given("operation")),
     "Mahiro": equal(),
@@ -88,25 +94,25 @@ ROWS: dict[str, Row] = {
     "RenormCFG": equal("lumina"),
     "RescaleCFG": equal(),
     "TCFG": equal(),
-    "TemporalScoreRescaling": equal(),
+    "TemporalScoreRescaling": over_steps(equal()),
     "VideoLinearCFGGuidance": equal("unet"),
     "VideoTriangleCFGGuidance": equal("unet"),
     "HiDreamO1PatchSeamSmoothing": replace(equal("lumina", **ALWAYS), latent=(1, 16, 72, 72)),
     "LTXVReferenceAudio": ignored("ltx", reference_audio=Given("audio"), audio_vae=Given("audio_vae")),
     # What changes the model's scales and schedules.
-    "MiniMaxH3SigmaShift": equal(),
-    "ModelNoiseScale": equal("sd3", noise_scale=2.0),
-    "ModelSamplingAuraFlow": equal(),
-    "ModelSamplingContinuousEDM": equal("unet"),
-    "ModelSamplingContinuousV": equal("unet"),
-    "ModelSamplingDiscrete": equal("unet", sampling="v_prediction"),
-    "ModelSamplingFlux": equal(max_shift=3.0, base_shift=2.0),
-    "ModelSamplingLTXV": equal("ltx"),
-    "ModelSamplingSD3": equal(),
-    "ModelSamplingStableCascade": equal("unet"),
+    "MiniMaxH3SigmaShift": over_steps(equal()),
+    "ModelNoiseScale": over_steps(equal("sd3", noise_scale=2.0)),
+    "ModelSamplingAuraFlow": over_steps(equal()),
+    "ModelSamplingContinuousEDM": over_steps(equal("unet")),
+    "ModelSamplingContinuousV": over_steps(equal("unet")),
+    "ModelSamplingDiscrete": over_steps(equal("unet", sampling="v_prediction")),
+    "ModelSamplingFlux": over_steps(equal(max_shift=3.0, base_shift=2.0)),
+    "ModelSamplingLTXV": over_steps(equal("ltx")),
+    "ModelSamplingSD3": over_steps(equal()),
+    "ModelSamplingStableCascade": over_steps(equal("unet")),
     # Around the diffusion model.
-    "EasyCache": equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0),
-    "LazyCache": equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0),
+    "EasyCache": over_steps(equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0)),
+    "LazyCache": over_steps(equal(reuse_threshold=3.0, start_percent=0.0, end_percent=1.0)),
     "ContextWindowsManual": equal("wan", context_length=3, context_overlap=1, dim=2),
     "LTXVContextWindows": equal("ltx", context_length=17, context_overlap=8),
     "WanContextWindowsManual": equal("wan", **WINDOWS),
@@ -130,7 +136,7 @@ ROWS: dict[str, Row] = {
     "NAGuidance": equal(),
     "NAGuidance with its rows apart": replace(refused("NAGuidance under cfg=2"), plan={"cfg": 2}, node="NAGuidance"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
-    "FluxKVCache": replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0),
+    "FluxKVCache": over_steps(replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0)),
     "FluxKVCache with its tokens shared": replace(refused("FluxKVCache under ulysses=2", "flux-2"), node="FluxKVCache"),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
