@@ -24,6 +24,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import parking
 from parallel_backend.weights.host_memory import HostMemory
 from parallel_backend.weights.loading import ModelSource
+from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
 from worker.errors import RequestRefused
@@ -242,9 +243,8 @@ def test_a_group_that_died_is_left_to_its_next_request(group: WorkerGroup, tmp_p
 
 def lora(models: Path) -> str:
     """A LoRA for a layer of the tiny SD3, in ComfyUI's folder."""
-    config, generator = FAMILIES["sd3.5"].config, torch.Generator().manual_seed(2)
-    width = config["num_attention_heads"] * config["attention_head_dim"]
-    name = "diffusion_model.transformer_blocks.0.attn.to_out.0"
+    width, generator = SIZES["tiny-sd3"]["caption_projection_dim"], torch.Generator().manual_seed(2)
+    name = "diffusion_model.joint_blocks.0.x_block.attn.proj"
     tensors = {f"{name}.lora_A.weight": torch.randn(2, width, generator=generator)}
     tensors[f"{name}.lora_B.weight"] = torch.randn(width, 2, generator=generator)
     save_file(tensors, models / "models" / "loras" / "free.safetensors")

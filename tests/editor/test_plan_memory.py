@@ -226,7 +226,7 @@ def test_each_card_is_told_and_whether_it_has_room(answers: dict) -> None:
     [
         ("whole does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
         ("one card is small", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
-        ("a folder does not fit", "would_fit", ["shared weights", "weights in RAM"]),
+        ("a folder does not fit", "would_fit", ["fp8 weights", "shared weights", "weights in RAM"]),
         (
             "more ranks would",
             "would_fit",
@@ -350,7 +350,7 @@ def test_what_does_not_fit_is_said_with_what_would(shared_editor: Editor, answer
         open_demo(shared_editor, {"mode": "manual", "cfg": 2})
         expect(content).to_contain_text("GPU 0–1 (20 GB): 20.0 GiB, of which ComfyUI keeps")
         expect(content.locator(".paralleldit-plan-lacks")).to_contain_text("does not fit")
-        expect(content).to_contain_text("What would fit: shared weights or weights in RAM.")
+        expect(content).to_contain_text("What would fit: fp8 weights")
 
 
 def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answers: dict) -> None:

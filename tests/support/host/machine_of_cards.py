@@ -41,7 +41,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
     machine = importlib.import_module("pack.nodes.costs.machine")
-    models = importlib.import_module("pack.parallel_backend.models")
+    costs = SimpleNamespace(ranked=lambda *_: [])
     for each in ("cuda", "xpu"):
         module: Any = torch.get_device_module(each)
         module.device_count = lambda each=each: len(cards) if each == kind else 0
@@ -54,8 +54,8 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     try:
         devices = machine.devices_of_ranks(group.device_count())
         answer = route.answer(route.Question(None, []))
-        spec = models.adapter_for("DiTTransformer2DModel")
-        noted = plans.resolve_plan(None, {"num_attention_heads": 6, "attention_head_dim": 8, "num_layers": 2}, spec)
+        guided = plans.Work(2, has_branches=True)
+        noted = plans.auto_host_plan(guided, torch.nn.Identity(), costs)
     except group.SettingsError as error:
         return {"error": str(error)}
     finally:

@@ -76,7 +76,7 @@ def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[st
     with (
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
-        patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", header_of),
+        patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", lambda _: contents[name]),
         patch.dict(groups._made, {1: group}),
     ):
         return route.answer(route.read_question(asked))
@@ -92,6 +92,7 @@ def main(comfyui: str, folder: str) -> None:
     for path in paths.values():
         path.touch()
     paths[FOLDER] = write_folder(Path(folder) / "flux")
+    contents[FOLDER] = header_of(paths[FOLDER] / "model.safetensors")
     route.list_models = lambda: paths
     print(json.dumps([answer(route, contents, *question) for question in questions]))
 

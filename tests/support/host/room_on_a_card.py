@@ -89,14 +89,14 @@ class Scene:
 
     def load(self, dtype: str) -> Any:
         patcher = asyncio.run(self.loader.LoadDiffusionModelParallel.execute("tiny", dtype)).result[0]
-        patcher.model.diffusion_model.sizes = self.sizes.WeightSizes(OURS)
+        patcher.remote.sizes = self.sizes.WeightSizes(OURS)
         patcher.model.to = lambda _device: None  # the little that is in this process cannot go to a pretended card
         return patcher
 
     def sample(self, patcher: Any) -> None:
         self.management.load_models_gpu([patcher])
         patcher.pre_run()
-        remote = patcher.model.diffusion_model
+        remote = patcher.remote
         self.group.loaded = (remote.source, remote.plan.to_json())
         self.group.kept = self.group.weights = remote.weight_bytes
         patcher.cleanup()
@@ -118,7 +118,7 @@ class Scene:
         self.begin()
         self.management.unload_all_models()
         self.group.asked.clear()
-        self.ours.model.diffusion_model.sizes, self.other.size = sizes, ENCODER
+        self.ours.remote.sizes, self.other.size = sizes, ENCODER
         clip = importlib.import_module("comfy.sd").CLIP(no_init=True)
         clip.patcher, clip.cond_stage_model = self.other, self.other.model
         held: list[list[float]] = []
@@ -204,7 +204,7 @@ def main(comfyui: str, model: str) -> None:
 
     whole = scene.sizes.WeightSizes(GIGABYTE, (GIGABYTE,) * 9)
     scene.begin()
-    remote = scene.ours.model.diffusion_model
+    remote = scene.ours.remote
     remote.plan, remote.sizes = replace(remote.plan, weights="host"), whole
     scene.sample(scene.ours)
     management.load_models_gpu([scene.other])
@@ -214,7 +214,7 @@ def main(comfyui: str, model: str) -> None:
     found["prompts"] = {"fits": scene.prompts(whole), "does not": scene.prompts(larger)}
 
     scene.begin()
-    scene.ours.model.diffusion_model.sizes = larger
+    scene.ours.remote.sizes = larger
     scene.group.kept = 0
     found["parked"] = {}
     for told in ({"kind": "whole"}, {"kind": "host", "blocks": 20}, {}):
