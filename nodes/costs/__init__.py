@@ -1,1 +1,1 @@
-"""What plans of a model will cost on this machine: the model's forward counted, the machine's figures kept."""
+"""Predicts what a model's plans cost on this machine: counts the model's forward, and keeps the machine's figures."""

@@ -1,4 +1,4 @@
-"""What a forward of one of ComfyUI's own models takes, counted by its own code on tensors without memory."""
+"""Counts what a forward of one of ComfyUI's models costs, by running its own code on tensors without memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import modules_at, sizes_of
 from ...parallel_backend.models.parallel_mlp import count_mlp_rows
 
-TEXT = 512  # tokens, where nobody knows yet what is sampled with
-# Arguments that a class needs beside latents and timestep, before there is anything to give; a width is the model's.
+TEXT = 512  # tokens, while the text is unknown
+# Arguments that a class needs beside latents and timestep. The values are unknown yet; the model gives their width.
 TEXT_NAMES, COUNT_NAMES = ("context", "encoder_hidden_states"), ("num_tokens",)
-REPLACED = ("forward", "_forward")  # attributes by which a module's calls go elsewhere
+REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
 
 
 def count_call_forward(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, peak: float
 ) -> ForwardCost | None:
-    """Of a call of the class with these arguments, of which only the shapes count; None where its code looks at values,
-    or its weights are kept in a way that cannot be counted."""
+    """Counts a call of the class with these arguments; only their shapes matter.
+
+    Returns None if the class's code looks at values, or if its weights are kept in a form that cannot be counted.
+    """
     own = copy.copy(module)
     for name in REPLACED:
         vars(own).pop(name, None)
@@ -49,7 +51,7 @@ def count_call_forward(
             beside=dict(ChainMap(*beside)),
             peak=peak,
         )
-    except Exception as error:  # of the class's own code, which may raise anything
+    except Exception as error:  # the class's own code may raise anything
         logging.debug("[ParallelDiT] a forward of %s cannot be counted: %s", type(module).__name__, error)
         return None
 
@@ -57,7 +59,7 @@ def count_call_forward(
 def count_latents_forward(
     module: torch.nn.Module, latents: Sequence[int], dtype: torch.dtype, peak: float
 ) -> ForwardCost | None:
-    """Likewise, of latents of this shape, and a text as long as is usual."""
+    """Counts a call for latents of this shape and a text of usual length. May return None, as `count_call_forward`."""
     with META:
         sample, timestep = torch.empty(*latents, dtype=dtype), torch.empty(latents[0], dtype=dtype)
         values: dict[str, Any] = {}
@@ -74,12 +76,12 @@ def count_latents_forward(
 
 
 def attend(_own: Callable, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """As the ranks do, whatever ComfyUI's own process is to use."""
+    """Runs attention as the ranks do, whatever ComfyUI's own process is set to use."""
     return attention_pytorch(*args, **kwargs)
 
 
 def move_to_meta(value: Any) -> Any:
-    """The same with tensors that have shapes and dtypes alone."""
+    """Returns the value with its tensors on the meta device: shapes and dtypes, without memory."""
     if isinstance(value, torch.Tensor):
         return torch.empty_like(value, device=META) if value.is_floating_point() else value.to(META)
     if isinstance(value, (list, tuple)):

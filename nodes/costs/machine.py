@@ -1,4 +1,4 @@
-"""This machine's figures: as its ranks measured them once, in the pack's folder, or assumed until they have."""
+"""Returns this machine's figures. Its ranks measure them once, into the pack's folder. Until then they are assumed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ def measured_file(devices: tuple[str, ...], dtype: str) -> MeasuredFile:
 
 
 def file_of(dtype: str) -> MeasuredFile:
-    """Of the ranks of an automatic plan. Raises SettingsError."""
+    """Returns the file for the ranks of an automatic plan. Raises SettingsError."""
     return measured_file(devices_of_ranks(device_count()), dtype)
 
 
 def machine_of(dtype: str) -> Machine:
-    """Of these ranks. dtype: that is computed in, a key of DTYPES."""
+    """Returns the figures of these ranks.
+
+    dtype: the compute dtype, a key of DTYPES.
+    """
     stored = file_of(dtype)
     if stored.figures:
         try:
@@ -39,7 +42,7 @@ def machine_of(dtype: str) -> Machine:
 
 
 def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
-    """Has the ranks of an automatic plan measure what they can, unless that is known. Raises WorkerGroupError."""
+    """Has the ranks of an automatic plan measure their speed, unless it is known. Raises WorkerGroupError."""
     stored, ranks = file_of(dtype), device_count()
     if ranks < 2 or machine_of(dtype).is_measured:
         return
@@ -52,7 +55,7 @@ def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
 
 @functools.cache
 def devices_of_ranks(ranks: int) -> tuple[str, ...]:
-    """What each rank's device is known by, on every machine."""
+    """Names each rank's device, on every machine."""
     machines = settings().machines or ("",)
     each = max(1, ranks // len(machines))
     here = [card.name for card in cards_in_order()[:each]] or [cpu_name()]

@@ -1,4 +1,4 @@
-"""Predictions for the plans of one of ComfyUI's own models, corrected by the steps that it has made here."""
+"""Predicts the plans of one of ComfyUI's models, and corrects the predictions by the steps that it has run here."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ Estimate = Callable[[Sequence[int]], float]
 
 
 class ModelCosts:
-    """module: on the meta device. dtype: that it computes in. estimate: ComfyUI's, of the bytes that one device takes
-    beside the weights for latents of a shape."""
+    """module: on the meta device.
+    dtype: the compute dtype.
+    estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape.
+    """
 
     def __init__(self, module: torch.nn.Module, sizes: WeightSizes, dtype: torch.dtype, estimate: Estimate) -> None:
         self.module = module
@@ -41,11 +43,11 @@ class ModelCosts:
 
     @property
     def is_measured(self) -> bool:
-        """Whether what is predicted follows from what was measured here."""
+        """Whether predictions are based on this machine's measurements."""
         return machine_of(self.dtype).is_measured
 
     def count_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForwardCost | None:
-        """What one row of a call takes; counted once for each size."""
+        """Returns the cost of one row of a call. Each size is counted once."""
         key = list_shapes([args, {name: value for name, value in kwargs.items() if name != "transformer_options"}])
         if key not in self.forwards:
             latents = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
@@ -55,7 +57,7 @@ class ModelCosts:
         return self.forwards[key]
 
     def count_latents(self, shape: Sequence[int]) -> ForwardCost | None:
-        """Likewise, before a sampling, of one image's latents and a text as long as is usual."""
+        """Returns the cost of one image's latents before sampling, with a text of usual length."""
         key = ("latents", *shape)
         if key not in self.forwards:
             own = [1, *shape[1:]]
@@ -63,7 +65,7 @@ class ModelCosts:
         return self.forwards[key]
 
     def rank_plans(self, forward: ForwardCost, work: Work) -> list[Prediction]:
-        """The plans that may run this, the best first, as corrected."""
+        """Returns the corrected predictions of all plans that may run this work, the best first."""
 
         def check(plan: ParallelPlan) -> None:
             if plan.ways(BATCH_AXES) > 1 and not work.rows or plan.token_ways > 1 and not work.tokens:
@@ -84,11 +86,11 @@ class ModelCosts:
         return sorted(found, key=lambda each: each is not best)
 
     def predict(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
-        """Of any plan, as corrected."""
+        """Returns the corrected prediction of any plan."""
         return self.correction(forward, work).correct(self.predict_uncorrected(forward, work, plan))
 
     def has_run(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> bool:
-        """Whether what is predicted of a plan is what a step of it took here."""
+        """Whether a prediction of this plan is what a step of it took here."""
         return str(plan) in self.correction(forward, work).plans
 
     def predict_uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
@@ -96,7 +98,7 @@ class ModelCosts:
 
     @property
     def weights(self) -> Weights:
-        """With room for them as the ranks are expected to find it."""
+        """The weights, with the memory for them that the ranks are expected to find."""
         return Weights(self.sizes, room_for_weights)
 
     def correction(self, forward: ForwardCost, work: Work) -> Correction:
@@ -107,31 +109,33 @@ class ModelCosts:
             return Correction()
 
     def learn(self, forward: ForwardCost, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
-        """What a step has taken."""
+        """Records what a step took."""
         predicted = self.predict_uncorrected(forward, work, plan)
         corrected = self.correction(forward, work).add_step(replace(predicted, plan=plan), seconds, communication)
         file_of(self.dtype).note(self.key(forward, work), corrected.to_json())
 
     def key(self, forward: ForwardCost, work: Work) -> str:
-        """Of model and size."""
+        """Returns the key of this model and size."""
         name = type(self.module).__name__
         return f"{name} of {self.sizes.total} bytes, {work.parts} × {forward.flops:.4g} FLOPs"
 
 
 def is_covered(plan: ParallelPlan) -> bool:
-    """Whether a plan is of those that are predicted: what PipeFusion and fp8 send, no formula here has."""
+    """Whether a plan can be predicted. No formula here covers what PipeFusion and fp8 send."""
     return plan.pipefusion == plan.patch_count == 1 and plan.exchange_dtype == MODEL
 
 
 def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds and communication of the median of a plan's steps; the first, in which memory is laid out, counts where
-    there is no other."""
+    """Returns the seconds and communication of the median step.
+
+    The first step lays out memory, so it only counts if there is no other.
+    """
     later = sorted(list(steps)[1:] or list(steps))
     return later[(len(later) - 1) // 2]
 
 
 def list_shapes(value: Any) -> Any:
-    """What tells sizes apart, to be a key."""
+    """Returns shapes and scalars as a key that tells sizes apart."""
     if isinstance(value, torch.Tensor):
         return (*value.shape, str(value.dtype))
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A model's file or folder that ComfyUI's own class runs: what ComfyUI takes it for, without reading its weights."""
+"""Reads what a model file is to ComfyUI, for a file that ComfyUI's own class runs. It does not read the weights."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from ...worker.comfyui.source import HostSource
 from ..costs.plans import ModelCosts
 from .model_files import DiffusersFolder, describe_folder, read_header
 
-# Models that ComfyUI takes for a supported one by how a name begins that only they have.
+# Models that ComfyUI mistakes for a supported one, by a prefix that only their names have.
 OTHERS = {"controlnet_": "a ControlNet"}
 DETECTORS = ("RT_DETR_v4", "SAM3", "SAM31", "DepthAnything3")  # of ComfyUI's supported models
 SHAREABLE = "use_pytorch_cross_attention"
-# ComfyUI's arguments for how it attends.
+# ComfyUI's arguments that choose the attention.
 ATTENTION = (
     SHAREABLE,
     *("use_split_cross_attention", "use_quad_cross_attention", "use_sage_attention", "use_flash_attention"),
     *("disable_xformers", "force_upcast_attention", "dont_upcast_attention"),
 )
-# For what of a model is on its device.
+# ComfyUI's arguments that choose how much of a model is on its device.
 MEMORY = (
     *("gpu_only", "highvram", "lowvram", "novram", "disable_smart_memory"),
     *("disable_async_offload", "disable_pinned_memory"),
@@ -51,14 +51,17 @@ MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
 class WeightDtype(NamedTuple):
-    """What the weights of a file are cast to; None is ComfyUI's own choice. fast: see `HostSource.fast_fp8`."""
+    """The dtype that a file's weights are cast to; None is ComfyUI's own choice.
+
+    fast: see `HostSource.fast_fp8`.
+    """
 
     dtype: torch.dtype | None = None
     fast: bool = False
 
 
 OWN_CHOICE = WeightDtype()
-# By the names of stock's Load Diffusion Model, as far as it has them.
+# The names are those of the stock Load Diffusion Model node, as far as it has them.
 WEIGHT_DTYPES = {
     "default": OWN_CHOICE,
     "fp8_e4m3fn": WeightDtype(torch.float8_e4m3fn),
@@ -70,11 +73,12 @@ WEIGHT_DTYPES = {
 
 @dataclass(frozen=True)
 class HostFile:
-    """path: of the file, or of the folder of a diffusers transformer. model: ComfyUI's, its diffusion model on the meta
-    device. dtype, cast: see `choose_dtypes`.
-
-    sizes: of its weights, as they are loaded. fast_fp8: see HostSource. has_more: whether it is a checkpoint with more
-    than the diffusion model. folder: what a diffusers folder says beside its weights.
+    """path: of the file.
+    model: ComfyUI's model, with its diffusion model on the meta device.
+    dtype, cast: see `choose_dtypes`.
+    sizes: of its weights as loaded.
+    fast_fp8: see HostSource.
+    has_more: whether it is a checkpoint with more than the diffusion model.
     """
 
     path: Path
@@ -91,8 +95,8 @@ class HostFile:
         return self.model.diffusion_model
 
     def costs(self) -> ModelCosts:
-        """Of plans for it."""
-        model = weakref.ref(self.model)  # which holds what holds the costs
+        """Returns the costs of its plans."""
+        model = weakref.ref(self.model)  # weak, because the model's objects hold the costs
 
         def estimate(latents: Sequence[int]) -> float:
             held = model()
@@ -105,9 +109,9 @@ class HostFile:
         return type(self.module).__name__
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
-        """What the ranks load, with those of ComfyUI's arguments that change what is computed, and where weights are.
+        """Returns what the ranks load, with ComfyUI's arguments that change the result or where weights are kept.
 
-        Tokens can be shared where torch computes attention; one rank alone does as ComfyUI.
+        Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does.
         """
         shares = plan.world_size * plan.patch_count > 1
         return HostSource(
@@ -123,12 +127,15 @@ class HostFile:
 
 
 def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
-    """ComfyUI's arguments, as far as they are the ranks'. shares: whether tokens are shared out."""
+    """Returns those of ComfyUI's arguments that concern the ranks.
+
+    shares: whether tokens are shared.
+    """
     own = comfy.cli_args.args
     arguments = [*(["--cpu"] if on_cpu else [])]
     chosen = [name for name in ATTENTION if getattr(own, name, False)]
     is_torchs = not on_cpu and attention.optimized_attention is attention.attention_pytorch
-    if shares or is_torchs and not chosen:  # by one name, as ranks of other arguments would have to start anew
+    if shares or is_torchs and not chosen:  # one name for all, because ranks with other arguments would have to restart
         chosen = [SHAREABLE]
     chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
     arguments += [flag(name) for name in chosen]
@@ -141,15 +148,15 @@ def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
 
 
 def flag(name: str) -> str:
-    """An argument on ComfyUI's command line, by its name in Python."""
+    """Returns an argument of ComfyUI's command line by its Python name."""
     return f"--{name.replace('_', '-')}"
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """What ComfyUI detects in a file, or in a diffusers folder.
+    """Returns what ComfyUI detects in a file.
 
-    Raises ModelFileError for a file that is broken, for one in which ComfyUI knows no diffusion model to sample from,
-    and for weights that do not fit what it is taken for.
+    Raises ModelFileError if the file is broken, if ComfyUI finds no diffusion model to sample from in it, or if its
+    weights do not fit the detected model.
     """
     folder = describe_folder(path) if path.is_dir() else None
     if not folder and not is_gguf(path):
@@ -159,7 +166,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             config, weights, beside = detect(folder.transformer, folder.config, folder.scheduler)
         else:
             config, weights, beside = detect(path)
-    except (KeyError, RuntimeError):  # some names and shapes of a known model without the rest of it
+    except (KeyError, RuntimeError):  # some names and shapes of a known model, without the rest
         config, weights, beside = None, {}, {}
     if config is None:
         raise unknown(path)
@@ -169,15 +176,15 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
     model = build_empty(config, weights, beside, chosen, cast, wanted.fast)
-    # What nodes read off the model itself: buffers of its own, such as SeedVR2's texts.
+    # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
-    # A quantised layer has its weight, by which nodes ask for changes of it, only once it is loaded.
+    # Nodes change a quantised layer by its weight, which it only has once it is loaded.
     try:
         seen = {name: seen_here(name, one, name in read, cast or chosen) for name, one in weights.items()}
         missing, dtypes = load_weights(model, seen)
         cast_weights(model.diffusion_model, dtypes)
     except RuntimeError as error:
-        first, *more = str(error).split("\n\t")[1:] or [str(error)]  # a line for each weight
+        first, *more = str(error).split("\n\t")[1:] or [str(error)]  # one line per weight
         raise ModelFileError(
             f"ComfyUI takes {path.name} for its {type(model.diffusion_model).__name__}, and the weights do not fit it: "
             f"{first}{f' And {len(more)} more.' if more else ''}",
@@ -197,7 +204,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
 
 
 def unknown(path: Path) -> ModelFileError:
-    """The error for a file that ComfyUI takes for no diffusion model. Of GGUF files, many are text encoders."""
+    """Returns the error for a file without a diffusion model that ComfyUI knows. Many GGUF files are text encoders."""
     kind = "of a kind"
     if is_gguf(path):
         from ...worker.comfyui.gguf_file import architecture
@@ -210,7 +217,7 @@ def unknown(path: Path) -> ModelFileError:
 
 
 def refuse_others(path: Path) -> None:
-    """Raises ModelFileError for a file that is broken, and for models that ComfyUI takes for a supported one."""
+    """Raises ModelFileError for a broken file, and for models that ComfyUI mistakes for a supported one."""
     header, _ = read_header(path)
     for start, kind in OTHERS.items():
         if any(name.startswith(start) for name in header):
@@ -218,8 +225,10 @@ def refuse_others(path: Path) -> None:
 
 
 def seen_here(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:
-    """A tensor of a file as ComfyUI's process has it: without its numbers, but for what nodes read, and what says how a
-    layer is stored."""
+    """Returns a tensor of a file as ComfyUI's process needs it, without its numbers.
+
+    The numbers stay where nodes read them, and where they say how a layer is stored.
+    """
     if is_read:
         return tensor.to(dtype or tensor.dtype, copy=True)
     return tensor if name.endswith(".comfy_quant") else tensor.to(META)

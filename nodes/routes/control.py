@@ -1,5 +1,7 @@
-"""POST /paralleldit/start, /restart, /stop, /park and /dismiss: what changes a worker group. For pages of this ComfyUI
-alone."""
+"""POST /paralleldit/start, /restart, /stop, /park and /dismiss: change a worker group.
+
+Only pages of this ComfyUI may call them.
+"""
 
 import asyncio
 import time
@@ -14,7 +16,7 @@ from ...worker.host.client import WorkerGroup
 from ..workers.group import device_count
 from .status import group_of
 
-PARK_SECONDS = 30.0  # for the job that runs to end
+PARK_SECONDS = 30.0  # to wait for the running job
 POLL_SECONDS = 0.05
 
 
@@ -27,7 +29,7 @@ def restart(group: WorkerGroup) -> None:
 
 
 def park(group: WorkerGroup) -> None:
-    """Waits for the run that goes on, which has turns of its own for each forward where ComfyUI runs the loop."""
+    """Parks the group after its present run ends. If ComfyUI runs the loop, a run has a turn for each forward."""
     until = time.monotonic() + PARK_SECONDS
     while group.runs.current and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
@@ -40,8 +42,8 @@ def park(group: WorkerGroup) -> None:
 def add_control_routes() -> None:
     """Registers the routes with ComfyUI's server. A query `group=N` names the group, the first by default.
 
-    Each answers when it is done, with the state that the group is in then; or with a sentence that says why it is not,
-    409 where the group goes on as it was, 503 where it does not run.
+    Each route answers when it is done, with the group's new state. If it fails, it answers with a sentence that says
+    why: with 409 if the group goes on as it was, with 503 if it does not run.
     """
     changes = {
         "start": start,
@@ -70,11 +72,11 @@ def handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request], Aw
 
 
 def refuse_foreign(request: web.Request) -> None:
-    """Raises HTTPForbidden for a request that a page of another site makes: a browser says where it comes from."""
+    """Raises HTTPForbidden for a request from a page of another site. Browsers say where a request comes from."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site is None:  # over plain http a browser says only where the page is from
+    if site is None:  # over plain http, a browser only sends the page's origin
         foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
-    else:  # which no page can forge, and no proxy changes
+    else:  # no page can forge this header, and no proxy changes it
         foreign = site not in ("none", "same-origin")
     if foreign:
         raise web.HTTPForbidden(text="Only pages of this ComfyUI may change its worker groups.")

@@ -1,7 +1,7 @@
-"""What a plan's ranks will keep of a model's weights, need at their peak and fetch, before anything is queued.
+"""Estimates, before anything is queued, what a plan's ranks keep of a model's weights, need at their peak and fetch.
 
-Read off headers of files, off ComfyUI's own estimate of what a forward takes, and off what a worker group has told.
-What is assumed is called so.
+The figures come from file headers, ComfyUI's own estimate of a forward, and what a worker group reported. Assumed
+figures are marked as such.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..workers.room import cards_of, expected_weights, kept_free, room_for_weigh
 
 
 class Picture(NamedTuple):
-    """What is sampled, as an empty latent's node has it: pixels, frames, and how many of them."""
+    """What is sampled, in the fields of an empty latent's node: pixels, frames and count."""
 
     width: int
     height: int
@@ -36,15 +36,17 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """sizes: of the weights, in the dtype in which they are loaded. model: ComfyUI's, without its weights. smaller: the
-    weights' sizes in other dtypes that take less, each by the key of its remark."""
+    """sizes: of the weights, in the dtype in which they are loaded.
+    model: ComfyUI's model without its weights.
+    smaller: the weights' sizes in smaller dtypes, each with the key of its remark.
+    """
 
     sizes: WeightSizes
     model: comfy.model_base.BaseModel
     smaller: tuple[tuple[str, WeightSizes], ...] = ()
 
     def latents(self, picture: Picture) -> list[int] | None:
-        """The shape of a picture's latents, (B, C, H, W) or (B, C, F, H, W); None for what has other dims."""
+        """Returns the shape of a picture's latents, (B, C, H, W) or (B, C, F, H, W). Returns None for other dims."""
         of = self.model.latent_format
         if of.latent_dimensions not in (2, 3):
             return None
@@ -54,8 +56,10 @@ class ModelMemory:
 
 
 def working_bytes(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], rows: int) -> float | None:
-    """What the largest of these pictures takes on a rank beside the weights; None where nobody knows. rows: a forward's
-    for each image, one or, with guidance, two."""
+    """Returns what the largest of these pictures needs on a rank beside the weights; None if unknown.
+
+    rows: a forward's rows for each image: one, or two with guidance.
+    """
     known = []
     for picture in pictures:
         if shape := memory.latents(picture):
@@ -68,9 +72,12 @@ def working_bytes(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Pi
 class MemoryEstimate:
     """What a plan's ranks keep, need and fetch.
 
-    asked: the plan as it was asked for; plan: with its weights as they are expected. pictures: what is sampled, as far
-    as that is known. working: bytes that the rank with the most takes for them beside the weights; None where nobody
-    knows. room: None on the CPU. group: the number of the worker group that will hold the model.
+    asked: the plan as requested.
+    plan: the plan with its weights as expected.
+    pictures: what is sampled, as far as known.
+    working: what the rank with the most needs for them beside the weights, in bytes; None if unknown.
+    room: None on the CPU.
+    group: the number of the worker group that will hold the model.
     """
 
     asked: ParallelPlan
@@ -87,15 +94,17 @@ class MemoryEstimate:
         cls, plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], is_guided: bool, group: int
     ) -> MemoryEstimate:
         """is_guided: whether cond and uncond are computed, or may be."""
-        on_cpu = device_type() == CPU  # for which ComfyUI's estimate is not made
+        on_cpu = device_type() == CPU  # ComfyUI's estimate is not made for the CPU
         working = None if on_cpu else working_bytes(plan, memory, pictures, 2 if is_guided else 1)
         room = room_for_weights(plan, working or 0)
         expected = expected_weights(plan, memory.sizes, room)
         return cls(plan, expected, memory, (*pictures,), is_guided, working, room, group)
 
     def fits_by_rank(self) -> list[bool]:
-        """Whether the card of each of this machine's ranks has room for what the rank keeps of the weights, for a
-        forward, and for what ComfyUI keeps free; nothing on the CPU."""
+        """Whether each rank's card on this machine has enough memory.
+
+        It needs the rank's kept weights, a forward, and what ComfyUI keeps free. The list is empty on the CPU.
+        """
         kept, free = self.memory.sizes.count_kept_bytes(self.plan), kept_free(self.working or 0)
         degrees, cards = self.plan.degrees(), cards_of(self.plan)
         stages = (joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)[: len(cards)])
@@ -103,7 +112,7 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool:
-        """As far as the cards are known."""
+        """Whether every known card has enough memory."""
         return all(self.fits_by_rank())
 
     @property
@@ -112,9 +121,12 @@ class MemoryEstimate:
         return self.asked.weights == AUTO and self.plan.weights in FETCHED
 
     def to_json(self) -> dict[str, Any]:
-        """kept: bytes of weights at rest on a rank, by stage. working: those of a forward, null where it is not known.
-        fetched: bytes that come to a rank in a forward. fits: see `fits_by_rank`; null where it does not, and ComfyUI's
-        partial loading sees to it. reserve: bytes that ComfyUI keeps free of a card beside all that."""
+        """kept: bytes of weights at rest on a rank, by stage.
+        working: bytes of a forward; null if unknown.
+        fetched: bytes that a rank fetches in a forward.
+        fits: see `fits_by_rank`; null where it does not fit and ComfyUI's partial loading handles that.
+        reserve: further bytes that ComfyUI keeps free on a card.
+        """
         sizes, fits = self.memory.sizes, self.fits_by_rank()
         return {
             "kept": sizes.count_kept_bytes(self.plan),
@@ -125,8 +137,10 @@ class MemoryEstimate:
         }
 
     def remarks(self, computing: float = 0) -> list[Remark]:
-        """What is fetched, how long that takes, how often and why; and what does not fit. computing: seconds of a step;
-        0 where nobody knows."""
+        """Says what is fetched, how long that takes, how often and why. Also says what does not fit.
+
+        computing: seconds of a step; 0 if unknown.
+        """
         if self.plan.weights not in FETCHED:
             return self.too_large("whole_too_large" if self.memory.sizes.blocks else "partly_in_ram")
         stages = self.memory.sizes.by_stage(self.plan)
@@ -138,7 +152,7 @@ class MemoryEstimate:
         return [*said, self.forwards(), *self.too_large("fetched_too_large")]
 
     def about_link(self, computing: float) -> list[Remark]:
-        """How long the weights are on their way, and whether that is longer than computing takes."""
+        """Says how long the weights take on the link, and whether that exceeds the computing time."""
         told = told_weights(self.group)
         is_measured = told.get("kind") == self.plan.weights and bool(told.get("is_measured"))
         rate = told["link"] if is_measured else ASSUMED.of(self.plan.weights)
@@ -150,7 +164,7 @@ class MemoryEstimate:
         return said
 
     def forwards(self) -> Remark:
-        """How often in a step."""
+        """Says how often a step fetches them."""
         if self.plan.patch_count > 1:
             return remark("forward_a_patch", patches=self.plan.patch_count)
         if not self.is_guided or self.plan.ways(BATCH_AXES) > 1:
@@ -158,7 +172,7 @@ class MemoryEstimate:
         return remark("forwards")
 
     def why(self) -> list[Remark]:
-        """Why weights=auto has them fetched."""
+        """Says why weights=auto fetches them."""
         if self.room is None:
             return []
         whole = gibibytes(max(self.memory.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
@@ -166,7 +180,7 @@ class MemoryEstimate:
         return [remark("whole_does_not_fit", whole=whole, room=gibibytes(self.room.device), plan=plan)]
 
     def too_large(self, key: str) -> list[Remark]:
-        """What is said if they do not fit even so."""
+        """Says that the weights do not fit even so, if that is the case."""
         kept = max(self.memory.sizes.count_kept_bytes(self.plan))
         if self.room is None or kept <= self.room.device:
             return []

@@ -1,4 +1,4 @@
-"""POST /paralleldit/plan: what a Parallel Plan node would do, before it is queued. Reads headers of models alone."""
+"""POST /paralleldit/plan: says what a Parallel Plan node would do, before it is queued. Reads only model headers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,17 @@ from .question import Loader, Question, Sampler, read_question
 from .remedies import remedies
 
 MAX_BYTES = 1 << 16
-MAX_RANKS = 256  # more are counted, and not told one by one
+MAX_RANKS = 256  # more are counted, but not listed
 
 
 class Bounds(NamedTuple):
-    """What bounds a plan for a model. resolve: the plan that was asked for to what runs. heads: how many; None where
-    that is not known. by_call: what a sampling asks to the automatic plan. costs: of its plans.
+    """What a model allows of a plan.
+
+    resolve: turns the requested plan, or None for auto, into the plan that runs.
+    heads: the number of heads; None if unknown.
+    guided: whether an automatic plan splits guidance.
+    by_call: returns the automatic plan for the work of a call. If it is set, `resolve` makes no automatic plan.
+    costs: of the model's plans, if they can be predicted.
     """
 
     resolve: Callable[[ParallelPlan], ResolvedPlan]
@@ -65,7 +70,7 @@ def add_plan_route() -> None:
 
 
 async def plan_route(request: web.Request) -> web.Response:
-    """The answer to a question in JSON, see `read_question` and `answer`; 400 with a sentence for anything else."""
+    """Answers a question in JSON, see `read_question` and `answer`. Answers 400 with a sentence for anything else."""
     body = b""
     async for chunk in request.content.iter_chunked(MAX_BYTES):
         body += chunk
@@ -82,13 +87,17 @@ async def plan_route(request: web.Request) -> web.Response:
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """What would run, or the error that the backend would raise and the widgets that it is about.
+    """Returns what would run, or the error that the backend would raise, with the widgets that caused it.
 
-    plan: in words. world: its ranks, and for each in `ranks` what it holds. remarks: what else there is to say of it.
-    memory: what they keep of the weights and need, see `MemoryEstimate.to_json`; null where no model is known.
-    predicted: as `predict_plans` has it. sized: whether it is known what size will be sampled. note: why it is not the
-    plan that was asked for, or may be another in the run. unknown: why a loader's model is not known. Raises
-    SettingsError.
+    plan: in words.
+    world: its number of ranks; `ranks` says what each of them holds.
+    remarks: what else is to be said of it.
+    memory: what the ranks keep of the weights and need, see `MemoryEstimate.to_json`; null if no model is known.
+    predicted: see `predict_plans`.
+    sized: whether the sampled size is known.
+    note: why the plan differs from the requested one, or may differ in the run.
+    unknown: why a loader's model is not known.
+    Raises SettingsError.
     """
     samplers = question.samplers
     models, unknown = find_models(question.loaders)
@@ -126,7 +135,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def estimate_memory(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) -> MemoryEstimate:
-    """What the plan's ranks keep, need and fetch for a model, and what samples with it."""
+    """Estimates what the plan's ranks keep, need and fetch for a model and its samplers."""
     samplers = [sampler for loader in loaders for sampler in loader.samplers]
     pictures = [one.picture for one in samplers if one.picture]
     is_guided = not samplers or any(one.cfg != 1 for one in samplers)
@@ -134,8 +143,10 @@ def estimate_memory(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) ->
 
 
 def remedies_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
-    """What would fit, as `found`, in place of what does not; and under which words of the locale: whole_would where it
-    fits as it is, with weights that are fetched, or held by ComfyUI's partial loading. null where nothing is amiss."""
+    """Returns what would fit, as `found`, and the locale's words for it. Returns null if nothing is wrong.
+
+    whole_would means: it fits now, because weights are fetched or ComfyUI's partial loading holds them.
+    """
     if estimate.fits and not estimate.is_fetched_by_auto:
         return None
 
@@ -154,7 +165,7 @@ def remedies_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sample
 
 
 def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
-    """That there is no uncond to run beside cond, and what the ranks could do in place of that."""
+    """Says that there is no uncond to run beside cond, and how the ranks could be used instead."""
     others = (replace(plan, cfg=1, speeds=(), **{axis: getattr(plan, axis) * plan.cfg}) for axis in ("ulysses", "ring"))
     for other in others if models else ():
         try:
@@ -168,9 +179,11 @@ def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
 def resolve(
     plan: ParallelPlan | None, models: list[Bounds], sampled: Sampled | None, lacks_file: bool
 ) -> tuple[ResolvedPlan | None, list[Remark]]:
-    """The plan for the first of the models, once it is sure that none forbids it, and why an automatic one is as it is;
-    None for an automatic plan that depends on what is not known. lacks_file: whether there is a loader whose model is
-    not known. Raises PlanError.
+    """Returns the plan for the first model after checking that no model forbids it, and the reasons for an automatic
+    one.
+
+    The plan is None if it is automatic and depends on something unknown.
+    lacks_file: whether some loader's model is unknown. Raises PlanError.
     """
     if plan is not None:
         plan.check_weights()
@@ -184,15 +197,16 @@ def resolve(
 
 
 def has_branches(loaders: list[Loader]) -> bool:
-    """Whether everything that samples has guidance and hands its whole loop over: then a half of the batch is cond, the
-    other uncond. A stock sampler's forwards hold either, in any order.
+    """Whether every sampler has guidance and hands over its whole loop.
+
+    Then half of the batch is cond and half is uncond. A stock sampler's forwards hold either, in any order.
     """
     samplers = [sampler for loader in loaders for sampler in loader.samplers]
     return bool(samplers) and not any(one.is_stock or one.cfg in (None, 1) for one in samplers)
 
 
 def describe_ranks(plan: ParallelPlan, model: Bounds | None, has_branches: bool) -> list[dict[str, Any]]:
-    """What each rank holds, in JSON; nothing for more ranks than anyone looks at."""
+    """Describes in JSON what each rank holds. The list is empty if there are too many ranks to look at."""
     if plan.world_size > MAX_RANKS:
         return []
     parts = rank_parts(plan, model.heads if model else None, (model.memory.sizes.blocks or None) if model else None)
@@ -202,8 +216,12 @@ def describe_ranks(plan: ParallelPlan, model: Bounds | None, has_branches: bool)
 
 
 def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
-    """Ranges of blocks and heads are from the first to the last, both counted. share, stage: which, of how many. rows:
-    of the batch, a fraction from where to where. card: null on the CPU, and of another machine."""
+    """Ranges of blocks and heads name the first and the last, both included.
+
+    share, stage: which one, out of how many.
+    rows: a range of the batch, as fractions.
+    card: null on the CPU, and for another machine.
+    """
     return {
         "rank": part.rank,
         "card": card and {"index": card.index, "name": card.name, "total": card.total},
@@ -218,7 +236,7 @@ def rank_json(part: RankPart, card: Card | None) -> dict[str, Any]:
 
 
 def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
-    """The models of the loaders, each once, and why others are not known."""
+    """Returns each model of the loaders once, and why others are unknown."""
     known, unknown = [], []
     for name, dtype, checkpoint in dict.fromkeys((one.model_name, one.dtype, one.checkpoint) for one in loaders):
         listed = list_checkpoints() if checkpoint else list_models()
@@ -232,7 +250,7 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
 
 
 def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Changes with the file, or with any file of the folder."""
+    """Returns a value that changes with the file, or with any file of the folder."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     states = ((file, file.stat()) for file in files if file.is_file())
     return tuple((str(file), state.st_mtime_ns, state.st_size) for file, state in states)
@@ -240,8 +258,10 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 @functools.lru_cache(maxsize=32)
 def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
-    """Of the model there, as a loader of that dtype takes it. _stamp: of the files, whose headers are read again when
-    it changes. Raises RequestError."""
+    """Returns the bounds of the model at this path, as a loader with that dtype takes it. Raises RequestError.
+
+    _stamp: of the files. Their headers are read again when it changes.
+    """
     file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
     module = file.module
     spec = spec_of(type(module))

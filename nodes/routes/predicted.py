@@ -1,4 +1,4 @@
-"""What a step is predicted to take, of a plan, of the best plans and of one device; and what auto chooses by it."""
+"""Predicts the step of a plan, of the best plans and of one device, and says what auto chooses by that."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from ..workers.group import device_count
 from .memory_estimate import ModelMemory, Picture
 from .question import Sampler
 
-BEST = 3  # plans that are told of
+BEST = 3  # plans to show
 
 
 class Sampled(NamedTuple):
-    """What is asked of a model in a step, as far as the graph tells. costs: of its plans; None where they cannot
-    be told. picture: the largest that is sampled; None where nobody knows. guided: whether with cond and uncond; None
-    where samplers differ, or do not tell."""
+    """What a model has to compute in a step, as far as the graph shows.
+
+    costs: of its plans; None if they cannot be predicted.
+    picture: the largest one sampled; None if unknown.
+    guided: whether both cond and uncond are computed; None if samplers differ or do not say.
+    """
 
     costs: ModelCosts | None
     memory: ModelMemory
@@ -39,7 +42,7 @@ class Sampled(NamedTuple):
         return cls(costs, memory, largest, guided.pop() if len(guided) == 1 else None)
 
     def work(self, guided: bool) -> Work:
-        """With what a row of it takes, where that can be counted."""
+        """Returns the work of a step, with the cost of a row if it can be counted."""
         shape = self.memory.latents(self.picture) if self.picture else None
         forward = self.costs.count_latents(shape) if self.costs and shape else None
         images = self.picture.batch_size if self.picture else 1
@@ -47,9 +50,13 @@ class Sampled(NamedTuple):
 
 
 def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan, list[Remark]]:
-    """The automatic plan that a sampling will bring, and why; where nobody knows whether it has guidance, and that
-    decides, the one with cond and uncond, which is the larger work, with a note that says so. by_call: what is asked to
-    its plan."""
+    """Returns the automatic plan that a sampling will use, and the reasons for it.
+
+    If guidance is unknown and decides the plan, it returns the plan for cond and uncond, which is the larger work, and
+    a note that says so.
+
+    by_call: returns the plan for the work of a call.
+    """
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
     found = {guided: by_call(work) for guided, work in works.items()}
     guided, (plan, why) = list(found.items())[-1]
@@ -66,7 +73,7 @@ def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tu
 
 
 def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
-    """For what an automatic plan was chosen, and by what."""
+    """Says for which work an automatic plan was chosen, and by what."""
     picture, costs, forward = sampled.picture, sampled.costs, work.forward
     if picture is None:
         return []
@@ -85,7 +92,7 @@ def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
 
 
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
-    """How long a step of the plan computes; 0 where nobody knows."""
+    """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
     if costs is None or work.forward is None or not is_covered(plan):
         return 0.0
@@ -93,10 +100,15 @@ def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
 
 
 def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
-    """What a step is predicted to take: of this plan, as `plan`, null where no formula covers it; of the best that the
-    machine can have, as `best`; and of one device, as `one_device`; each with its words, values, seconds and bytes a
-    rank, and whether it has run and took as long. is_measured: whether by what was measured of this machine.
-    alone: whether one device is the fastest. None where nobody knows what is sampled."""
+    """Predicts the step of several plans. Returns None if it is unknown what is sampled.
+
+    plan: this plan; null if no formula covers it.
+    best: the best plans for this machine.
+    one_device: one device.
+    Each has its words, values, seconds and bytes per rank, and whether it has run and took that long.
+    is_measured: whether this machine was measured.
+    alone: whether one device is the fastest.
+    """
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
     if costs is None or (forward := work.forward) is None:
         return None

@@ -1,4 +1,4 @@
-"""What the editor asks about a plan: the node's values, and what the graph around it says of models and sizes."""
+"""Reads what the editor asks about a plan: the node's values, and the models and sizes in the graph around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ PARALLEL_SAMPLER = "ParallelDiT_Sampler"
 
 
 class Sampler(NamedTuple):
-    """A node that samples with the model. cfg, picture: None where the editor cannot tell."""
+    """A node that samples with the model.
+
+    cfg, picture: None if the editor cannot tell.
+    """
 
     type: str
     cfg: float | None
@@ -27,8 +30,11 @@ class Sampler(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """A loader that the plan goes to, and what samples with its model. dtype: a key of WEIGHT_DTYPES, else its own
-    choice. checkpoint: whether it takes checkpoints alone."""
+    """A loader that the plan goes to, and the samplers that use its model.
+
+    dtype: a key of WEIGHT_DTYPES, else the loader's own choice.
+    checkpoint: whether it only loads checkpoints.
+    """
 
     model_name: str
     samplers: list[Sampler]
@@ -38,7 +44,7 @@ class Loader(NamedTuple):
 
 
 class Question(NamedTuple):
-    """plan: None is auto."""
+    """plan: None means auto."""
 
     plan: dict[str, Any] | None
     loaders: list[Loader]
@@ -49,10 +55,9 @@ class Question(NamedTuple):
 
 
 def read_question(asked: dict[str, Any]) -> Question:
-    """From {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "dtype": "bf16", "group": 1,
+    """Reads {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "dtype": "bf16", "group": 1,
     "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}. Raises ValueError for
-    anything else.
-    """
+    anything else."""
     values = read_field(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
         raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and it is auto or manual")
@@ -77,7 +82,7 @@ def read_question(asked: dict[str, Any]) -> Question:
 
 
 def read_picture(asked: dict[str, Any] | None) -> Picture | None:
-    """What an empty latent is of. Raises ValueError."""
+    """Reads the sizes of an empty latent. Raises ValueError."""
     if asked is None:
         return None
     sizes = {name: read_field(asked, name, int) for name in asked}
@@ -89,7 +94,7 @@ def read_picture(asked: dict[str, Any] | None) -> Picture | None:
 
 
 def read_entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """A list of objects, which may be absent. Raises ValueError."""
+    """Reads a list of objects, which may be absent. Raises ValueError."""
     found = read_field(asked, name, list, [])
     if len(found) > MAX_ITEMS or not all(isinstance(entry, dict) for entry in found):
         raise ValueError(f"{name} is no list of {MAX_ITEMS} objects at most")
@@ -97,7 +102,7 @@ def read_entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def read_field(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], *default: Any) -> Any:
-    """The value of this name, of this kind; a default stands for one that is absent or null. Raises ValueError."""
+    """Reads a value by name and checks its type. A default replaces an absent or null value. Raises ValueError."""
     value = asked.get(name)
     if value is None and default:
         return default[0]

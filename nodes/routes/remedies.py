@@ -1,6 +1,6 @@
-"""What would fit where a plan does not: other weights, another plan for the ranks here, or a smaller picture.
+"""Finds what would fit if a plan does not: other weights, another plan for the ranks here, or a smaller picture.
 
-Each is counted by the same sizes as the plan itself, and named only if it fits.
+Each remedy is estimated with the same sizes as the plan itself, and listed only if it fits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from ..workers.room import room_for_weights
 from .memory_estimate import MemoryEstimate, Picture
 
 Check = Callable[[ParallelPlan], None]
-FACTORS = range(2, 9)  # by which a plan may share weights over more ranks
+FACTORS = range(2, 9)  # for how many times as many stages
 
 
 def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
-    """What would fit where the plan does not, each by itself; where it does since weights are fetched, what would have
-    them whole. check: raises PlanError for a plan that the model, the machine or what samples does not allow."""
+    """Lists each single change with which the plan would fit.
+
+    If the plan fits only because weights are fetched, it lists what would let them be whole.
+    check: raises PlanError if the model, the machine or a sampler does not allow a plan.
+    """
     only_whole = estimate.fits
     asked = replace(estimate.asked, weights=WHOLE, weight_blocks=0) if only_whole else estimate.asked
     found = [remark(key) for key, sizes in estimate.memory.smaller if fits(estimate, asked, sizes)]
@@ -38,8 +41,10 @@ def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
 
 
 def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
-    """Whether a plan's ranks have room for what it keeps of weights of these sizes, the model's own by default, and for
-    a forward."""
+    """Whether a plan's ranks have enough memory for its kept weights and a forward.
+
+    sizes: of the weights; the model's own by default.
+    """
     memory = replace(estimate.memory, sizes=sizes or estimate.memory.sizes)
     other = MemoryEstimate.of(plan, memory, estimate.pictures, estimate.is_guided, estimate.group)
     room = room_for_weights(plan)
@@ -55,8 +60,10 @@ def allows(check: Check, plan: ParallelPlan) -> bool:
 
 
 def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
-    """Plans that share the blocks over more pipeline stages, the fewest first: ranks of another axis, or such as the
-    plan leaves out."""
+    """Yields plans with more pipeline stages, the fewest first.
+
+    The ranks for them come from another axis, or are ranks that the plan does not use.
+    """
     whole = replace(plan, weights=WHOLE, weight_blocks=0, speeds=())
     for factor in FACTORS:
         more = replace(whole, pipefusion=plan.pipefusion * factor)
@@ -68,7 +75,7 @@ def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
 
 
 def smaller_picture(estimate: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
-    """One image at a time, or half its sides, if that is what fits."""
+    """Suggests one image at a time, or half its sides, if that fits."""
     for factor, images in ((1, 1), (2, 1)):
         pictures = [
             Picture(each.width // factor, each.height // factor, each.length, min(images, each.batch_size))

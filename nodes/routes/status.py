@@ -1,4 +1,4 @@
-"""GET /paralleldit/groups, /status, /trace and /logs: what the worker groups do and did. Read-only."""
+"""GET /paralleldit/groups, /status, /trace and /logs: show what the worker groups do and did. Read-only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_status_routes() -> None:
 
 
 def group_of(request: web.Request) -> WorkerGroup:
-    """The group that the query names. Raises HTTPException for one that cannot be, or wrong settings."""
+    """Returns the group that the query names. Raises HTTPException if there is no such group, or for wrong settings."""
     number = request.query.get("group", "1")
     if number not in map(str, range(1, GROUPS + 1)):
         raise web.HTTPBadRequest(text=f"There is no worker group {number!r}; they are numbered from 1 to {GROUPS}.")
@@ -40,8 +40,11 @@ def group_of(request: web.Request) -> WorkerGroup:
 
 
 async def groups(request: web.Request) -> web.Response:
-    """All groups with their last runs, and what an automatic plan would use. A page begins here; then come events, to
-    the page whose id a query `listener` gives, for as long as it is connected."""
+    """Returns all groups with their last runs, and the devices of an automatic plan.
+
+    A page begins with this. After that, the page gets events, if it gives its id in the query `listener`, for as long
+    as it is connected.
+    """
     listeners().add(request.query.get("listener", ""))
     try:
         groups_by_number = made_groups()
@@ -56,12 +59,12 @@ async def groups(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """State, process ids, what is loaded, the last run's time a step."""
+    """Returns the state, process ids, what is loaded, and the last run's time per step."""
     return web.json_response(await asyncio.to_thread(group_of(request).status))
 
 
 async def trace(request: web.Request) -> web.Response:
-    """Every rank's last requests, steps and communication, as a file for Perfetto; 409 while a job runs."""
+    """Returns every rank's last requests, steps and communication as a Perfetto file; 409 while a job runs."""
     try:
         body = await asyncio.to_thread(group_of(request).trace)
     except RequestRefused as error:
@@ -72,7 +75,7 @@ async def trace(request: web.Request) -> web.Response:
 
 
 async def logs(request: web.Request) -> web.Response:
-    """The last `lines` lines of the log of `rank`, as text."""
+    """Returns the last `lines` lines of the log of `rank`, as text."""
     try:
         rank, lines = int(request.query.get("rank", 0)), int(request.query.get("lines", DEFAULT_LINES))
     except ValueError:

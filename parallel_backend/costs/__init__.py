@@ -1,6 +1,7 @@
-"""What a plan will cost, before it runs: what a forward computes (`forward`), the
-memory that it takes (`memory`), what the machine can (`machine`), how long a
-step of a plan is by both (`predict`), and which plan is the fastest that fits (`choose`).
+"""Predicts what a plan costs before it runs.
 
-Read in ComfyUI's process too, which has no torch.distributed, and in benchmarks.
+`forward` counts what a forward computes, and `memory` the memory that it needs. `machine` has the speed of devices and
+links. `predict` combines them to the time of a plan's step. `choose` finds the fastest plan that fits.
+
+ComfyUI's process and benchmarks import this, too. ComfyUI's process has no torch.distributed.
 """

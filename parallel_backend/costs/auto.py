@@ -1,6 +1,6 @@
-"""The plan that an automatic one comes to, by what arrives: a model of ComfyUI's, and what is asked of it at a time.
+"""Derives an automatic plan from what arrives: one of ComfyUI's models, and the work of one call.
 
-Read in ComfyUI's process too, which has no torch.distributed.
+ComfyUI's process imports this, too. It has no torch.distributed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Reason = TypeVar("Reason")
 
 @dataclass(frozen=True)
 class Work:
-    """What is asked of a model at a time: so many parts of one size, each of which can be computed by itself.
+    """What a model has to compute at a time: `parts` of one size that can be computed independently.
 
-    has_branches: whether some are of cond and others of uncond. tokens, rows: whether what nodes have run inside of the
-    model bears that tokens, or the rows of a batch, are shared. forward: what one part takes, where that is known.
+    has_branches: whether some parts are cond and others uncond.
+    tokens, rows: whether the nodes' patches allow sharing the tokens, or the rows of a batch.
+    forward: the cost of one part, if known.
     """
 
     parts: int = 1
@@ -39,30 +40,34 @@ class Work:
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
-        """Of calls of so many rows each; branches: those of a call's rows, one after the other, 0 being cond."""
+        """rows: the number of rows in each call.
+        branches: the branch of each row of a call, in order; 0 is cond.
+        """
         known = {branch for each in branches for branch in each}
         apart = len(branches) == 1 or all(len(set(each)) == 1 for each in branches)
         return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1)
 
 
 def shareable(model: torch.nn.Module) -> ModelSpec | None:
-    """The spec of the model's class, if it says how tokens are shared, and fits the class."""
+    """Returns the spec of the model's class if the class fits it and its tokens can be shared."""
     spec = spec_of(type(model))
     return None if spec is None or spec.unshared or changes_of(model) else spec
 
 
 def couples(model: torch.nn.Module) -> bool:
-    """Whether the rows of the model's batch cannot be computed apart."""
+    """Whether the rows of the model's batch depend on each other."""
     spec = spec_of(type(model))
     return spec is not None and spec.couples(model)
 
 
 def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
-    """The plan for so many devices where nobody knows what a forward takes. What can be computed apart is, as that
-    needs no communication, and the rest of them share tokens, where the class's spec says how.
+    """Returns a plan for this many devices without a cost estimate.
 
-    It is of as many ranks whatever the work, since another number would be another group; but where neither can be
-    shared, of one.
+    Independent parts are computed on different devices, because that needs no communication. The remaining devices
+    share tokens, if the class's spec says how.
+
+    The plan always uses every device: another count would need a new process group. It uses one device only if neither
+    rows nor tokens can be shared.
     """
     tokens = shareable(model) if work.tokens else None
     shares_rows = work.rows and not couples(model)
@@ -74,25 +79,26 @@ def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
 
 
 class PlanOfRun(Generic[Reason]):
-    """An automatic plan over the requests of a sampling, of which the first decides.
+    """The automatic plan of a sampling. The first request decides it.
 
-    After that it gives way only to one that shares the batch in fewer ways, where ranks had nothing to do for some
-    requests on end, as when guidance ends before the last step. So no pattern of requests has it go to and fro.
+    After that, it only changes to a plan that shares the batch less, and only after ranks were idle for some requests
+    in a row. That happens, for example, when guidance ends before the last step. So no pattern of requests makes it
+    alternate.
     """
 
     def __init__(self, choose: Callable[[Work], tuple[ParallelPlan, Reason]]) -> None:
-        """choose: a plan, and why it is so, always of as many ranks."""
+        """choose: returns a plan and the reason for it. All its plans have the same number of ranks."""
         self.choose = choose
         self.plan, self.why = choose(Work())
         self.is_open, self.idle = True, 0
-        self.parts = 1  # for which the plan was chosen: ranks that were to wait from the first change nothing
+        self.parts = 1  # that the plan was chosen for: ranks that idle from the start change nothing
 
     def begin(self) -> None:
-        """A sampling begins: its first request decides."""
+        """Begins a sampling. Its first request decides the plan."""
         self.is_open, self.idle = True, 0
 
     def follow(self, work: Work) -> bool:
-        """Whether a request about this work changes the plan, or decides on it."""
+        """Takes the next request into account. Returns whether it decides or changes the plan."""
         ways, is_first = self.plan.ways(BATCH_AXES), self.is_open
         self.idle = self.idle + 1 if work.parts < min(ways, self.parts) else 0
         if not is_first and self.idle < IDLE_REQUESTS:

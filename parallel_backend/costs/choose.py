@@ -1,6 +1,6 @@
-"""Which plan is the fastest that fits: all exact ones for so many ranks, each predicted, the best first.
+"""Finds the fastest plan that fits. It predicts every exact plan for the given ranks and sorts them, the best first.
 
-PipeFusion, caches and fp8 change the image, and are never chosen.
+PipeFusion, caches and fp8 change the image, so they are never chosen.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ Check = Callable[[ParallelPlan], None]
 
 
 class Weights(NamedTuple):
-    """A model's weights, and the memory for them. room: what the ranks of a plan have for weights beside a forward that
-    takes so many bytes; None where nobody knows, and all plans fit."""
+    """A model's weights, and the memory for them.
+
+    room: returns the memory for weights under a plan, beside a forward of this many bytes. Returns None if it is
+    unknown; then all plans fit.
+    """
 
     sizes: WeightSizes
     room: Callable[[ParallelPlan, float], WeightRoom | None]
@@ -41,16 +44,18 @@ def rank_plans(
     weights: Weights | None = None,
     corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
 ) -> list[Prediction]:
-    """Every exact plan for so many ranks that the model allows, the fastest that fits first. Ranks of unlike speed
-    share in proportion, where that is faster.
+    """Returns every exact plan that the model allows for these ranks, the fastest that fits first. If ranks differ in
+    speed, it also tries shares in proportion.
 
-    forward: of one row, see `count_forward`. rows: that the model sees at once in a step, cond and uncond counted both.
-    machine: see `Machine`; a benchmark makes one of its own measurements. check: raises PlanError for a plan that the
-    model does not allow, such as `lambda plan: plan.check_model(heads=24)`. branches: whether the rows are of cond and
-    uncond; an even number of groups of the batch is told as cfg=2 then. corrected: by what was measured of this model.
+    forward: the cost of one row, see `count_forward`.
+    rows: how many rows the model sees at once in a step; cond and uncond both count.
+    machine: see `Machine`. A benchmark makes one from its own measurements.
+    check: raises PlanError if the model does not allow a plan, such as `lambda plan: plan.check_model(heads=24)`.
+    branches: whether the rows are cond and uncond. Then an even number of batch groups is written as cfg=2.
+    corrected: corrects a prediction by what was measured of this model.
 
-    One device alone is a plan with as many groups of the batch as ranks, of which those without a row wait: it is there
-    wherever rows can be computed apart.
+    Using one device is a plan with a batch group per rank, in which the groups without a row are idle. So it is listed
+    wherever rows can be computed independently.
     """
     found = []
     for plan in list_plans(ranks, branches and rows > 1, compare_speeds(forward, machine.first(ranks))):
@@ -63,14 +68,14 @@ def rank_plans(
 
 
 def sort_key(predicted: Prediction) -> tuple:
-    """What fits before what does not, of that what lacks least; then by seconds; then what sends less often."""
+    """Sorts plans that fit first, then those that lack the least memory. Then by seconds, then by fewer messages."""
     plan = predicted.plan
     lacking = 0.0 if predicted.fits else predicted.bytes
     return lacking, predicted.seconds, plan.ring, plan.ulysses
 
 
 def list_plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
-    """All ways to share work over so many ranks; over ranks of these speeds, each way evenly and in proportion."""
+    """Yields all ways to share work over these ranks: evenly, and in proportion to these speeds."""
     for ring, ulysses in itertools.product(list_divisors(ranks), repeat=2):
         ways, rest = divmod(ranks, ring * ulysses)
         if not rest:
@@ -86,7 +91,7 @@ def list_divisors(number: int) -> list[int]:
 def predict_fitted(
     forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, weights: Weights | None
 ) -> Prediction:
-    """The prediction of a plan, with its weights as the ranks would decide on them."""
+    """Predicts a plan with its weights as the ranks would decide them."""
     if weights is None:
         return predict(forward, rows, plan, machine)
     sizes, room = weights.sizes, weights.room(plan, rank_bytes(forward.peak * rows, rows, plan))

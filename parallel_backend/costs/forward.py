@@ -1,7 +1,7 @@
-"""What a forward of a model takes, counted from the model's own code on tensors without memory.
+"""Counts what a forward of a model costs, by running the model's own code on tensors without memory.
 
-Every operation runs on the meta device, so that shapes are right and nothing is computed. FLOPs are those of products
-and of attention, as torch's flop counter has them; bytes are those that all other operations read and write.
+Every operation runs on the meta device: shapes are right, and nothing is computed. FLOPs count matrix products and
+attention, as torch's flop counter does. Bytes count what all other operations read and write.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from .memory import device_bytes
 
 META = torch.device("meta")
 NORMS = (torch.nn.functional.rms_norm, torch.nn.functional.layer_norm)
-_counting = threading.Lock()  # layers are replaced meanwhile
+_counting = threading.Lock()  # layers are replaced while counting
 
 
 class Cost(NamedTuple):
-    """FLOPs of linear layers and other products, and of attention; bytes that other operations read and write; how many
-    operations there are. beside: of the linear layers' FLOPs, those that attention's exchange need not wait for."""
+    """linear, attention: FLOPs of linear layers and other products, and of attention.
+    moved: bytes that other operations read and write.
+    operations: how many operations there are.
+    beside: FLOPs of linear layers that can overlap attention's exchange.
+    """
 
     linear: float = 0.0
     attention: float = 0.0
@@ -36,7 +39,7 @@ class Cost(NamedTuple):
     beside: float = 0.0
 
     def times(self, factor: float) -> Cost:
-        """With as many operations, each of so many times the size."""
+        """Returns the cost of as many operations on tensors `factor` times as large."""
         linear, attention, moved, operations, beside = self
         return Cost(linear * factor, attention * factor, moved * factor, operations, beside * factor)
 
@@ -46,13 +49,17 @@ BESIDE = Cost._fields.index("beside")
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """A forward of one row of a batch, on one rank by itself.
+    """The cost of a forward of one row of a batch, on one rank by itself.
 
-    blocks: what all blocks take, of which there are `count`; rest: what is before and after them, which every rank
-    does. activation: bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`). peak: bytes
-    beside the weights on one device, see `memory`. prediction: bytes of the result. heads: of attention. weights:
-    bytes of all parameters. kv: heads of keys for each of the queries', fewer than one in models of grouped queries.
-    parallel: the share of the blocks that have layers beside attention.
+    blocks: the cost of all blocks; there are `count` of them.
+    rest: the cost before and after the blocks. Every rank pays it in full.
+    activation: the bytes of all tokens between two blocks (A of `tests/support/fakes/formulas.py`).
+    peak: bytes beside the weights on one device, see `memory`.
+    prediction: bytes of the result.
+    heads: attention heads.
+    weights: bytes of all parameters.
+    kv: key heads per query head; below one in models with grouped queries.
+    parallel: the share of the blocks with layers that can overlap attention.
     """
 
     blocks: Cost
@@ -75,8 +82,10 @@ class ForwardCost:
 
 
 class AttentionCounter(TorchFunctionMode):
-    """Counts attention, which has a decomposition on the meta device that no card runs; and widens what is given to a
-    norm of a condition, of which nobody knew how wide it is."""
+    """Counts attention as one operation, because the meta device runs a decomposition that no GPU runs.
+
+    It also widens the input of a norm over a condition whose width was unknown.
+    """
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
@@ -88,13 +97,16 @@ class AttentionCounter(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         named = dict(zip(("query", "key", "value"), args, strict=False)) | (kwargs or {})
         query, key, value = (named[name] for name in ("query", "key", "value"))
-        whole = (*query.shape[:-2], *key.shape[-2:])  # of grouped queries, keys are as many as these
+        whole = (*query.shape[:-2], *key.shape[-2:])  # grouped queries: expand keys to the query heads
         self.tally.add(attention=sdpa_flop(query.shape, whole, (*whole[:-1], value.shape[-1])))
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
 class Tally(DispatchMode):
-    """While entered, adds up what runs. inside: how many of the blocks that run now lie in each other."""
+    """Adds up what runs while entered.
+
+    inside: how many nested blocks are running.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +127,7 @@ class Tally(DispatchMode):
         ]
         if (packet := packet_of(func)) in flop_registry:
             flops = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
-            batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # of attention that is written out
+            batched = packet in (torch.ops.aten.bmm, torch.ops.aten.baddbmm)  # attention written out as products
             self.add(**{"attention" if batched else "linear": flops})
         elif results and not func.is_view:
             read = sum(each.nbytes for each in tensors_in(args))
@@ -123,8 +135,11 @@ class Tally(DispatchMode):
         return result
 
     def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """A block's forward. Of those that are made alike and given the same shapes, one runs; the others take as much
-        and return the same."""
+        """Runs a block's forward.
+
+        Of blocks with the same structure and input shapes, only one runs. The others count the same and return the
+        same.
+        """
         key = (kind, *((*each.shape, each.dtype) for each in tensors_in([args, list(kwargs.values())])))
         known = self.known.get(key)
         self.count += not self.inside
@@ -154,8 +169,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def plain_linear(
     layer: torch.nn.Linear, tally: Tally, beside: int, given: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """A linear layer whatever its weights are kept as. What is given may be narrower than it takes: then nobody knew
-    how wide a condition is. beside: how many of its rows attention's exchange need not wait for."""
+    """Runs a linear layer, in whatever form its weights are kept.
+
+    The input may be too narrow if the width of a condition is unknown. Then it is widened.
+    beside: how many of the layer's rows can overlap attention's exchange.
+    """
     if given.shape[-1] != layer.in_features:
         given = given.new_empty((*given.shape[:-1], layer.in_features))
     weight = given.new_empty((layer.out_features, layer.in_features))
@@ -168,7 +186,7 @@ def plain_linear(
 def count_operations(
     model: torch.nn.Module, blocks: Sequence[torch.nn.Module], beside: Mapping[torch.nn.Module, int]
 ) -> Iterator[Tally]:
-    """While entered, what runs of a model is counted; these blocks' by themselves."""
+    """Counts what runs of the model while entered. These blocks are counted separately."""
     tally = Tally()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_counting)
@@ -191,7 +209,7 @@ def count_operations(
 
 @contextlib.contextmanager
 def replace_attribute(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
-    """While entered, an attribute of the object's own is another."""
+    """Replaces an attribute of the object itself while entered."""
     own = vars(owner)
     before = own.get(name)
     own[name] = value
@@ -216,13 +234,14 @@ def count_forward(
     itemsize: int | None = None,
     peak: float | None = None,
 ) -> ForwardCost:
-    """What a forward takes, for each of its rows.
+    """Returns the cost of a forward, per row.
 
-    model: on the meta device, or anywhere if `run` gives it tensors of its device that have no memory. run: calls it
-    with tensors on the meta device, of so many rows in all, and returns its result. beside: `count_mlp_rows` of all
-    blocks. itemsize: of what it computes in, if that is not the dtype of its parameters. peak: bytes
-    beside the weights for one row, where the model tells them. Raises what the model's
-    code raises that looks at values.
+    model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
+    run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
+    beside: as `rows_beside` returns it, for all blocks.
+    itemsize: of the compute dtype, if that differs from the parameters' dtype.
+    peak: bytes beside the weights for one row, if the model states them.
+    Raises whatever the model's code raises when it looks at values.
     """
     beside = beside or {}
     parallel = [block for block in blocks if not beside.keys().isdisjoint(block.modules())]

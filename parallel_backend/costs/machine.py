@@ -1,4 +1,4 @@
-"""What the ranks' devices and the links between them can, as measured, or as assumed where nobody has measured yet."""
+"""The speed of the ranks' devices and links, measured or, before that, assumed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ..weights.fitting import Links
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a rank's device, while all ranks compute. linear, attention: FLOP/s of products and of attention, in the dtype
-    that a model computes in. memory: bytes a second that other operations read and write. operation: seconds that one
-    takes however small it is."""
+    """The speed of a rank's device while all ranks compute.
+
+    linear, attention: FLOP/s of products and of attention, in the model's compute dtype.
+    memory: bytes per second that other operations read and write.
+    operation: the least seconds of one operation, however small.
+    """
 
     name: str
     linear: float
@@ -25,23 +28,26 @@ class Speed:
 
 
 class Link(NamedTuple):
-    """rate: bytes a second that each rank sends while all do. latency: seconds of one exchange without bytes."""
+    """rate: bytes per second that each rank sends while all of them send.
+    latency: seconds of one exchange without bytes.
+    """
 
     rate: float
     latency: float
 
     def seconds(self, size: float, times: float) -> float:
-        """Of so many exchanges, in which a rank sends so many bytes in all."""
+        """Returns the time of `times` exchanges in which a rank sends `size` bytes in all."""
         return size / self.rate + times * self.latency
 
 
 @dataclass(frozen=True)
 class Machine:
-    """speeds: of the ranks, in their order. all_to_all, all_gather, send: links between them, by what is done on
-    them; an all-reduce is as an all-gather. host: bytes a second that come to a rank from pinned host memory.
+    """speeds: of the ranks, in their order.
+    all_to_all, all_gather, send: the links between ranks, by operation. An all-reduce is as fast as an all-gather.
+    host: bytes per second that arrive at a rank from pinned host memory.
 
-    A benchmark makes one of its own figures: `Machine((Speed(…),) * ranks, Link(rate, latency), …)`, or of what
-    `parallel_backend.rates.measure_ranks` returns on its ranks, by `Machine.of`.
+    A benchmark makes one from its own figures: `Machine((Speed(…),) * ranks, Link(rate, latency), …)`. Or it measures
+    them with `parallel_backend.rates.measure_ranks` on its ranks and calls `Machine.of`.
     """
 
     speeds: tuple[Speed, ...]
@@ -53,7 +59,7 @@ class Machine:
 
     @property
     def links(self) -> Links:
-        """For weights that wait elsewhere."""
+        """The links for weights that are fetched."""
         return Links(self.all_gather.rate, self.host, self.is_measured)
 
     @property
@@ -61,13 +67,13 @@ class Machine:
         return tuple(speed.name for speed in self.speeds)
 
     def first(self, ranks: int) -> Machine:
-        """Of the first ranks alone, as far as there are so many; a rank more is as the last."""
+        """Returns the first ranks alone. Missing ranks are copies of the last."""
         known = [*self.speeds[:ranks], *self.speeds[-1:] * max(0, ranks - len(self.speeds))]
         return replace(self, speeds=tuple(known))
 
     @classmethod
     def of(cls, measured: dict[str, Any]) -> Machine:
-        """From `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         links = (Link(*map(parse_positive, measured[name])) for name in LINKS)
         speeds = tuple(
             Speed(str(each["name"]), **{name: parse_positive(each[name]) for name in SPEEDS})
@@ -88,22 +94,22 @@ class Machine:
 LINKS = ("all_to_all", "all_gather", "send")
 SPEEDS = ("linear", "attention", "memory", "operation")
 
-# About an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory; and a share of a desktop's
-# cores, with ranks that exchange through the memory of the machine.
+# CARD is about an RTX 4090 with bf16 on PCIe 4.0 x16, where GPUs exchange through the host's memory. CORES is a share
+# of a desktop's cores, with ranks that exchange through the machine's memory.
 CARD = Speed("", 140e12, 120e12, 800e9, 5e-6)
 CORES = Speed("", 1e11, 8e10, 1e10, 1e-5)
 PCIE, HOST_MEMORY = Link(ASSUMED_LINKS.peers, 3e-5), Link(2e9, 1e-4)
 
 
 def assume_machine(names: Sequence[str], on_cpu: bool) -> Machine:
-    """A machine with ranks on these devices, of which nothing is measured."""
+    """Returns an assumed machine with ranks on these devices. Nothing of it is measured."""
     speed, link = (CORES, HOST_MEMORY) if on_cpu else (CARD, PCIE)
     speeds = tuple(replace(speed, name=name) for name in names)
     return Machine(speeds, link, link, link, is_measured=False)
 
 
 def parse_positive(value: Any) -> float:
-    """Raises ValueError for what is no positive number."""
+    """Returns the value as a float. Raises ValueError if it is not a positive number."""
     number = float(value)
     if not 0 < number < math.inf:
         raise ValueError(f"{value!r} is no measure")

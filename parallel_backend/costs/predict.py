@@ -1,10 +1,10 @@
-"""How long a step of a plan takes, and what a rank needs: by what a forward takes and what the machine can.
+"""Predicts how long a step of a plan takes and what memory a rank needs, from a forward's cost and the machine's speed.
 
-All ranks of a plan wait for the slowest in each block, so that a step is
+All ranks of a plan wait for the slowest in each block, so a step takes
 
-    the longest computing of any rank + what is exposed of the exchanges + what is exposed of fetched weights
+    the longest computing of any rank + the exposed part of the exchanges + the exposed part of fetched weights
 
-where an exchange is exposed as far as the engine has nothing to compute meanwhile.
+An exchange is exposed while the engine has nothing to compute meanwhile.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from .forward import Cost, ForwardCost
 from .machine import Machine, Speed
 from .memory import rank_bytes
 
-# Under ring, each part of the keys gives a result in fp32 that is merged with the one so far: bytes read and written,
-# in times of A.
+# Under ring, each part of the keys gives a result in fp32, which is merged with the result so far. These are the bytes
+# read and written for it, in multiples of A.
 MERGED = 6
-# How much slower the slowest rank is from which on ranks share by speed: devices of other names, and of one name, which
-# are alike, and measured to differ where something else ran meanwhile.
+# Ranks share by speed if the slowest is slower than the fastest by this factor. It is larger for devices of one name:
+# those are alike, and only seem to differ if something else ran while they were measured.
 UNLIKE, UNLIKE_OF_A_NAME = 1.1, 1.5
 
 
 class Exchange(NamedTuple):
     """What an axis costs in a block.
 
-    sent: bytes that a rank sends, of A, the bytes of the tokens of all of the axis's ranks, N, its degree, and K, the
-    heads of keys for each of the queries'. times: how many exchanges that are, of N. link: on which. covered: how much
-    of it can be under way while attention computes, and during: for how much of attention's time that is so, of N.
-    beside: how much more of it can be, in a block that has products beside attention, and while those are computed.
+    sent: bytes that a rank sends. It takes A, the bytes of all tokens of the axis's ranks; N, the axis's degree; and K,
+    the key heads per query head.
+    times: the number of exchanges, by N.
+    link: which link they use.
+    covered: how much of the exchange can overlap attention.
+    during: for how much of attention's time that is possible, by N.
+    beside: how much more can overlap in a block with products beside attention, while those are computed.
     """
 
     sent: Callable[[float, int, float], float]
@@ -47,10 +50,11 @@ class Exchange(NamedTuple):
     beside: float = 0.0
 
 
-# As in tests/support/fakes/formulas.py. Ulysses: queries, keys and values in one exchange, the result in another, in
-# parts (`seams/attention.py`), of which one travels while another is attended to; the first to come and the last to go
-# are waited for, but that an MLP beside attention (`seams/beside.py`) is computed while the first comes. Ring: the next
-# keys travel while those at hand are attended to.
+# As in tests/support/fakes/formulas.py.
+# Ulysses exchanges queries, keys and values once, and the result once. Both go in parts (`seams/attention.py`): one
+# part travels while attention computes another. Attention waits for the first part to arrive and the last to leave. But
+# an MLP beside attention (`seams/mlp_overlap.py`) is computed while the first part arrives.
+# Ring: the next keys travel while attention computes with the present ones.
 EXCHANGES = {
     "ulysses": Exchange(
         lambda A, N, K: (2 + 2 * K) * A * (N - 1) / N**2,
@@ -66,8 +70,11 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a plan. A step is `computing` and `waiting`, in seconds. bytes: that the rank with the most needs of its
-    device, kept weights and a forward. fits: whether the device has them, as far as that is known."""
+    """The prediction for a plan. A step takes `computing` and `waiting`, in seconds.
+
+    bytes: what the rank with the most needs of its device, for kept weights and a forward.
+    fits: whether the device has that much, as far as known.
+    """
 
     plan: ParallelPlan
     computing: float
@@ -81,8 +88,7 @@ class Prediction:
 
 
 class RankShare(NamedTuple):
-    """A rank's of a step: rows of the batch, a share of their tokens, and in attention of the queries and of the
-    heads."""
+    """A rank's share of a step: rows of the batch, and shares of their tokens, attention's queries and its heads."""
 
     rows: int
     tokens: float
@@ -91,7 +97,10 @@ class RankShare(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Seconds in which the slowest of some ranks computes, in attention and else; of those, beside attention."""
+    """Seconds in which the slowest rank of a group computes: in attention, and in all else.
+
+    beside: of the latter, what can overlap attention's exchange.
+    """
 
     attending: float
     other: float
@@ -105,8 +114,10 @@ class Busy(NamedTuple):
 def predict(
     forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, sizes: WeightSizes | None = None
 ) -> Prediction:
-    """A step in which the model sees so many rows at once. sizes: of the weights, where they are known; those of a plan
-    with weights=auto count as whole."""
+    """Predicts a step in which the model sees `rows` rows at once.
+
+    sizes: of the weights, if known. weights=auto counts as whole.
+    """
     parts, members = share_work(forward, rows, plan), plan.token_ways
     ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
@@ -122,7 +133,7 @@ def predict(
 
 
 def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[RankShare]:
-    """The ranks' parts, in their order: rows are shared over dp and cfg, tokens over ring and ulysses, heads over
+    """Returns each rank's share, in order. Rows are shared over dp and cfg, tokens over ring and ulysses, heads over
     ulysses."""
     found, queries = [], defaultdict[tuple[int, ...], float](float)
     for places in places_of_ranks(plan):
@@ -138,8 +149,10 @@ def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[Rank
 
 
 def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
-    """Of a group of the batch, whose ranks wait for each other before and after attention. What is outside of the
-    blocks, every rank has whole."""
+    """Returns how long a batch group computes. Its ranks wait for each other before and after attention.
+
+    Every rank computes everything outside of the blocks in full.
+    """
     attending, other, beside = [], [], []
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens
@@ -153,7 +166,7 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
 
 
 def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
-    """How fast each rank would run this by itself, the fastest being 1, to two digits; none where they are alike."""
+    """Returns each rank's speed on this forward to two digits; the fastest is 1. Returns () if they are alike."""
     unlike = UNLIKE if len(set(machine.names)) > 1 else UNLIKE_OF_A_NAME
     alone = RankShare(1, 1.0, 1.0, 1.0)
     seconds = [estimate_busy(forward, ParallelPlan(), [(alone, speed)]).seconds for speed in machine.speeds]
@@ -172,8 +185,11 @@ def estimate_seconds(cost: Cost, speed: Speed) -> float:
 
 
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
-    """What is exposed of a step's exchanges in blocks, and of bringing the result together behind them. rows: of the
-    group of the batch that has the most. busy: of the whole step."""
+    """Returns the exposed time of a step's exchanges in blocks, and of gathering the result after them.
+
+    rows: of the batch group with the most rows.
+    busy: of the whole step.
+    """
     all_tokens, exposed = forward.activation * rows, 0.0
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:
@@ -194,5 +210,5 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
 
 
 def estimate_collect(forward: ForwardCost, others: int, machine: Machine) -> float:
-    """Rank 0 gets the results of the other groups of the batch, so many rows."""
+    """Returns the time for rank 0 to receive the other batch groups' results, `others` rows in all."""
     return machine.send.seconds(forward.prediction * others, 1) if others else 0.0

@@ -1,7 +1,7 @@
-"""Low-rank additions to loaded weights (LoRA, https://arxiv.org/abs/2106.09685), put on and taken off exactly.
+"""Adds low-rank updates to loaded weights (LoRA, https://arxiv.org/abs/2106.09685), and removes them exactly.
 
-A weight is always made anew from what the files hold, so that nothing is left of earlier additions and no second copy
-of the weights has to be kept.
+A weight is always computed anew from the files. So nothing remains of earlier additions, and no second copy of the
+weights is kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from .loading import Check, ModelSource, go_on, loaded_dtype, read_tensors
 
 Put = Callable[[str, torch.Tensor], None]
 
-AT_ONCE = 16  # parameters read before they are written, which bounds the memory for it
+AT_ONCE = 16  # parameters read at a time, which bounds the memory
 
 
 @dataclass(frozen=True)
 class Addition:
-    """What is added to `count` rows of a parameter from `row` on: scale × up @ down, or scale × up without a `down`.
+    """Adds scale × up @ down to `count` rows of a parameter from `row` on; scale × up without a `down`.
 
-    up, down: names of tensors that come along, (rows, rank) and (rank, columns); the rows of up from `up_row` on count.
+    up, down: names of the tensors that come along, of shapes (rows, rank) and (rank, columns). The rows of up count
+    from `up_row` on.
     """
 
     parameter: str
@@ -52,11 +53,11 @@ def write_weights(
     put: Put,
     check: Check = go_on,
 ) -> None:
-    """Writes the named parameters, those of them that the model has, as the files hold them, with their additions.
+    """Reads the named parameters that the model has from the files, adds their additions, and writes them.
 
     put: takes a parameter's name and value.
     Sums are in fp32, in the order given.
-    Raises ModelFileError, or what `check` does.
+    Raises ModelFileError, or what `check` raises.
     """
     state = model.state_dict()
     wanted = [name for name in state if name in names]
@@ -76,7 +77,7 @@ def write_weights(
 
 
 def add(weight: torch.Tensor, addition: Addition, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Adds to a parameter in place."""
+    """Adds one addition to a parameter, in place."""
     target = weight[addition.row : addition.row + addition.count]
     up = tensors[addition.up][addition.up_row : addition.up_row + addition.count].to(weight)
     delta = up if addition.down is None else up.flatten(1) @ tensors[addition.down].to(up).flatten(1)

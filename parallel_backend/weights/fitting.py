@@ -1,7 +1,8 @@
-"""Where the weights of blocks wait under an automatic plan: whole on each rank where that fits, else as few as must go.
+"""Decides where an automatic plan keeps weights: whole on each rank if they fit, else with as few fetched blocks as
+needed.
 
-A byte that is freed is a byte that is fetched in each forward, from the other ranks or from the host's memory; so the
-faster link wins. Pure: ComfyUI's process says by it what is to be expected, and the ranks decide by it, alike.
+Each byte that is freed must be fetched in each forward, from the other ranks or from the host's memory. So the faster
+link wins. This file is pure: ComfyUI's process uses it to predict, and the ranks use it to decide alike.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from ..plan import AUTO, HOST, SHARED, WHOLE, ParallelPlan
 from .sizes import FETCHED, WeightSizes, fetched_places
 
 GB = 1e9
-OF_HOST = 0.9  # of the host's free memory, that weights may fill
+OF_HOST = 0.9  # share of the host's free memory that weights may fill
 
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second that come to a rank: from the ranks with which it shares weights, and from the host's memory.
+    """Bytes per second that arrive at a rank: from the ranks that share its weights, and from the host's memory.
 
-    is_measured: else they are assumed, of PCIe 4.0 x16 where GPUs exchange through the host's memory.
+    is_measured: False for assumed rates, those of PCIe 4.0 x16 where GPUs exchange through the host's memory.
     """
 
     peers: float = 12 * GB
@@ -35,18 +36,22 @@ ASSUMED = Links()
 
 @dataclass(frozen=True)
 class WeightRoom:
-    """Bytes for weights. device: on the smallest of the ranks' devices, beside what a forward takes. host: in the
-    host's memory, of the machine that has the least, for one copy of what its ranks have."""
+    """Memory for weights, in bytes.
+
+    device: on the smallest device of the ranks, beside a forward.
+    host: in the RAM of the machine that has the least, for one copy of its ranks' weights.
+    """
 
     device: int
     host: int
 
 
 def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links: Links = ASSUMED) -> ParallelPlan:
-    """The plan with its weights decided: those that were asked for; or for weights=auto whole ones, if they fit, else
-    the fewest blocks that must go over the link that brings them sooner.
+    """Returns the plan with its weights decided.
 
-    Where nothing fits, as many go as can: what is estimated here may be too much.
+    A requested choice stays as it is. weights=auto becomes whole if that fits. Else it becomes the fewest fetched
+    blocks that fit, over the faster link. If nothing fits, as many blocks are fetched as possible, because the estimate
+    may be too high.
     """
     if plan.weights != AUTO:
         return plan
@@ -58,7 +63,7 @@ def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links:
     fitting = [found for found in fewest if found]
     if fitting:
         return min(fitting, key=lambda found: estimate_fetch_seconds(found, sizes, links))
-    every = max(map(len, sizes.by_stage(plan)))  # said as a number: stages stay as they are, see `stages_by_time`
+    every = max(map(len, sizes.by_stage(plan)))  # as a number, so that stages stay as they are, see `stages_by_time`
     most = [whole, *(replace(plan, weights=way, weight_blocks=every) for way in ways)]
     return min(
         (each for each in most if count_host_bytes(each, sizes) <= room.host),
@@ -67,7 +72,7 @@ def fit_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom, links:
 
 
 def fit_fewest_blocks(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) -> ParallelPlan | None:
-    """The plan with the fewest blocks fetched with which it fits, if it does with any."""
+    """Returns the plan with the fewest fetched blocks that fits; None if none fits."""
     for count in range(1, max(map(len, sizes.by_stage(plan))) + 1):
         found = replace(plan, weight_blocks=count)
         if max(sizes.count_kept_bytes(found)) <= room.device:
@@ -76,12 +81,12 @@ def fit_fewest_blocks(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom) 
 
 
 def count_host_bytes(plan: ParallelPlan, sizes: WeightSizes) -> int:
-    """Bytes of one copy of what waits in the host's memory, of all stages together."""
+    """Returns the bytes of one copy of the weights in the host's memory, over all stages."""
     if plan.weights != HOST:
         return 0
     return sum(stage[place] for stage in sizes.by_stage(plan) for place in fetched_places(stage, plan))
 
 
 def estimate_fetch_seconds(plan: ParallelPlan, sizes: WeightSizes, links: Links) -> float:
-    """How long the fetched weights of a forward are on their way; they may come while the ranks compute."""
+    """Estimates how long a forward's fetched weights take on the link. They may arrive while the ranks compute."""
     return sizes.count_fetched_bytes(plan) / links.of(plan.weights)

@@ -1,4 +1,4 @@
-"""A block's weights as one row of bytes, one behind the other, whatever their dtype or tensor class."""
+"""Packs all weights of a block into one flat run of bytes, whatever their dtype or tensor class."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import torch
 
 from .tensors import align, list_plain_tensors
 
-Values = Callable[[str], torch.Tensor]  # of a block's parameters, by name
+Values = Callable[[str], torch.Tensor]  # takes a parameter's name in its block
 
 
 class FlatTensor(NamedTuple):
-    """A plain tensor that a parameter is made of: a quantised one has several. offset: in bytes, in the row."""
+    """A plain tensor inside a flat block. A quantised parameter is made of several.
+
+    offset: where it starts, in bytes.
+    """
 
     name: str
     which: int
@@ -26,19 +29,21 @@ class FlatTensor(NamedTuple):
         return self.shape.numel() * self.dtype.itemsize
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """This part of a row's bytes."""
+        """Returns this tensor as a view of the block's flat bytes."""
         return flat[self.offset : self.offset + self.size].view(self.dtype).view(self.shape)
 
 
 class FlatBlock:
-    """Where each weight of a block is in a row of `size` bytes. Each begins where any kernel may ask for it to."""
+    """The place of each weight in the block's `size` flat bytes. Each weight starts at an aligned offset."""
 
     @torch.no_grad()
     def __init__(
         self, path: str, block: torch.nn.Module, keep: Collection[int], dtypes: Mapping[str, torch.dtype]
     ) -> None:
-        """path: the block's, in the model. keep: parameters, by id, that are no part of it. dtypes: by name in the
-        model, those that a parameter is computed in where its values are of another yet."""
+        """path: the block's path in the model.
+        keep: the ids of parameters to leave out.
+        dtypes: by name in the model, the compute dtype of a parameter whose values have another dtype for now.
+        """
         self.path = path
         self.block = block
         self.parts: list[FlatTensor] = []
@@ -58,9 +63,10 @@ class FlatBlock:
 
     @torch.no_grad()
     def write(self, target: torch.Tensor, start: int, values: Values, only: str = "") -> None:
-        """Writes the row's bytes from `start` on to a target of so many, reading no others. only: of one parameter.
+        """Writes the flat bytes from `start` on into `target`, as many as it holds. Reads no other weights.
 
-        start and the target's length: multiples of the alignment, so that no element is cut.
+        start and the target's length are multiples of the alignment, so no element is cut.
+        only: write this parameter alone.
         """
         stop, name, found = start + len(target), "", []
         for part in self.parts:
@@ -75,7 +81,7 @@ class FlatBlock:
 
     @torch.no_grad()
     def bind(self, flat: torch.Tensor) -> None:
-        """Makes the parameters views of a row's bytes, for good: what comes there are their values."""
+        """Turns the parameters into views of the flat bytes. Whatever is written there later becomes their value."""
         by_name: dict[str, list[torch.Tensor]] = {}
         for part in self.parts:
             by_name.setdefault(part.name, []).append(part.view(flat))
@@ -83,19 +89,19 @@ class FlatBlock:
             parameter = self.block.get_parameter(name)
             if parameter.device != flat.device:
                 parameter = self.replace_parameter(name, rebuild_tensor(parameter, iter(views)))
-            # In place: a class that wraps others may clone what a new Parameter is made of.
+            # In place: a tensor class that wraps others may clone the parts of a new Parameter.
             for part, view in zip(list_plain_tensors(parameter), views, strict=True):
                 part.data = view
 
     @torch.no_grad()
     def release(self) -> None:
-        """Gives each parameter memory of its own, with the values that it has."""
+        """Gives each parameter its own memory again, with its present value."""
         for name in self.names:
             for part in list_plain_tensors(self.block.get_parameter(name)):
                 part.data = part.data.clone()
 
     def replace_parameter(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        """Another tensor in a parameter's place; returns what is there then."""
+        """Puts another tensor in place of a parameter. Returns the new parameter."""
         owner, _, own = name.rpartition(".")
         parameter = torch.nn.Parameter(value, requires_grad=False)
         setattr(self.block.get_submodule(owner), own, parameter)
@@ -103,12 +109,12 @@ class FlatBlock:
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the same class and memory, which stays there when the parameter is given other memory."""
+    """Returns a tensor of the same class on the same memory. It stays there when the parameter gets other memory."""
     return rebuild_tensor(tensor, iter([part.detach() for part in list_plain_tensors(tensor)]))
 
 
 def rebuild_tensor(tensor: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:
-    """A tensor of the same class that is made of other plain tensors, taken from an iterator, on another device say."""
+    """Returns a tensor of the same class, made of other plain tensors. They may be on another device."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return next(parts)

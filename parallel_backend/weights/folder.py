@@ -1,4 +1,4 @@
-"""The transformer of a diffusers pipeline folder, as the engine loads it."""
+"""Finds the transformer of a diffusers pipeline folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..errors import ModelFileError
 from .loading import ModelSource
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-# Folders saved before diffusers 0.30 name one class for both; diffusers tells them apart by the norm, and so do we.
+# Folders saved before diffusers 0.30 name one class for both. The norm tells them apart, here as in diffusers.
 OLD_CLASS = "Transformer2DModel"
 CLASS_BY_NORM = {"ada_norm_zero": "DiTTransformer2DModel", "ada_norm_single": "PixArtTransformer2DModel"}
-# An index names files beside itself. It comes from who made the model, and leads nowhere else.
+# An index may only name files in its own folder, because whoever made the model wrote it.
 SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 
 
 def transformer_source(folder: str | Path, dtype: str = "fp32") -> ModelSource:
-    """What to load from `folder`/transformer, weights in one safetensors file or in several with an index.
+    """Describes the weights in `folder`/transformer: one safetensors file, or several with an index.
 
-    dtype: what the weights are cast to; a key of DTYPES. Raises ModelFileError for a folder that is something else.
+    dtype: the dtype to cast weights to; a key of DTYPES. Raises ModelFileError if the folder is something else.
     """
     transformer = Path(folder) / "transformer"
     config = read_json(transformer / "config.json")
@@ -32,7 +32,7 @@ def transformer_source(folder: str | Path, dtype: str = "fp32") -> ModelSource:
 
 
 def shard_names(index: Path) -> list[str]:
-    """The files that an index names. Raises ModelFileError for an index of another kind, or that leads away."""
+    """Lists the files that an index names. Raises ModelFileError if it is no index, or names a file elsewhere."""
     weight_map = read_json(index).get("weight_map")
     names: list[Any] = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
     for name in names:
@@ -45,13 +45,13 @@ def shard_names(index: Path) -> list[str]:
 
 
 def model_class(config: dict[str, Any]) -> str:
-    """The diffusers class that a config is of."""
+    """Returns the name of the config's diffusers class."""
     name = config.get("_class_name", "")
     return CLASS_BY_NORM.get(config.get("norm_type", ""), name) if name == OLD_CLASS else name
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ModelFileError for a file that is gone, broken, or something else."""
+    """Reads a JSON object. Raises ModelFileError if the file is missing, broken, or something else."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""One copy of weights in a machine's RAM. The ranks that have the same weights all map it, and each pins it.
+"""One copy of a model's weights in a machine's RAM. All ranks with the same weights map it, and each pins it.
 
-Parked weights wait in it, and so do the blocks of weights=host.
+Parked weights are kept in it, and so are the blocks of weights=host.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from .tensors import ALIGNMENT
 
 
 class HostMemory:
-    """RAM for one copy of weights, of `size` bytes at most. A page that nothing is written to takes no RAM.
+    """RAM for one copy of weights, at most `size` bytes. A page takes no RAM until something is written to it.
 
-    shared: the memory that several ranks map; None for memory of this rank's own. place: this rank's among the
-    `writers` that share the copy, each of which writes its part. copies: how many such copies this machine will have.
+    shared: memory that several ranks map; None for memory of this rank alone.
+    place: this rank's index among the `writers`. Each of them writes its part of the copy.
+    copies: how many such copies this machine will hold.
     """
 
     def __init__(
@@ -37,8 +38,8 @@ class HostMemory:
         self.mapped: torch.Tensor | None = None
 
     def check_room(self, size: int, purpose: str, advice: str) -> None:
-        """Raises RequestError if the machine's free RAM is less than so many bytes for each copy. Linux would kill a
-        process that used more."""
+        """Raises RequestError if the machine has too little free RAM for `size` bytes per copy. Otherwise Linux would
+        kill a process."""
         available = int(OF_HOST * available_bytes())
         if size * self.copies > available:
             raise RequestError(
@@ -48,8 +49,8 @@ class HostMemory:
             )
 
     def allocate(self, start: int, size: int, device: torch.device) -> torch.Tensor:
-        """These bytes. They are pinned as long as the tensor lives, if so many can be: pinned memory is copied to the
-        device several times as fast."""
+        """Returns these bytes. They are pinned for as long as the tensor lives, if possible: pinned memory is copied to
+        the device several times as fast."""
         if self.mapped is None:
             self.mapped = (
                 torch.frombuffer(self.shared.view(self.size), dtype=torch.uint8)
@@ -61,8 +62,8 @@ class HostMemory:
         return found
 
     def own_part(self, size: int) -> tuple[int, int]:
-        """Where the part of these bytes that this rank writes starts and stops. The others may read it once all ranks
-        have agreed that they have written."""
+        """Returns where this rank's part starts and stops. Other ranks may read it once all ranks agree that they have
+        written."""
         own = shard_range(-(-size // ALIGNMENT), self.place, self.writers)
         return min(size, own.start * ALIGNMENT), min(size, own.stop * ALIGNMENT)
 
@@ -70,13 +71,15 @@ class HostMemory:
 def agree_on_memory(
     what: object, size: int, group: dist.ProcessGroup | None, last: HostMemory | None = None
 ) -> HostMemory:
-    """Finds the ranks of this machine that have the same weights, and memory for all of them.
+    """Finds this machine's ranks with the same weights, and gives them one memory.
 
-    what: alike on ranks that have the same weights, by `repr`. group: of all ranks that have weights, for tensors on
-    the CPU. last: the memory of the last time, which is used again where it is as large and all of these ranks have it.
-    All ranks call this, and nothing in it raises on one alone. A rank that cannot share has memory of its own.
+    All ranks call this, and nothing in it raises on one rank alone. A rank that cannot share gets its own memory.
+
+    what: describes a rank's weights. Its `repr` is equal on ranks with the same weights.
+    group: all ranks with weights, for tensors on the CPU.
+    last: the memory of the last time. It is used again if its size fits and all of these ranks have it.
     """
-    machine = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of it
+    machine = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of this machine
     own = (machine, zlib.crc32(repr(what).encode()))
     last = last if last and last.size == size else None
     known = last.shared if last else None
@@ -102,7 +105,7 @@ def agree_on_memory(
 
 
 def create_shared(size: int) -> SharedMemory | None:
-    """Memory of this size for others to open; None where it cannot be had."""
+    """Creates memory of this size for other ranks to open. Returns None if that is not possible."""
     if not IS_SHAREABLE or not size:
         return None
     try:
@@ -114,7 +117,7 @@ def create_shared(size: int) -> SharedMemory | None:
 
 
 def open_shared(address: Address) -> SharedMemory | None:
-    """Another rank's memory; None where it cannot be opened."""
+    """Opens another rank's memory. Returns None if that is not possible."""
     try:
         return SharedMemory.open(address)
     except OSError:
@@ -122,7 +125,7 @@ def open_shared(address: Address) -> SharedMemory | None:
 
 
 def available_bytes() -> int:
-    """The RAM that is free or can be freed; unlimited where the system does not tell."""
+    """Returns the RAM that is free or can be freed. It is unlimited where the system does not say."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return sys.maxsize

@@ -1,4 +1,4 @@
-"""Loads a diffusers transformer from a config and safetensors files, reading only what the model asks for."""
+"""Loads a diffusers transformer from a config and safetensors files. It reads only the tensors that the model needs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-Check = Callable[[], None]  # called before each tensor is read; may raise, to give up
+Check = Callable[[], None]  # called before each tensor is read; raises to give up
 
 
 def go_on() -> None:
-    """The check of who never gives up."""
+    """A check that never gives up."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class ModelSource:
     """A transformer on disk.
 
     model_class and config: the diffusers class and its configuration.
-    files: safetensors files that together hold the weights.
-    dtype: what the weights are cast to; a key of DTYPES.
+    files: the safetensors files that together hold the weights.
+    dtype: the dtype to cast weights to; a key of DTYPES.
     """
 
     model_class: str
@@ -47,14 +47,14 @@ class ModelSource:
 
 
 def class_of(source: ModelSource) -> Any:
-    """diffusers' class, which is imported now if it has not been. Raises AttributeError where it has no such."""
+    """Imports and returns the diffusers class. Raises AttributeError if diffusers lacks it."""
     import diffusers
 
     return getattr(diffusers, source.model_class)
 
 
 def build_transformer(source: ModelSource) -> ModelMixin:
-    """The model without its weights: parameters are on the meta device, in the dtype to be loaded; buffers are real.
+    """Builds the model without its weights. Parameters are on the meta device, in the dtype to load; buffers are real.
 
     Raises ModelFileError.
     """
@@ -73,7 +73,7 @@ def build_transformer(source: ModelSource) -> ModelMixin:
 
 
 def loaded_dtype(model: torch.nn.Module, name: str, source: ModelSource) -> torch.dtype:
-    """The dtype in which a parameter or buffer is computed with."""
+    """Returns the dtype that a parameter or buffer is loaded in."""
     in_fp32 = kept_in_fp32(model)
     return torch.float32 if any(part in in_fp32 for part in name.split(".")) else DTYPES[source.dtype]
 
@@ -85,24 +85,24 @@ def load_weights(
     check: Check = go_on,
     but: Collection[str] = (),
 ) -> None:
-    """Reads the weights that the model has, and no others, onto `device`. Raises ModelFileError, or what `check` does.
+    """Reads the model's weights, and no others, onto `device`. Raises ModelFileError, or what `check` raises.
 
-    but: names of parameters that have their values.
+    but: names of parameters that have their values already.
     """
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
     tensors = read_tensors(source, {name: tensor.shape for name, tensor in wanted.items()}, check)
     for name, tensor in tensors.items():
-        check()  # the file's pages may be read only now
+        check()  # the file's pages may be read only at this point
         tensors[name] = tensor.to(device, loaded_dtype(model, name, source))
     model.load_state_dict(tensors, strict=not but, assign=True)
     torch.nn.Module.to(model, device).requires_grad_(False)
 
 
 def read_tensors(source: ModelSource, wanted: dict[str, torch.Size], check: Check = go_on) -> dict[str, torch.Tensor]:
-    """Reads the wanted tensors by parameter name: views of the files' pages, which ranks share.
+    """Reads the wanted tensors by parameter name. They are views of the files' pages, which ranks share.
 
-    wanted: the shapes of parameters. Raises ModelFileError for what is missing or of another shape, or what
-    `check` does.
+    wanted: the shapes of the parameters.
+    Raises ModelFileError if a tensor is missing or has another shape, or what `check` raises.
     """
     tensors: dict[str, torch.Tensor] = {}
     shapes: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""Parked weights wait in RAM, while their device is free for others."""
+"""Parks weights in RAM, so that their device is free for other models."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from ..device import synchronise
 from .host_memory import HostMemory, available_bytes
 from .tensors import align, list_plain_tensors, list_storages
 
-Sizes = list[tuple[torch.UntypedStorage, int]]  # storages, and the bytes that they have while they are filled
+Sizes = list[tuple[torch.UntypedStorage, int]]  # each storage with its bytes while it is filled
 
 
 class Parking:
     """Takes a module's parameters and buffers off their device, and puts them back.
 
-    Their storages are emptied and filled in place, so that whatever refers to a weight still does: a tied weight, a
-    view, a hook. Runs no collectives.
-    extra: tensors that go with the module's own; scratch: tensors whose values need not be kept, parameters that are
-    views of them among them. Both are to be changed only while nothing is parked.
-    memory: in which the weights are while they are parked; it is kept for the next time. host: its bytes.
+    It empties and refills their storages in place. So every reference to a weight stays valid: a tied weight, a view, a
+    hook. It runs no collectives.
+    extra: tensors that are parked with the module's own.
+    scratch: tensors whose values need not be kept. Parameters may be views of them.
+    Change extra and scratch only while nothing is parked.
+    memory: keeps the weights while they are parked. It is kept for the next time.
+    host: the bytes of that memory.
     """
 
     def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
-        """device: what is elsewhere stays there."""
+        """device: weights on other devices stay where they are."""
         self.module = module
         self.device = device
         self.extra: list[torch.Tensor] = []
         self.scratch: list[torch.Tensor] = []
         self.is_parked = False
         self.storages: Sizes = []
-        self.emptied: Sizes = []  # of scratch
+        self.emptied: Sizes = []  # the storages of scratch
         self.memory: HostMemory | None = None
         self.host: torch.Tensor | None = None
 
     @property
     def size(self) -> int:
-        """The bytes of RAM that the weights take."""
+        """The bytes of RAM that the weights need."""
         return sum(align(storage.nbytes()) for storage in self.storages_to_copy())
 
     def storages_to_copy(self) -> list[torch.UntypedStorage]:
@@ -47,16 +49,17 @@ class Parking:
         return [storage for storage in every if storage.data_ptr() not in scratch]
 
     def layout(self) -> list[tuple[str, int]]:
-        """The names of what is on the device, and its bytes: alike on ranks that have the same weights there."""
+        """Lists the name and bytes of each tensor on the device. It is equal on ranks with the same weights there."""
         named = chain(self.module.named_parameters(), self.module.named_buffers())
         every = [*named, *((f"extra {index}", each) for index, each in enumerate(self.extra))]
         parts = ((name, part) for name, tensor in every for part in list_plain_tensors(tensor))
         return [(name, part.nbytes) for name, part in parts if part.device == self.device]
 
     def copy(self, memory: HostMemory | None = None) -> None:
-        """Copies to RAM what this rank is to write of the weights. They stay where they are, too.
+        """Copies this rank's part of the weights to RAM. They stay on the device, too.
 
-        memory: as `agree_on_memory` finds it; without, this rank's own. Raises RequestError for too little RAM.
+        memory: from `agree_on_memory`. Without it, this rank uses its own. Raises RequestError if there is too little
+        RAM.
         """
         self.storages = [(storage, storage.nbytes()) for storage in self.storages_to_copy()]
         self.emptied = [(tensor.untyped_storage(), tensor.untyped_storage().nbytes()) for tensor in self.scratch]
@@ -74,19 +77,19 @@ class Parking:
         synchronise(self.device)
 
     def free_device(self) -> None:
-        """Frees the device of the weights, which are copied."""
+        """Frees the device's memory. Call `copy` first."""
         for storage, _ in (*self.storages, *self.emptied):
             storage.resize_(0)
         self.is_parked = True
 
     def restore(self) -> None:
-        """Puts the weights back for good. Raises torch.OutOfMemoryError; they stay parked then."""
+        """Puts the weights back for good. Raises torch.OutOfMemoryError, and then they stay parked."""
         self.fill_device()
         self.end()
 
     def fill_device(self) -> None:
-        """Puts the weights back, and keeps the copy, so that `free_device` can take them off the device again. Raises
-        torch.OutOfMemoryError; they stay parked then."""
+        """Puts the weights back and keeps the copy, so that `free_device` can free the device again. Raises
+        torch.OutOfMemoryError, and then they stay parked."""
         if self.host is None:
             raise ValueError("No weights are parked.")
         try:
@@ -102,14 +105,14 @@ class Parking:
         self.is_parked = False
 
     def end(self) -> None:
-        """The weights are back. The RAM stays for the next time where there is as much again for others: it takes
-        longer to pin than to copy to."""
+        """Ends parking after the weights are back. Keeps the RAM for the next time if as much again is free for others,
+        because pinning takes longer than copying."""
         self.storages = []
         if self.host is not None and available_bytes() < self.host.numel():
             self.memory = self.host = None
 
     def pairs(self, host: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Of each storage its bytes on the device, and their place in RAM: where it starts, and its bytes."""
+        """Yields for each storage: where it starts in RAM, its bytes on the device, its bytes in RAM."""
         start = 0
         for storage, size in self.storages:
             flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

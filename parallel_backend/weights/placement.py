@@ -1,5 +1,7 @@
-"""Where a model's weights wait: decided by all ranks alike, before they are read, and again where a request needs more
-room than any before it."""
+"""Decides where a model's weights are kept, and moves them there.
+
+All ranks decide alike: before they read the weights, and again when a request needs more memory than any before it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ TOO_LITTLE_RAM = f"Use weights={SHARED} or a lower weight_blocks in the plan, or
 
 
 class PlacedModel(Protocol):
-    """A model of either kind."""
+    """A parallel model whose weights can be placed."""
 
     working_bytes: int
 
@@ -46,7 +48,7 @@ class PlacedModel(Protocol):
     def resident_bytes(self) -> int: ...
 
     def limit_weights(self, free: int) -> int:
-        """What weights may have of so much memory of the device, where the operator wants some left."""
+        """Returns how much of `free` device memory the weights may take. The operator may want some left."""
         ...
 
     def bring(self, places: Collection[int], store: Store | None, check: Check) -> None: ...
@@ -54,12 +56,15 @@ class PlacedModel(Protocol):
 
 class Groups(Protocol):
     def replicas(self, plan: ParallelPlan) -> Axis:
-        """The ranks that compute with the same weights as this one, with a group of its own."""
+        """Returns the ranks that compute with the same weights as this one, with a process group of their own."""
         ...
 
 
 class Ranks(Protocol):
-    """All ranks, as who runs them has them act: control_group, for tensors on the CPU; None for the default group."""
+    """All ranks, as their caller runs them.
+
+    control_group: for tensors on the CPU; None for the default group.
+    """
 
     @property
     def groups(self) -> Groups: ...
@@ -68,33 +73,41 @@ class Ranks(Protocol):
     def control_group(self) -> dist.ProcessGroup | None: ...
 
     def together(self, action: Callable[[], Any]) -> Any:
-        """Runs what may fail on one rank alone; returns once all have run it, and raises on all if it fails on any."""
+        """Runs an action that may fail on one rank alone. Returns once all ranks have run it. Raises on all ranks if
+        any fails."""
         ...
 
     def alone(self, action: Callable[[], Any]) -> Any:
-        """Runs what has no collectives."""
+        """Runs an action without collectives."""
         ...
 
     def check(self) -> None: ...
 
 
 class WeightPlacement:
-    """The weights of the model that is loaded. asked: what its plan says of them; decided: the plan with that
-    decided. bringing: how many bytes this rank is about to keep, while they come."""
+    """Places the weights of the loaded model.
+
+    asked: the weights fields of the requested plan.
+    decided: the plan with its weights decided.
+    bringing: while weights are being moved, how many bytes this rank will keep.
+    """
 
     def __init__(self) -> None:
         self.asked: tuple[str, int] | None = None
         self.decided: ParallelPlan | None = None
         self.bringing = 0
-        self.links: dict[tuple[int, int], Links] = {}  # by ranks of the plan, and how many of them share weights
+        self.links: dict[tuple[int, int], Links] = {}  # by the plan's rank count, and how many ranks share weights
 
     def forget(self) -> None:
-        """The model is gone."""
+        """Forgets the model, which is gone."""
         self.asked = self.decided = None
 
     def place(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
-        """Puts the weights where the plan has them, with room for so many bytes beside them; those that are yet to be
-        read are read. All ranks call it together, and it ends on all alike; where it fails, the model is of no use."""
+        """Moves the weights to where the plan wants them, and reads those that are not read yet.
+
+        working: bytes to leave free beside the weights. All ranks call this together, and it ends alike on all. If it
+        fails, the model can't be used any more.
+        """
         model.working_bytes = max(model.working_bytes, working)
         asked = (plan.weights, plan.weight_blocks)
         before = self.decided if asked == self.asked else None
@@ -107,7 +120,7 @@ class WeightPlacement:
     def _decide(
         self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, before: ParallelPlan | None
     ) -> ParallelPlan:
-        """The plan with its weights decided: as they were before, if that fits still."""
+        """Returns the plan with its weights decided. They stay as before if that still fits."""
         device = model.mesh.device
         if plan.weights != AUTO:
             return plan
@@ -138,7 +151,7 @@ class WeightPlacement:
             logging.info("%d of %d blocks are fetched for each forward (%s weights)", len(places), len(own), store.kind)
 
     def _store(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan) -> Store:
-        """That of before, if it is of the same kind."""
+        """Returns the present store if it is of the right kind, else a new one."""
         store, device = model.fetched.store, model.mesh.device
         if store and store.kind == plan.weights:
             return store
@@ -151,8 +164,8 @@ class WeightPlacement:
         return HostStore(sizes, device, memory)
 
     def measure_links(self, ranks: Ranks, plan: ParallelPlan, device: torch.device) -> Links:
-        """As measured, once, by all ranks together; of all, the slowest."""
-        key = plan.world_size, plan.replicas  # of a plan of more ranks, some have not measured yet
+        """Returns the rates of the slowest rank. All ranks measure them together, once."""
+        key = plan.world_size, plan.replicas  # under a plan of more ranks, some have not measured yet
         if key not in self.links:
             peers = peer_rate(ranks.groups.replicas(plan), device) if plan.replicas > 1 else 0
             rates = gather_numbers((peers, host_rate(device)), ranks.control_group)
@@ -161,8 +174,11 @@ class WeightPlacement:
         return self.links[key]
 
     def describe(self, ranks: Ranks, model: PlacedModel) -> dict[str, Any]:
-        """For the status: what is kept and fetched, in bytes, by the stage that has the most of it, what a forward
-        takes beside (an estimate, 0 before the first), and the seconds that its weights take on the link."""
+        """Describes the weights for the status. The bytes kept and fetched are those of the stage with the most.
+
+        working: an estimate of a forward's memory beside the weights, 0 before the first forward.
+        seconds: how long a forward's weights take on the link.
+        """
         plan, sizes = self.decided, model.sizes
         if plan is None or plan.weights not in FETCHED:
             return {"kind": WHOLE}
@@ -187,7 +203,7 @@ def of_weights(plan: ParallelPlan) -> tuple[str, int]:
 
 
 def measure_room(ranks: Ranks, model: PlacedModel) -> WeightRoom:
-    """The least that any rank has for weights, beside what its largest request takes."""
+    """Returns the least memory that any rank has for weights, beside its largest request."""
     device = model.mesh.device
     free = device_bytes(device) + model.resident_bytes - model.working_bytes
     own = (min(max(0, model.limit_weights(free)), sys.maxsize), int(OF_HOST * available_bytes()))

@@ -1,7 +1,7 @@
-"""Blocks whose weights are elsewhere until they run: the whole of two at a time is on the device.
+"""Fetches the weights of blocks just before they run. The device holds two whole blocks at a time.
 
-The parameters of such a block are views of one of two buffers, which these blocks take turns in; a buffer is filled
-again once the block that was in it has run, while those behind it compute.
+The parameters of a fetched block are views of one of two buffers, and the blocks take turns in them. A buffer is filled
+again as soon as its block has run. The copy runs while the next blocks compute.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .stores import Arrive, Store
 
 
 class BlockPrefetcher:
-    """Of a rank's blocks, those that are fetched, in the order in which they run; none at first.
+    """The fetched blocks of a rank, in the order in which they run. There are none at first.
 
-    A forward asks for each of them once, in this order, on every rank: also where a rank has nothing to compute
-    (`serve`), a node has a block skipped, or the forward ends early. So ranks that share weights never wait for one
-    another in vain. What a forward that failed had asked for arrives before the next.
+    A forward fetches each of them once, in this order, on every rank. This also holds if a rank has nothing to compute
+    (`serve`), if a node skips a block, or if the forward ends early. So ranks that share weights never wait for each
+    other in vain. If a forward fails, its outstanding fetches finish before the next forward begins.
     """
 
     def __init__(
@@ -40,9 +40,11 @@ class BlockPrefetcher:
         dtypes: Mapping[str, torch.dtype] | None = None,
         timeline: Timeline = SILENT,
     ) -> None:
-        """blocks: by their paths. shared: submodules of blocks that the model reads outside of their block. dtypes: by
-        name in the model, the dtypes that parameters are computed in where their values are of others yet. timeline:
-        where what a forward waits for is recorded."""
+        """blocks: by path.
+        shared: submodules of blocks that the model also reads outside of their block.
+        dtypes: by name in the model, the compute dtype of parameters whose values have another dtype for now.
+        timeline: records how long a forward waits for weights.
+        """
         self.model = model
         self.paths = list(blocks)
         self.blocks = list(blocks.values())
@@ -51,16 +53,16 @@ class BlockPrefetcher:
         self.dtypes = dtypes or {}
         self.timeline = timeline
         self.hooks = Hooks()
-        self.flat_blocks: dict[int, FlatBlock] = {}  # by the block's place, in order
+        self.flat_blocks: dict[int, FlatBlock] = {}  # by place, in order
         self.buffers: list[torch.Tensor] = []
-        self.turns: dict[int, torch.Tensor] = {}  # of the buffers, where a row comes to
+        self.turns: dict[int, torch.Tensor] = {}  # by place, the buffer that a block is fetched into
         self.store: Store | None = None
-        self.elsewhere = 0  # how many bytes less are on the device than the parameters take
-        self.asked = self.done = 0  # how many, in the running forward
+        self.elsewhere = 0  # parameter bytes that are not on the device
+        self.asked = self.done = 0  # counts of blocks in the running forward
         self.underway: deque[Arrive] = deque()
 
     def flatten_blocks(self, places: Iterable[int]) -> dict[int, FlatBlock]:
-        """Of any blocks."""
+        """Returns the flat blocks at these places, fetched or not."""
         keep = {id(parameter) for parameter in find_shared_parameters(self.model, self.shared)}
         return {
             place: self.flat_blocks.get(place) or FlatBlock(self.paths[place], self.blocks[place], keep, self.dtypes)
@@ -69,11 +71,11 @@ class BlockPrefetcher:
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of every flat block."""
+        """The flat size of every block, in bytes."""
         return [flat.size for flat in self.flatten_blocks(range(len(self.blocks))).values()]
 
     def names(self) -> Iterator[tuple[str, int, str]]:
-        """Of what is fetched: each parameter's name in the model, its block's place, and its name there."""
+        """Yields each fetched parameter: its name in the model, its block's place, its name in the block."""
         for place, flat in self.flat_blocks.items():
             for name in flat.names:
                 yield f"{flat.path}.{name}", place, name
@@ -81,10 +83,11 @@ class BlockPrefetcher:
     def rearrange(
         self, places: Iterable[int], store: Store | None, values: Callable[[FlatBlock], Values] | None = None
     ) -> None:
-        """Has these blocks fetched from a store, and no others. All ranks that share one call it together.
+        """Fetches the blocks at these places from a store from now on, and no others.
 
-        values: of a block whose parameters have none. Raises as torch does where memory lacks; the model is of
-        no use then.
+        All ranks that share a store call this together.
+        values: gives the values of a block whose parameters have none yet.
+        Raises torch's error if memory is too small. The model can't be used after that.
         """
         self.await_fetches()
         flat_blocks = self.flatten_blocks(places) if store else {}
@@ -126,22 +129,22 @@ class BlockPrefetcher:
             return [torch.zeros(longest, dtype=torch.uint8, device=self.device) for _ in range(count)]
 
     def park_with(self, parking: Parking, extra: Sequence[torch.Tensor] = ()) -> None:
-        """Has what is kept on the device park with the model's weights, and other tensors."""
+        """Parks the tensors that this keeps on the device, and other ones, together with the model's weights."""
         parking.extra = [*(self.store.on_device() if self.store else ()), *extra]
         parking.scratch = self.buffers
 
     def rebind(self) -> None:
-        """Has the fetched parameters be views of the buffers again, where somebody has made others in their place."""
+        """Makes the fetched parameters views of the buffers again, after someone has replaced them."""
         for place, flat in self.flat_blocks.items():
             flat.bind(self.turns[place])
 
     def rewrite(self, place: int, name: str, value: torch.Tensor) -> None:
-        """Gives a fetched parameter another value: what this rank is to write of it. No forward may be running."""
+        """Writes this rank's part of a new value for a fetched parameter. No forward may be running."""
         if self.store:
             self.store.write(place, self.flat_blocks[place], lambda _: value, only=name)
 
     def install(self) -> None:
-        """Puts the hooks on the fetched blocks, behind what is there."""
+        """Installs the hooks on the fetched blocks, after the hooks that they already have."""
         self.hooks.remove()
         for index, flat in enumerate(self.flat_blocks.values()):
             self.hooks.before(flat.block, partial(self._enter, index))
@@ -149,7 +152,10 @@ class BlockPrefetcher:
 
     @contextmanager
     def forward(self, *ends: type[Exception]) -> Iterator[None]:
-        """While entered, one forward of the model runs. ends: by which a forward may end early."""
+        """Wraps one forward of the model.
+
+        ends: exceptions by which a forward may end early.
+        """
         self.begin()
         try:
             yield
@@ -159,21 +165,21 @@ class BlockPrefetcher:
         self.finish()
 
     def begin(self) -> None:
-        """Before a forward."""
+        """Starts the first fetches. Call it before a forward."""
         self.await_fetches()
         self.asked = self.done = 0
         for _ in range(BUFFERS):
             self._ask()
 
     def finish(self) -> None:
-        """After a forward: asks for what it has not run."""
+        """Fetches the blocks that the forward has not run. Call it after a forward."""
         while self.done < len(self.flat_blocks):
             self._pass()
 
     def serve(self, agree: Callable[[], None] | None = None) -> None:
-        """In place of a forward, where there is nothing to compute: gives to the other ranks what they ask for.
+        """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward.
 
-        agree: what the others wait for behind their first block, before they ask for more.
+        agree: a collective that the others run after their first block, before they fetch more.
         """
         serves = self.store and self.store.is_collective
         if serves:
@@ -184,13 +190,13 @@ class BlockPrefetcher:
             self.finish()
 
     def await_fetches(self) -> None:
-        """Waits for what is on its way."""
+        """Waits for the fetches under way."""
         while self.underway:
             self.underway.popleft()()
 
     def _enter(self, index: int, block: torch.nn.Module, _args: Any) -> None:
         while self.done < index:
-            self._pass()  # it is skipped
+            self._pass()  # this block was skipped
         if self.done > index or not self.underway:
             raise RequestError(
                 f"A node has the model run a {type(block).__name__} out of turn, and its weights are fetched in the "
@@ -220,7 +226,7 @@ class BlockPrefetcher:
 
 
 def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """The blocks of these lists, by path, in their order; those of `weights/sizes.py`."""
+    """Returns the blocks of these module lists by path, in order. `sizes.py` counts the same blocks."""
     return {
         f"{path}.{name}": block
         for path in lists
@@ -230,7 +236,10 @@ def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.n
 
 
 def find_shared_parameters(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:
-    """Parameters of blocks that are read outside of their block, or may be: of two names, or in `shared` submodules."""
+    """Lists the block parameters that are read outside of their block, or may be.
+
+    Those are parameters with two names, and those of the `shared` submodules.
+    """
     named = list(model.named_parameters(remove_duplicate=False))
     names = Counter(id(parameter) for _, parameter in named)
     return [

@@ -1,4 +1,4 @@
-"""Host memory that several processes of one machine have mapped."""
+"""Host memory that several processes of one machine map."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where another process of the same user finds it. pid: 0 for none."""
+    """Where another process of the same user finds the memory.
+
+    pid: 0 for no memory.
+    """
 
     pid: int
     descriptor: int
@@ -16,35 +19,41 @@ class Address(NamedTuple):
 
 NOWHERE = Address(0, 0)
 IS_SHAREABLE = hasattr(os, "memfd_create")  # on Linux
-KEPT = 256 << 20  # bytes beyond what is asked for, that are kept for the next time
+KEPT = 256 << 20  # surplus bytes that are kept for the next time
 
 
 class SharedMemory:
-    """Anonymous memory (memfd) that grows with what is asked of it; gone when the last process has let go of it."""
+    """Anonymous memory (memfd) that grows on demand. It is freed when the last process lets go of it."""
 
     def __init__(self, descriptor: int, address: Address) -> None:
         self.descriptor = descriptor
         self.address = address
         self.map: mmap.mmap | None = None
-        self.filled = 0  # bytes, as its owner has asked for them
+        self.filled = 0  # bytes that the owner asked for last
 
     @classmethod
     def create(cls, name: str) -> SharedMemory:
-        """name: as /proc tells it. Raises OSError where the process has no descriptors left."""
+        """Creates memory. Raises OSError if the process has no descriptors left.
+
+        name: how /proc shows it.
+        """
         descriptor = os.memfd_create(f"paralleldit-{name}")
         return cls(descriptor, Address(os.getpid(), descriptor))
 
     @classmethod
     def open(cls, address: Address) -> SharedMemory:
-        """Another process's. Raises OSError where that process is not to be looked into."""
+        """Opens another process's memory. Raises OSError if that process may not be inspected."""
         return cls(os.open(f"/proc/{address.pid}/fd/{address.descriptor}", os.O_RDWR), address)
 
     def __del__(self) -> None:
-        os.close(self.descriptor)  # what is mapped stays until nothing refers to it
+        os.close(self.descriptor)  # the mapping stays until nothing refers to it
 
     def view(self, length: int) -> memoryview:
-        """The first `length` bytes. Its owner asks first, which makes it as large as that needs, and gives back what
-        more there was of the last time, if that is much: a VAE's weights are a frame that comes once."""
+        """Returns the first `length` bytes.
+
+        The owner calls it first, which grows the memory if needed. It also frees memory that the last call needed and
+        this one does not, if that is much: a VAE's weights, for example, are one large frame that comes once.
+        """
         if self.map is None or len(self.map) < length:
             if self.address.pid == os.getpid():
                 os.ftruncate(self.descriptor, 1 << (length - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What a model's weights take, and how much of them each rank keeps: known before there is a model on the ranks."""
+"""Counts the bytes of a model's weights, and how many each rank keeps, before any rank has the model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from ..plan import HOST, SHARED, ParallelPlan
 from .loading import DTYPES, ModelSource
 from .tensors import list_plain_tensors
 
-NUMBER = re.compile(r"\d+$")  # of a block, in its name
+NUMBER = re.compile(r"\d+$")  # the block's number in its name
 FETCHED = (SHARED, HOST)
-BUFFERS = 2  # in which blocks are that are fetched: one is computed with while the next comes
+BUFFERS = 2  # for fetched blocks: one block computes while the next arrives
 
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes. rest: of what no block has, on every rank. blocks: of each block, in the order in which they run."""
+    """Sizes in bytes.
+
+    rest: weights outside of blocks; every rank has them.
+    blocks: each block's size, in the order in which the blocks run.
+    """
 
     rest: int
     blocks: tuple[int, ...] = ()
@@ -35,17 +39,17 @@ class WeightSizes:
         return self.rest + sum(self.blocks)
 
     def by_stage(self, plan: ParallelPlan) -> list[list[int]]:
-        """What of each of its blocks a rank computes with under this plan, by its pipeline stage."""
+        """Returns, for each pipeline stage of the plan, the sizes of its blocks."""
         return [[self.blocks[place] for place in stage] for stage in stages_of(plan, self.blocks)]
 
     def count_kept_bytes(self, plan: ParallelPlan) -> list[int]:
-        """What a rank keeps under this plan on its device, by its pipeline stage; weights=auto counts as whole."""
+        """Returns, for each pipeline stage, the bytes that a rank keeps on its device. weights=auto counts as whole."""
         if not self.blocks:
             return [self.total]
         return [self.rest + sum(stage) - count_freed_bytes(stage, plan) for stage in self.by_stage(plan)]
 
     def count_fetched_bytes(self, plan: ParallelPlan) -> int:
-        """The bytes that come to a rank in a forward, of the stage that gets the most."""
+        """Returns the bytes that a rank fetches in a forward, for the stage that fetches the most."""
         if not self.blocks or plan.weights not in FETCHED:
             return 0
         each = [sum(stage[place] for place in fetched_places(stage, plan)) for stage in self.by_stage(plan)]
@@ -53,7 +57,8 @@ class WeightSizes:
 
 
 def fetched_places(blocks: Sequence[int], plan: ParallelPlan) -> list[int]:
-    """Which of a rank's blocks are fetched under this plan: spread evenly, so that each fetch hides behind several."""
+    """Lists which of a rank's blocks are fetched. They are spread evenly, so that each fetch hides behind several
+    blocks."""
     if plan.weights not in FETCHED:
         return []
     count = min(len(blocks), plan.weight_blocks or len(blocks))
@@ -61,8 +66,8 @@ def fetched_places(blocks: Sequence[int], plan: ParallelPlan) -> list[int]:
 
 
 def count_freed_bytes(blocks: Sequence[int], plan: ParallelPlan) -> int:
-    """What of these blocks' bytes a rank's device is spared: all that are fetched, but for its share of them and the
-    buffers that they come to."""
+    """Returns the device bytes that fetching saves a rank: the fetched blocks, less its own shard of them and the
+    buffers."""
     going = [blocks[place] for place in fetched_places(blocks, plan)]
     if not going:
         return 0
@@ -71,7 +76,10 @@ def count_freed_bytes(blocks: Sequence[int], plan: ParallelPlan) -> int:
 
 
 def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str]) -> WeightSizes:
-    """From the bytes of each parameter. lists: the model's lists of blocks, by their paths."""
+    """Groups the bytes of parameters by block.
+
+    lists: the paths of the model's block lists.
+    """
     blocks = Counter[tuple[int, int]]()
     rest = 0
     for name, size in sizes.items():
@@ -83,7 +91,7 @@ def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str]) -> WeightSizes
 
 
 def place_of(name: str, lists: Sequence[str]) -> tuple[int, int] | None:
-    """Of a parameter in a block: the block's list, and its index there."""
+    """Returns the block list and the index of a parameter's block; None outside of blocks."""
     for position, path in enumerate(lists):
         index = name.removeprefix(f"{path}.").partition(".")[0]
         if name.startswith(f"{path}.") and (number := NUMBER.search(index)):
@@ -92,7 +100,10 @@ def place_of(name: str, lists: Sequence[str]) -> tuple[int, int] | None:
 
 
 def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
-    """Of a model, which may be on the meta device. dtypes: by name, of weights that it has in another yet."""
+    """Returns the sizes of a model, which may be on the meta device.
+
+    dtypes: by name, the dtype that a weight will have.
+    """
     spec = spec_of(type(model))
     sizes = bytes_by_name(model)
     sizes |= {name: model.get_parameter(name).numel() * dtype.itemsize for name, dtype in (dtypes or {}).items()}
@@ -100,8 +111,8 @@ def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | N
 
 
 def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
-    """Of one of ComfyUI's own models, if its matrices were in fp8, as those of fp8 files are; None where that would
-    spare nothing."""
+    """Returns the sizes of one of ComfyUI's models with its matrices in fp8, as in fp8 files. Returns None if that
+    saves nothing."""
     sizes = bytes_by_name(model)
     larger = [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and sizes[name] > tensor.numel()]
     return sizes_of_model(model, dict.fromkeys(larger, torch.float8_e4m3fn)) if larger else None
@@ -112,7 +123,8 @@ def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
 
 
 def sizes_of_source(source: ModelSource) -> WeightSizes:
-    """Of a model in files, whose headers alone are read, and nothing mapped: memory may be what there is none of.
+    """Returns the sizes of a model in files. It reads their headers only and maps nothing, since there may be no memory
+    left.
 
     Raises OSError.
     """

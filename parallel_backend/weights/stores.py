@@ -1,4 +1,4 @@
-"""Where the rows of fetched blocks wait, and how they come: shared out over ranks, or in the host's memory."""
+"""Stores that keep the weights of fetched blocks: sharded over ranks, or in the host's memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from .flat_block import FlatBlock, Values
 from .host_memory import HostMemory
 from .tensors import ALIGNMENT, align
 
-PAGE = 4096  # bytes, of what can be pinned by itself
+PAGE = 4096  # bytes: memory is pinned by the page
 
-Arrive = Callable[[], object]  # waits for what was asked for
+Arrive = Callable[[], object]  # waits for a fetch
 
 
 class Store(Protocol):
-    """What rows wait in, by the place of their block.
+    """Keeps flat blocks by place, that is, by a block's index.
 
-    kind: weights= of a plan. is_collective: whether a fetch waits for other ranks. index: which share of each row is
-    this rank's; 0 where each has all.
+    kind: the plan's `weights=` value.
+    is_collective: whether a fetch needs the other ranks.
+    index: which shard of each block this rank keeps; 0 if it has whole blocks.
     """
 
     kind: str
@@ -34,35 +35,37 @@ class Store(Protocol):
     index: int
 
     def allocate(self, place: int, block: FlatBlock) -> None:
-        """Makes room for a row. Raises as torch does where memory lacks."""
+        """Allocates memory for a block. Raises torch's error if there is too little."""
         ...
 
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        """Writes what this rank is to write of a row, see `FlatBlock.write`."""
+        """Writes this rank's part of a block, see `FlatBlock.write`."""
         ...
 
     def drop(self, place: int) -> None: ...
 
     def length(self, block: FlatBlock) -> int:
-        """Of the buffer that a row comes to."""
+        """Returns the length of the buffer that the block is fetched into."""
         ...
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
-        """Has a row come to a buffer, once what was given to the device before this has been done."""
+        """Starts to fetch a block into a buffer. The copy runs after the work that the device already has."""
         ...
 
     def on_device(self) -> list[torch.Tensor]:
-        """What of it is on the device."""
+        """Lists the store's tensors on the device."""
         ...
 
 
 class ShardedStore:
-    """Each of the ranks that compute with the same weights keeps as many bytes of a row, and all give theirs.
+    """Keeps an equal shard of each block on every rank that computes with the same weights. A fetch gathers them.
 
-    axis: these ranks, with a group of its own: in that of other collectives, a row that is on its way would have those
-    wait that the running block needs. torch's `fully_shard` was tried for this: it dequantises ComfyUI's
-    QuantizedTensor without a word, to two to four times the memory, changes the module's class, refuses scalars and
-    weights that are tied, breaks where a rank has no rows, and holds three blocks.
+    axis: these ranks, with a process group of their own. In a shared group, a fetch under way would delay the
+    collectives that the running block needs.
+
+    torch's `fully_shard` was tried and given up. It silently dequantises ComfyUI's QuantizedTensor, which then takes
+    two to four times the memory. It changes the module's class. It refuses scalars and tied weights. It fails on a rank
+    without rows. It keeps three blocks on the device.
     """
 
     kind, is_collective = SHARED, True
@@ -94,12 +97,14 @@ class ShardedStore:
 
 
 class HostStore:
-    """One copy on a machine, see `HostMemory`. Rows that are not fetched take no RAM."""
+    """Keeps one copy of the fetched blocks on a machine, see `HostMemory`. Other blocks take no RAM."""
 
     kind, is_collective, index = HOST, False, 0
 
     def __init__(self, sizes: Sequence[int], device: torch.device, memory: HostMemory | None = None) -> None:
-        """sizes: of the rows of all blocks. memory: of `total` bytes; this rank's own without."""
+        """sizes: the flat size of every block.
+        memory: has `total` bytes. Without it, the rank allocates its own.
+        """
         self.device = device
         self.offsets = [0, *itertools.accumulate(map(whole_pages, sizes))]
         self.memory = memory or HostMemory(self.total(sizes))
@@ -108,7 +113,7 @@ class HostStore:
 
     @staticmethod
     def total(sizes: Sequence[int]) -> int:
-        """The bytes that it maps."""
+        """Counts the bytes to map for blocks of these sizes."""
         return sum(map(whole_pages, sizes))
 
     def length(self, block: FlatBlock) -> int:
@@ -132,5 +137,5 @@ class HostStore:
 
 
 def whole_pages(size: int) -> int:
-    """The bytes of the pages that a row of this size takes."""
+    """Rounds a block's size up to whole pages."""
     return -(-align(size) // PAGE) * PAGE

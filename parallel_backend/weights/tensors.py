@@ -1,4 +1,4 @@
-"""What a parameter is made of, and where its bytes lie."""
+"""Lists the plain tensors of a parameter, and the storages that hold them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import chain
 
 import torch
 
-ALIGNMENT = 256  # bytes: a weight among others in one buffer begins at a multiple
+ALIGNMENT = 256  # bytes: each weight in a shared buffer starts at a multiple of this
 
 
 def align(size: int) -> int:
-    """The size, rounded up to where the next weight may begin."""
+    """Rounds a size up to where the next weight may start."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def list_plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The plain tensors that a parameter is made of: of a quantised one, its packed weights and their scales. They may
-    be given other memory."""
+    """Lists the plain tensors that make up a parameter. A quantised one has packed weights and scales. Callers may give
+    them other memory."""
     flatten = getattr(tensor, "__tensor_flatten__", None)  # torch's protocol of subclasses that wrap others
     if flatten is None:
         return [tensor]
@@ -26,14 +26,14 @@ def list_plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def held_bytes(module: torch.nn.Module) -> int:
-    """Bytes of a module's weights that this rank has."""
+    """Counts the bytes of a module's weights on this rank."""
     return sum(part.nbytes for tensor in module.state_dict().values() for part in list_plain_tensors(tensor))
 
 
 def list_storages(
     module: torch.nn.Module, device: torch.device, others: Sequence[torch.Tensor] = ()
 ) -> list[torch.UntypedStorage]:
-    """The storages on a device that hold the module's parameters and buffers, and other tensors, each once."""
+    """Lists each storage on `device` once that holds a parameter or buffer of the module, or one of `others`."""
     every = chain(module.parameters(), module.buffers(), others)
     tensors = (plain for tensor in every for plain in list_plain_tensors(tensor))
     storages = (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
