@@ -1,7 +1,7 @@
-"""Loop mode: the whole denoising loop of the Parallel Sampler runs in the worker group, one request a job.
+"""Loop mode: the whole denoising loop of the Parallel Sampler runs in the worker group, as one request per job.
 
-What goes over is what ComfyUI's own guider hands to the diffusion model: it is asked for one forward, which is written
-down and not run, so encoding, batching and scaling of the conditions stay the host's.
+The request holds what ComfyUI's own guider gives the diffusion model. The guider is asked for one forward, which is
+recorded and not run. So ComfyUI still encodes, batches and scales the conditions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ REGIONAL_KEYS = {
 }
 
 
-# Of the options, what is another at each step.
+# The options that change at each step.
 OF_A_STEP = ("sigmas", "sample_sigmas")
 
 
@@ -58,8 +58,9 @@ class LoopSampler(comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
     def __init__(self, call: Callable[[float], SamplerCall], tell: Callable[[int, int], None]) -> None:
-        """call: the guidance scale to what to ask for. tell: told at the end, where a cache was asked for, how many
-        forwards it skipped, and of how many."""
+        """call: returns the request for a guidance scale.
+        tell: if a cache is used, called at the end with the number of forwards that it skipped, and of all forwards.
+        """
         self.call, self.tell = call, tell
 
     def sample(
@@ -73,7 +74,7 @@ class LoopSampler(comfy.samplers.Sampler):
         denoise_mask: torch.Tensor | None = None,
         disable_pbar: bool = False,
     ) -> torch.Tensor:
-        """The denoised latents, in the model's own scale. Raises Refused for what the loop cannot honour."""
+        """Returns the denoised latents in the model's own scale. Raises Refused for what the loop cannot honour."""
         asked = beyond_the_loop(guider, extra_args["model_options"])
         kind = type(guider.inner_model)
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
@@ -125,7 +126,7 @@ def run_loop(
 
 
 def stand_in(model: BaseModel) -> RemoteModule:
-    """What stands for a model in the worker group. Raises Refused where it runs in ComfyUI."""
+    """Returns the stand-in for a model in the worker group. Raises Refused if the model runs in ComfyUI."""
     found = remote_module(model)
     if found is None:
         raise Refused(
@@ -143,9 +144,9 @@ def record_passes(
     sigmas: torch.Tensor,
     extra_args: dict[str, Any],
 ) -> list[SamplerPass]:
-    """A step's forwards of cond and of uncond, as the guider asks for them.
+    """Records a step's cond and uncond forwards as the guider asks for them.
 
-    Raises Refused for conditioning that changes the latents' size, or the timesteps.
+    Raises Refused for conditioning that changes the latents' size or the timesteps.
     """
     with remote.recorded(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
@@ -168,13 +169,13 @@ def record_passes(
 
 
 def without_step(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments without what is of the step that was recorded alone; a class that reads it raises."""
+    """Returns the arguments without those of the recorded step alone. A class that reads one of them raises."""
     options = {name: value for name, value in kwargs["transformer_options"].items() if name not in OF_A_STEP}
     return {**kwargs, "transformer_options": options}
 
 
 def channels_beyond(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
-    """Channels that a model gets beside those that are sampled."""
+    """Returns the channels that a model gets besides the sampled ones."""
     count = noise.shape[1]
     return latents[:, count:] if latents.shape[1] > count else None
 
@@ -184,7 +185,7 @@ def size_of(latents: torch.Tensor) -> str:
 
 
 def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
-    """What of this call a loop in the worker group would have to drop, in words."""
+    """Lists, in words, what a loop in the worker group would have to drop from this call."""
     asked = []
     if type(guider) is not Guider:
         asked.append(f"the guider {type(guider).__name__}")
@@ -207,7 +208,7 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
 
 
 def regional(conds: list[dict[str, Any]]) -> Iterator[str]:
-    """What makes conditioning apply to a part of the image or of the steps alone."""
+    """Lists what restricts conditioning to a part of the image or of the steps."""
     for cond in conds:
         for key, words in REGIONAL_KEYS.items():
             if cond.get(key) is not None:

@@ -1,4 +1,4 @@
-"""Finds diffusion models in ComfyUI's model folders and describes them from configs and headers alone."""
+"""Finds diffusion models in ComfyUI's model folders, and describes them from configs and headers alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...worker.comfyui.source import weight_files
 
 DEMO_NAME = "demo: coloured shapes (64×64)"
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "shapes-dit"
-GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, where it is installed
+GGUF_FOLDERS = "unet_gguf"  # ComfyUI-GGUF's name for its folders, if it is installed
 REQUIRED_KEYS = ("_class_name", "in_channels")
 FOLDERS = ("diffusion_models", "checkpoints")
 SAFETENSORS = (".safetensors", ".sft")
@@ -53,9 +53,9 @@ class DiffusersFolder:
 
 
 def list_models() -> dict[str, Path]:
-    """What the loader offers: name to path. Safetensors and GGUF files, diffusers folders, and the demo model.
+    """Returns the loader's models, name to path: safetensors and GGUF files, diffusers folders, and the demo model.
 
-    Of two by one name, the one in diffusion_models.
+    If two have one name, the one in diffusion_models wins.
     """
     models: dict[str, Path] = {}
     for kind in FOLDERS:
@@ -71,19 +71,19 @@ def list_models() -> dict[str, Path]:
 
 
 def list_checkpoints() -> dict[str, Path]:
-    """What the loader of checkpoints offers: name to path."""
+    """Returns the checkpoint loader's models, name to path."""
     return safetensors_in("checkpoints")
 
 
 def safetensors_in(kind: str) -> dict[str, Path]:
-    """Name to path, of the folders of this kind."""
+    """Returns name to path in the folders of this kind."""
     names = [name for name in folder_paths.get_filename_list(kind) if name.lower().endswith(SAFETENSORS)]
     paths = {name: folder_paths.get_full_path(kind, name) for name in names}  # None for a link to nowhere
     return {name: Path(path) for name, path in paths.items() if path}
 
 
 def gguf_files() -> dict[str, Path]:
-    """The GGUF files where diffusion models are, of which ComfyUI lists none by itself."""
+    """Returns the GGUF files in the diffusion model folders. ComfyUI does not list them itself."""
     kinds = [kind for kind in ("diffusion_models", GGUF_FOLDERS) if kind in folder_paths.folder_names_and_paths]
     found: dict[str, Path] = {}
     for root in (root for kind in kinds for root in folder_paths.get_folder_paths(kind)):
@@ -95,7 +95,10 @@ def gguf_files() -> dict[str, Path]:
 
 
 def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
-    """What there is to say of a name that a loader does not offer. checkpoint: whether it is that of checkpoints."""
+    """Says why a loader does not offer a name.
+
+    checkpoint: whether it is the checkpoint loader.
+    """
     if name.lower().endswith(PICKLE_SUFFIXES):
         return Explanation(
             f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused.",
@@ -118,7 +121,10 @@ def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
 
 
 def why_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
-    """The same of a name that the loader of checkpoints does not offer. kinds: of ComfyUI's folders that have it."""
+    """Says why the checkpoint loader does not offer a name.
+
+    kinds: ComfyUI's folders that have it.
+    """
     cause = f"There is no model {name!r} in ComfyUI's checkpoints folder."
     if kinds:
         cause = f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here."
@@ -132,7 +138,7 @@ def why_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
 
 
 def describe_folder(folder: Path) -> DiffusersFolder:
-    """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError where it is broken."""
+    """Reads a diffusers folder, of a pipeline or of a transformer alone. Raises ModelFileError if it is broken."""
     transformer = folder / "transformer" if (folder / "model_index.json").exists() else folder
     config = read_json(transformer / "config.json")
     for key in REQUIRED_KEYS:
@@ -153,7 +159,7 @@ def describe_folder(folder: Path) -> DiffusersFolder:
 
 
 def no_safetensors(folder: Path, class_name: str) -> ModelFileError:
-    """The error for a folder without safetensors: what to do depends on whether there are pickled weights."""
+    """Returns the error for a folder without safetensors. The remedy depends on whether there are pickled weights."""
     if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
         return ModelFileError(f"{folder} holds no safetensors file.", "Download the model again.")
     return ModelFileError(
@@ -164,10 +170,10 @@ def no_safetensors(folder: Path, class_name: str) -> ModelFileError:
 
 
 def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Names, shapes and dtypes of a safetensors file as meta tensors, uint8 for dtypes that no model computes with; and
-    what else the header says. No weight is read.
+    """Reads a safetensors file's tensors as meta tensors, and the rest of its header. It reads no weights.
 
-    Raises ModelFileError for a file that is truncated, no safetensors, or gone.
+    A dtype that no model computes in becomes uint8. Raises ModelFileError if the file is truncated, missing, or not
+    safetensors.
     """
     try:
         with safe_open(str(path), framework="pt") as file:

@@ -1,5 +1,7 @@
-"""A model's module in ComfyUI's process, which is there to be looked at: what is put on it or written to it would be
-without effect, and is refused."""
+"""Guards a model's module in ComfyUI's process. Nodes may look at it.
+
+Changes of the module or its weights would have no effect, so they are refused.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import torch
 from ...parallel_backend.compat import hooks_of
 from ..errors import Refused
 
-COMFYUIS = ("training",)  # attributes that ComfyUI sets as it likes
+COMFYUIS = ("training",)  # attributes that ComfyUI itself sets
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-DATA: Any = torch.Tensor.data  # a property, by which weights are written to past torch's own checks
+DATA: Any = torch.Tensor.data  # a property that writes to weights without torch's checks
 Held = dict[str, Any]
 
 
@@ -26,7 +28,7 @@ def no_weights(asked: str) -> Refused:
 
 
 class RemoteParameter(torch.nn.Parameter):
-    """A weight without its numbers, which are in the ranks. What would write to it is refused."""
+    """A weight whose numbers are in the ranks. Writing to it is refused."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,13 +44,13 @@ class RemoteParameter(torch.nn.Parameter):
             raise no_weights("a node or a sampler that runs a part of it")
         try:
             result: Any = super().__torch_function__(func, types, args, given)
-        except NotImplementedError as error:  # torch's, for numbers of a tensor that has none
+        except NotImplementedError as error:  # torch raises it for a tensor without numbers
             raise no_weights("a node that reads weights") from error
         return result.as_subclass(cls) if func == DATA.__get__ else result
 
 
 def put_elsewhere(module: torch.nn.Module) -> None:
-    """Makes the module's weights such, but those of quantised layers, which are of a class of their own."""
+    """Makes the module's weights RemoteParameters. Quantised layers keep theirs, which have a class of their own."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
@@ -56,14 +58,17 @@ def put_elsewhere(module: torch.nn.Module) -> None:
 
 
 class ModuleGuard:
-    """What a module's parts hold, to be compared with later."""
+    """Remembers what a module's parts hold, to compare with later."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.before = {name: held(part) for name, part in module.named_modules()}
 
     def check(self, allowed: Collection[str]) -> None:
-        """Raises Refused for what a node has put on the module since. allowed: names of it that may have changed."""
+        """Raises Refused if a node has changed the module since.
+
+        allowed: names of attributes that may have changed.
+        """
         found = []
         for name, part in self.module.named_modules():
             path, before = f"{name}." if name else "", self.before.get(name, {})
@@ -82,7 +87,7 @@ class ModuleGuard:
 
 
 def held(part: torch.nn.Module) -> Held:
-    """The attributes of a module, its own weights and parts among them."""
+    """Returns the attributes of a module, with its own weights and parts."""
     own = {name: value for name, value in vars(part).items() if is_attribute(name, value)}
     parts = dict(part.named_children())
     return {**own, **parts, **dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
@@ -93,5 +98,5 @@ def is_attribute(name: str, value: Any) -> bool:
 
 
 def matters(value: Any) -> bool:
-    """Whether a new attribute may be more than a note of the node's own."""
+    """Whether a new attribute may be more than a node's own note."""
     return callable(value) or isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""With which of diffusers' schedulers one of ComfyUI's own models is sampled, read off ComfyUI's sampling of it."""
+"""Finds the diffusers scheduler for one of ComfyUI's models, from how ComfyUI samples it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import Refused
 from .model_files import DiffusersFolder
 from .schedule import PREDICTIONS, Schedule
 
-TIMESTEPS = 1000  # of diffusers' schedulers
+TIMESTEPS = 1000  # the count of diffusers' schedulers
 # Classes whose pipelines leave the sigmas to their scheduler; others hand it such from 1 to 1 / steps.
 OWN_SIGMAS = ("AuraFlowTransformer2DModel", "SD3Transformer2DModel", "WanTransformer3DModel")
 BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2": "squaredcos_cap_v2"}

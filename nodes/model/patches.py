@@ -1,4 +1,4 @@
-"""What other nodes ask of the inside of a model: what of it goes to the ranks as data, and what is refused by name."""
+"""Sorts what other nodes change inside of a model: some goes to the ranks as data, the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
 from ..errors import Refused
 
-# Of the options, what other nodes have run in ComfyUI's process by now, or what is of no use elsewhere.
+# Options that have done their work in ComfyUI's process by now, or are of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
 PATCHES, REPLACED = "patches", "patches_replace"
 OVERRIDE = "optimized_attention_override"
-# Those that ComfyUI's classes read and that may be more than data. What other nodes put there beside is for wrappers of
-# their own, which run here.
+# Options that ComfyUI's classes read and that may be more than data. Other options are for the nodes' own wrappers,
+# which run here.
 READ_BY_CLASSES = {
     OVERRIDE: "an attention override",
     "model_patch_data": "a model patch's data",
     "x_ref_attn_map": "a map of attention to references",
 }
-# Those that a class writes its own results into, for its next call.
+# Options that a class writes its own results into, for its next call.
 WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
 WITH_CUDA_GRAPHS = (
     "reduce-overhead",
     "max-autotune",
     "cudagraphs",
     "triton.cudagraphs",
-)  # of `torch.compile`'s arguments
-FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # in the name of an override that computes the same faster
+)  # values of `torch.compile`'s arguments
+FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # part of the name of an override that computes the same, faster
 Options = Mapping[str, Any]
 
 
 def functions_of(options: Options) -> Iterator[tuple[str, Any]]:
-    """What nodes have run inside of the model, by the name of its place."""
+    """Returns the functions that nodes run inside of the model, by the name of their place."""
     for name, functions in options.get(PATCHES, {}).items():
         for function in functions:
             yield name, function
@@ -49,7 +49,7 @@ def functions_of(options: Options) -> Iterator[tuple[str, Any]]:
 
 
 def check_inside(options: Options) -> None:
-    """Raises Refused for what of the options cannot be honoured in the ranks under any plan, naming it."""
+    """Raises Refused for an option that the ranks cannot honour under any plan. Names it."""
     asked = [f"the model patch {name!r} of {name_of(each)}" for name, each in functions_of(options) if not known(each)]
     asked += [
         words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
@@ -63,8 +63,7 @@ def check_inside(options: Options) -> None:
 
 
 def asked_of(options: Options) -> Iterator[tuple[str, Known]]:
-    """Which functions are asked for, by the name of their place: of options as they go to the ranks, or as nodes have
-    them."""
+    """Returns the requested functions by place, from options as the ranks get them or as nodes have them."""
     for name, function in functions_of(options):
         yield name, KNOWN[home_of(function)]
     described = options.get(FUNCTIONS) or {PATCHES: {}, REPLACED: {}}
@@ -75,7 +74,7 @@ def asked_of(options: Options) -> Iterator[tuple[str, Known]]:
 
 
 def check_plan(options: Options, plan: ParallelPlan) -> None:
-    """Raises Refused where a function would see a part of what it needs."""
+    """Raises Refused if a function would see only a part of what it needs."""
     for name, shares in asked_of(options):
         check_shares(name, shares, plan)
 
@@ -97,7 +96,7 @@ def check_shares(name: str, shares: Known, plan: ParallelPlan) -> None:
 
 
 def bearable(asked: Iterable[Options]) -> dict[str, bool]:
-    """Whether what is run inside of the model bears that tokens are shared, and rows, by the name in a Work."""
+    """Whether the nodes' functions allow sharing tokens, and rows. The keys are the names in a Work."""
     shares = [each for options in asked for _, each in asked_of(options)]
     return {"tokens": all(each.tokens for each in shares), "rows": all(each.rows for each in shares)}
 
@@ -107,8 +106,8 @@ def known(function: Any) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """The node or the class that a function is of."""
-    if isinstance(function, tuple):  # (of which modules, a function)
+    """Returns the node or class that a function belongs to."""
+    if isinstance(function, tuple):  # (modules, function)
         return name_of(function[-1])
     if known(function):
         return KNOWN[home_of(function)].node
@@ -127,7 +126,7 @@ def is_data(name: str, options: Options) -> bool:
 
 
 def is_faster(name: str, options: Options) -> bool:
-    """Whether it is an attention override that computes the same, faster; the ranks attend by kernels of their own."""
+    """Whether it is an attention override with the same result, only faster. The ranks use kernels of their own."""
     override = options.get(OVERRIDE) if name == OVERRIDE else None
     words = (
         f"{getattr(override, '__module__', '')}.{getattr(override, '__qualname__', type(override).__name__)}".lower()
@@ -139,9 +138,12 @@ def is_faster(name: str, options: Options) -> bool:
 
 
 def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `torch.compile`'s arguments, as ComfyUI's node keeps them, those with which the ranks compile the blocks; none
-    where they do not. Raises Refused for CUDA graphs: what ranks exchange and fetch is at other places in each forward,
-    and a graph of CUDA's would read the old ones."""
+    """Returns those `torch.compile` arguments of ComfyUI's node with which the ranks compile the blocks; none if they
+    do not.
+
+    Raises Refused for CUDA graphs. Ranks exchange and fetch into other memory in each forward, and a CUDA graph would
+    read the old one.
+    """
     if not arguments:
         return {}
     backend = arguments["backend"]
@@ -167,7 +169,7 @@ def say_once(words: str) -> None:
 
 
 def sendable(options: Options, name_object: Callable[[Any], str]) -> dict[str, Any]:
-    """The options as what goes to the ranks. Raises Refused, see `check_inside`."""
+    """Returns the options in the form that goes to the ranks. Raises Refused, see `check_inside`."""
     check_inside(options)
     left_out = {*KEPT_HERE, PATCHES, REPLACED}
     found = {name: value for name, value in options.items() if name not in left_out and is_data(name, options)}

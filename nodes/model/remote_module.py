@@ -1,5 +1,7 @@
-"""One of ComfyUI's own diffusion models without its weights: its class, its names and its sizes are there, on the meta
-device, and what it computes is computed by the worker group."""
+"""Stands in for one of ComfyUI's diffusion models: its class, names and sizes, on the meta device, without weights.
+
+The worker group computes what the module would compute.
+"""
 
 from __future__ import annotations
 
@@ -45,30 +47,30 @@ from .remote_weights import Patches, RemoteWeights, check_interrupt, run_plan
 from .schedule import Schedule
 
 ONE_DEVICE = ParallelPlan()
-BRANCHES = "cond_or_uncond"  # of the options: of each part of the batch, 0 for cond and 1 for uncond
+BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
-ATTRIBUTE = "parallel_module"  # of the module that stands there, by which it is known
-# Of an argument that is a dict, what the class makes anew where it lacks.
+ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
+# Entries of dict arguments that the class makes itself if they are missing.
 MADE_ANEW = {"minimax_payload": ("layout",)}
 
 
 class Run:
-    """One sampling. Objects that nodes have run inside of the model live in the ranks for as long."""
+    """One sampling. Objects that nodes run inside of the model live in the ranks for as long as it lasts."""
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
         self.objects: list[Any] = []
-        self.residuals = 0  # bytes of ControlNets that have gone to the ranks with a step, the most so far
+        self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
 
     def has_more(self, control: Any) -> bool:
-        """Notes what of ControlNets goes to the ranks with a step; whether it is more than before."""
+        """Records how much of ControlNets goes to the ranks with a step. Returns whether it is more than before."""
         tensors: Tensors = {}
         pack(control, "control", tensors)
         before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))
         return self.residuals > before
 
     def name_object(self, value: Any) -> str:
-        """A name for an object, which is kept for the run: another would be taken for the same."""
+        """Names an object, and keeps it for the run. Otherwise a new object could get the same name."""
         for place, known in enumerate(self.objects):
             if known is value:
                 return str(place)
@@ -79,7 +81,8 @@ class Run:
 class RemoteModule(RemoteWeights):
     """Sends the calls of a module to the worker group.
 
-    Where the class runs wrappers around `_forward` itself, that is what is replaced, so that they are called as ever.
+    If the class runs wrappers around `_forward` itself, this replaces `_forward`, so that the wrappers are called as
+    usual.
     """
 
     def __init__(
@@ -115,20 +118,20 @@ class RemoteModule(RemoteWeights):
         put_elsewhere(module)
         self.module_guard = ModuleGuard(module)
         self.own_source = self.source
-        self.attributes: dict[str, Any] = {}  # that nodes have given the module, by path
-        self.compiled: Mapping[str, Any] = {}  # how its blocks are, see `compile_settings`
+        self.attributes: dict[str, Any] = {}  # set by nodes on the module, by path
+        self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.run = Run()
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
-        """The call of a class that has no place for a call of ours inside of the wrappers."""
+        """Calls a class in which our call has no place inside of the wrappers."""
         options = self.named(args, kwargs).get("transformer_options") or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
-        """One call of the model in the ranks: what it returns, where its latents are.
+        """Runs one call of the model in the ranks. Returns its result on the device of the latents.
 
-        Raises Refused for what would have to run inside of it, and for what cannot be sent.
+        Raises Refused for what would have to run inside of the model, and for what cannot be sent.
         """
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
@@ -166,7 +169,7 @@ class RemoteModule(RemoteWeights):
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:
-        """Calls of the model in the ranks."""
+        """Runs calls of the model in the ranks."""
         with self.group.turn(check_interrupt):
             work = Work.of([call.size for call in calls], [call.branches for call in calls])
             self.settle(self.counted(work, calls[0].args, calls[0].kwargs), [call.kwargs for call in calls])
@@ -186,25 +189,27 @@ class RemoteModule(RemoteWeights):
             work = self.counted(work, (noise, noise.new_zeros(len(noise))), given[0])
         self.settle(work, given)
         found = super().sample(call, tensors, passes, on_step)
-        if call.cache == NO_CACHE:  # of its steps, some run a part of the blocks
+        if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks
             self.learn()
         return found
 
     def counted(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """With what one of its parts takes, by one of its calls. Where the plan is still to be decided, the ranks have
-        measured what they can."""
+        """Returns the work with the cost of one of its parts, counted from one of its calls.
+
+        If the plan is still to be decided, the ranks measure their speed first.
+        """
         if self.auto and self.auto.is_open:
             measure(self.group, self.costs.dtype, check_interrupt)
         return replace(work, forward=self.costs.count_call(args, kwargs))
 
     def learn(self) -> None:
-        """Has what the run's steps took correct what is predicted of this plan."""
+        """Corrects the predictions of this plan by the run's steps."""
         run = self.group.runs.current
         if self.asked and self.asked.forward and is_covered(self.plan) and run and (steps := run.of_plan):
             self.costs.learn(self.asked.forward, self.asked, self.plan, *pick_usual_step(steps))
 
     def shares_calls(self) -> bool:
-        """Whether the ranks run calls of one request at the same time, or may."""
+        """Whether the ranks run the calls of one request at the same time, or may."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
 
     def begin_run(self) -> RunPlan | None:
@@ -214,9 +219,9 @@ class RemoteModule(RemoteWeights):
         return None
 
     def settle(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
-        """Has an automatic plan follow from what is asked. The ranks keep the weights.
+        """Decides an automatic plan by the work. The ranks keep the weights.
 
-        asked: the calls' arguments. Raises Refused for what nodes ask for that the plan does not allow.
+        asked: the calls' arguments. Raises Refused if nodes ask for something that the plan does not allow.
         """
         options = [each.get("transformer_options", {}) for each in asked]
         self.follow(replace(work, **bearable(options)))
@@ -225,7 +230,7 @@ class RemoteModule(RemoteWeights):
             check_plan(each, self.plan)
 
     def predict(self, work: Work) -> None:
-        """Tells what a step is predicted to take, also on one device, once for each plan and size."""
+        """Reports the predicted time of a step, also on one device, once for each plan and size."""
         if work == self.asked and not self.group.runs.is_new:
             return
         self.asked = work
@@ -246,22 +251,24 @@ class RemoteModule(RemoteWeights):
         self.group.runs.planned(run_plan(self.plan))
 
     def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Another method of the module, which computes with its weights, in the ranks."""
+        """Runs another method of the module in the ranks, one that computes with its weights."""
         with self.group.turn(check_interrupt):
             self.load()
             return self.group.part(method, args, kwargs, check_interrupt).to(args[0].device)
 
     def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name."""
+        """Returns the arguments of a call by name."""
         values = dict(self.signature.bind(*args, **kwargs).arguments)
         rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
         more = values.pop(rest, {})
         return {**values, **more}
 
     def use(self, key: str | None, patches: Patches, objects: Mapping[str, Any], compiled: Mapping[str, Any]) -> None:
-        """Has the calls that follow be those of a patcher: with its changes of the weights, and what it replaces.
+        """Makes the following calls those of a patcher, with its changes of the weights, and what it replaces.
 
-        key: tells the changes from others. objects: of ComfyUI's model, by path. compiled: see `compile_settings`.
+        key: tells these changes from others.
+        objects: of ComfyUI's model, by path.
+        compiled: see `compile_settings`.
         """
         self.patched, self.compiled = (key, patches), compiled
         prefix = f"{MODULE}."
@@ -285,7 +292,7 @@ class RemoteModule(RemoteWeights):
         self.group.adapt(key, build, check_interrupt, PATCH)
 
     def begin(self, options: Mapping[str, Any]) -> None:
-        """Called before a sampling with what nodes have asked for. Raises Refused for what cannot be honoured."""
+        """Called before a sampling, with what nodes ask for. Raises Refused for what cannot be honoured."""
         self.module_guard.check(self.attributes)
         check_inside(options)
         if self.auto is None:
@@ -294,5 +301,5 @@ class RemoteModule(RemoteWeights):
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:
-    """What stands behind a model's module, if it is one of these."""
+    """Returns the RemoteModule behind a model's module, if it has one."""
     return vars(model.diffusion_model).get(ATTRIBUTE)

@@ -1,4 +1,4 @@
-"""The MODEL that the loader returns, as ComfyUI sees it: a ModelPatcher of weights that it does not have."""
+"""The MODEL that the loader returns: to ComfyUI, a ModelPatcher, but without the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .patches import compile_settings
 from .remote_module import MODULE, RemoteModule, remote_module
 
 NONE: Mapping[str, list] = {}
-WHOLE = 1e32  # bytes: ComfyUI's word for all of a model
+WHOLE = 1e32  # bytes: ComfyUI's value for all of a model
 
 
 def note_run(
@@ -36,7 +36,7 @@ def note_run(
     *args: Any,
     **options: Any,
 ) -> torch.Tensor:
-    """Stands around a sampling, whose steps in the worker group are those of one run."""
+    """Wraps a sampling. Its steps in the worker group belong to one run."""
     patcher, node = executor.class_obj.model_patcher, get_executing_context()
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
@@ -53,7 +53,7 @@ def note_run(
 
 
 def note_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *args: Any, **options: Any) -> Any:
-    """Stands around what makes room for a sampling, and loads its models."""
+    """Wraps what makes room for a sampling and loads its models."""
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
         return executor(patcher, *args, **options)
@@ -62,31 +62,33 @@ def note_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher that has LoRA applied by the worker group, and refuses whatever else reads or changes the model's
-    weights, of which it has none.
+    """A ModelPatcher without weights. The worker group applies LoRA. Everything else that reads or changes weights is
+    refused.
 
     It answers for the group's memory on ComfyUI's device, where rank 0 computes too. What ComfyUI finds free there
-    (cudaMemGetInfo) is without what the ranks hold, as without that of any process, so nothing is to be taken off it
-    again. From the sizes that are given here ComfyUI knows two things more: what it would win by unloading, which it
-    does when others need the room, in its own order; and for how much to make room before the ranks load, unpark, or
-    compute.
+    (cudaMemGetInfo) already excludes what the ranks hold, as that of any process. So nothing must be subtracted again.
+
+    From the sizes given here ComfyUI learns two more things. First, what it gains by unloading. It unloads in its own
+    order when others need the memory. Second, how much room to make before the ranks load, unpark or compute.
+
     Ranks on other devices are freed along with rank 0. What CUDA itself takes in a process, some hundred MB, stays.
     """
 
     @property
     def remote(self) -> RemoteModule | None:
-        """None where a node has put another module in its place."""
+        """None if a node has put another module in its place."""
         return remote_module(self.model)
 
     def loaded_size(self) -> int:
         return self.remote.held_bytes() if self.remote else super().loaded_size()
 
     def model_size(self) -> int:
-        """What is loaded, or what the next use will take; once it is loaded, `loaded_size`: there is no part of it."""
+        """Returns what is loaded, or what the next use will take. Once loaded, it equals `loaded_size`: no part is
+        missing."""
         return self.remote.wanted_bytes() if self.remote else super().model_size()
 
     def current_loaded_device(self) -> torch.device:
-        """By which ComfyUI tells whether it has to make room for all of the model."""
+        """Tells ComfyUI whether it has to make room for all of the model."""
         if self.remote is None:
             return super().current_loaded_device()
         return self.load_device if self.remote.held_bytes() else self.offload_device
@@ -94,8 +96,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """The ranks load with the first forward. Before that, ComfyUI gives back what its own allocator keeps ready:
-        it is of no use to other processes."""
+        """Frees what ComfyUI's own allocator keeps ready, because other processes can't use it.
+
+        The ranks load with the first forward.
+        """
         if self.remote:
             comfy.model_management.soft_empty_cache()
             extra_memory = WHOLE
@@ -129,13 +133,13 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_unload(
         self, device_to: torch.device, memory_to_free: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """Frees what the ranks only keep ready. Where that is too little, ComfyUI unloads the whole."""
+        """Frees what the ranks only keep ready. If that is too little, ComfyUI unloads the whole model."""
         if self.remote:
             return self.remote.trim()
         return super().partially_unload(device_to, memory_to_free, force_patch_weights)  # pyright: ignore[reportArgumentType]
 
     def detach(self, unpatch_all: bool = True) -> comfy.model_base.BaseModel:
-        """Called with unpatch_all to free memory, and without it where another clone takes over, or this one dies."""
+        """Called with unpatch_all to free memory, and without it if another clone takes over or this one dies."""
         if self.remote and unpatch_all:
             self.remote.free()
         return super().detach(unpatch_all)
@@ -151,7 +155,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return super().add_patches(own, strength_patch, strength_model)
 
     def pre_run(self) -> None:
-        """Called before each sampling: of the patchers that share the model, this one's LoRA is wanted."""
+        """Called before each sampling. Selects this patcher's LoRA among the patchers that share the model."""
         super().pre_run()
         self.use()
         if self.remote:
@@ -159,9 +163,10 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.group.resident = self.origin()
 
     def use(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
-        """Has calls of the model, whoever makes them, be this patcher's: ComfyUI has loaded it.
+        """Makes all following calls of the model use this patcher, which ComfyUI has loaded.
 
-        more: changes of the weights beside its own. hooks: what tells these from others.
+        more: changes of the weights beside its own.
+        hooks: tells these changes from others.
         """
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
@@ -171,8 +176,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.use(told, patches, self.object_patches, compiled)
 
     def origin(self) -> RemoteModelPatcher:
-        """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded:
-        the group holds it still when the nodes are gone, and someone has to answer for it."""
+        """The loader's patcher, of which this one is a clone.
+
+        While it lives, ComfyUI remembers the model as loaded. The group still holds the model after the nodes are gone,
+        so some patcher has to answer for it.
+        """
         patcher = self
         while patcher.parent is not None:
             patcher = patcher.parent
@@ -197,14 +205,14 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def add_hook_patches(
         self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
     ) -> list:
-        """Keeps the changes of a part of the conditioning, or of a part of the steps."""
+        """Keeps the weight changes for a part of the conditioning or of the steps."""
         added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
         if not added and strength_patch:
             raise none_applied()
         return added
 
     def patch_hooks(self, hooks: Any) -> None:
-        """Has the calls that follow run with the changes of these hooks, too."""
+        """Adds the changes of these hooks to the following calls."""
         if self.remote is None:
             super().patch_hooks(hooks)
             return
@@ -233,7 +241,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().add_object_patch(name, obj)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
-        if self.remote and key == COMPILE_KEY:  # what it compiles is in the ranks, which are told how, see `use`
+        if self.remote and key == COMPILE_KEY:  # the ranks compile it, and get its settings in `use`
             return
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
@@ -247,7 +255,7 @@ def none_applied() -> Refused:
 
 
 def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> RemoteModelPatcher:
-    """The MODEL of a BaseModel whose diffusion model is in the worker group, where `remote` has it run."""
+    """Returns the MODEL of a BaseModel whose diffusion model runs in the worker group, through `remote`."""
     patcher = RemoteModelPatcher(
         model,
         load_device=comfy.model_management.get_torch_device(),
@@ -255,7 +263,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
         size=remote.weight_bytes,
     )
 
-    # In a cycle it would live on when nothing refers to it, and ComfyUI take it for a model that leaks.
+    # In a reference cycle, it would outlive its last use. ComfyUI would take it for a leaked model.
     whole_call = weakref.WeakMethod(model.memory_required)
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:

@@ -1,4 +1,4 @@
-"""What stands for a model whose weights are in the worker group: has them loaded and changed, and answers for their
+"""Stands in for a model whose weights are in the worker group: loads and changes them there, and answers for their
 memory."""
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ Patches = Mapping[Any, list[tuple]]
 
 
 class RecordedForward(NamedTuple):
-    """latents: those of all branches. conditions: what came beside them and the timesteps, by name. branches: of each
-    part of the batch, 0 for cond and 1 for uncond."""
+    """latents: of all branches.
+    conditions: the other arguments except the timesteps, by name.
+    branches: for each part of the batch, 0 for cond and 1 for uncond.
+    """
 
     latents: torch.Tensor
     timesteps: torch.Tensor
@@ -40,22 +42,23 @@ class RecordedForward(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """channels: of the latents that are sampled; what a model is given beside is a condition."""
+    """channels: of the sampled latents. Further channels are a condition."""
 
     channels: int
     forwards: list[RecordedForward]
 
     def note(self, latents: torch.Tensor, timesteps: torch.Tensor, conditions: dict[str, Any], branches: list[int]):
-        """Writes a forward down. Returns what it gives."""
+        """Records a forward. Returns what it gives."""
         self.forwards.append(RecordedForward(latents, timesteps, conditions, branches))
         return torch.zeros_like(latents[:, : self.channels])
 
 
 class RemoteWeights:
-    """source: of the model, as JSON. sizes: of its weights. note: for the group's status, where the plan is not the one
-    that was asked for. name: of the model, as the person chose it.
-
-    working: bytes that the last sampling that room was made for takes on a rank beside the weights.
+    """source: of the model, as JSON.
+    sizes: of its weights.
+    note: for the group's status, if the plan is not the requested one.
+    name: of the model, as the user chose it.
+    working: bytes beside the weights on a rank, for the last sampling that room was made for.
     """
 
     def __init__(
@@ -76,10 +79,10 @@ class RemoteWeights:
         self.name = name or source["model_class"]
         self.recording: Recording | None = None
         self.makes_room = False
-        self.patched: tuple[str | None, Patches] = (None, {})  # of the patcher that runs, and what tells it from others
+        self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
 
     def begin_run(self) -> RunPlan | None:
-        """Called when a sampling begins: its plan; None for one that follows from what is asked."""
+        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
         return run_plan(self.plan)
 
     def allows(self, plan: ParallelPlan) -> bool:
@@ -95,7 +98,7 @@ class RemoteWeights:
         raise NotImplementedError
 
     def load(self) -> None:
-        """Makes sure that the worker group holds this model under this plan, with the LoRA of the patcher that runs."""
+        """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
         plan = self.plan.to_json(), self.plan.world_size
         self.group.load(self.source, *plan, check_interrupt, remarks_json(self.note), self.name)
         self.adapt(*self.patched)
@@ -103,14 +106,14 @@ class RemoteWeights:
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
     ) -> torch.Tensor:
-        """The whole sampler call, see WorkerGroup.sample; the latents, on the CPU."""
+        """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         with self.group.turn(check_interrupt):
             self.load()
             return self.group.sample(call, tensors, passes, check_interrupt, on_step)
 
     @contextlib.contextmanager
     def recorded(self, channels: int) -> Iterator[list[RecordedForward]]:
-        """While entered, forwards are written down and not run; they give zeros, of so many channels."""
+        """While entered, forwards are recorded and not run. They return zeros with this many channels."""
         self.recording = Recording(channels, [])
         try:
             yield self.recording.forwards
@@ -118,21 +121,24 @@ class RemoteWeights:
             self.recording = None
 
     def adapt(self, key: str | None, patches: Patches) -> None:
-        """Makes sure that the worker group's weights have these patches and no others."""
+        """Makes the worker group's weights have these patches and no others."""
         raise NotImplementedError
 
     @property
     def weight_bytes(self) -> int:
-        """What rank 0, of the first stage, keeps of the weights on its accelerator, parked ones included: as the ranks
-        tell; or, before they do, as they will decide by what is to be expected of a card that has made room. 1 where
-        it has no accelerator: 0 would have ComfyUI count the weights."""
+        """What rank 0, of the first stage, keeps of the weights on its accelerator, parked ones included.
+
+        The ranks report it. Before that, it is what they are expected to decide on a card with room made. It is 1
+        without an
+        accelerator: with 0, ComfyUI would count the weights itself.
+        """
         if self.group.device == "cpu":
             return 1
         plan = self.decided_plan() or expected_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
         return max(1, self.sizes.count_kept_bytes(plan)[0])
 
     def decided_plan(self) -> ParallelPlan | None:
-        """The plan with its weights as the ranks that hold the model tell them."""
+        """Returns the plan with the weights that the ranks reported."""
         told = (self.group.status().get("weights") or {}) if self.is_held else {}
         return replace(self.plan, weights=told["kind"], weight_blocks=told.get("blocks", 0)) if told else None
 
@@ -142,18 +148,21 @@ class RemoteWeights:
         return self.group.loaded == (self.source, self.plan.to_json())
 
     def held_bytes(self) -> int:
-        """What the worker group keeps of ComfyUI's device, if it is for this model."""
+        """Returns what the worker group keeps on ComfyUI's device, if it is for this model."""
         return self.group.device_bytes() if self.is_held else 0
 
     def wanted_bytes(self) -> int:
-        """What the worker group will keep of ComfyUI's device for this model; of that, if another is there, which goes
-        then, what will be more than now. At least 1."""
+        """Returns what the worker group will keep on ComfyUI's device for this model. At least 1.
+
+        If the group holds another model, which will go, it returns only the bytes beyond what that model has now.
+        """
         kept = self.group.device_bytes()
         return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
 
     @contextlib.contextmanager
     def making_room(self) -> Iterator[None]:
-        """While entered, ComfyUI asks for how much to make room before a sampling; else, if rows fit into a batch."""
+        """While entered, ComfyUI asks how much room to make before a sampling. Otherwise it asks if rows fit into a
+        batch."""
         self.makes_room, self.working = True, 0.0
         try:
             yield
@@ -161,10 +170,11 @@ class RemoteWeights:
             self.makes_room = False
 
     def working_bytes(self, estimate: float, rows: int) -> float:
-        """What rank 0 will take of ComfyUI's device for a call of so many rows, beyond the weights and what it keeps
-        ready there. estimate: of what the whole call would take.
+        """Returns what rank 0 will take of ComfyUI's device for a call of `rows` rows, beyond the weights and what it
+        keeps ready.
 
-        0 where the question is whether the rows fit into one batch: the ranks share them out again.
+        It is 0 if ComfyUI asks whether the rows fit into one batch, because the ranks share them out again.
+        estimate: of what the whole call would take.
         """
         if not self.makes_room or self.group.device == "cpu":
             return 0
@@ -174,16 +184,18 @@ class RemoteWeights:
         return max(0, working - ready)
 
     def trim(self) -> int:
-        """Has the worker group give back what of its accelerators it only keeps ready, if it is for this model. Returns
-        how many bytes of ComfyUI's device."""
+        """Makes the worker group free what it only keeps ready on its accelerators, if it is for this model.
+
+        Returns how many bytes of ComfyUI's device that freed.
+        """
         return self.group.trim() if self.is_held and self.group.settings.on_free != "keep" else 0
 
     def free(self) -> None:
-        """Has the worker group free its accelerators, as the operator's settings say, if it is for this model."""
+        """Makes the worker group free its accelerators, as the operator's settings say, if it is for this model."""
         if self.is_held and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")
 
 
 def run_plan(plan: ParallelPlan) -> RunPlan:
-    """As runs are told of it."""
+    """Returns the plan in the form in which runs report it."""
     return RunPlan(str(plan), plan.to_json(), plan.world_size)

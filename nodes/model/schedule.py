@@ -1,4 +1,4 @@
-"""How a model is sampled, in diffusers' words."""
+"""Describes how a model is sampled, in diffusers' terms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from comfy.model_base import ModelType
 
-# What ComfyUI's models predict, where Euler's step is the same in both.
+# The predictions of ComfyUI's models with the same Euler step in ComfyUI and diffusers.
 PREDICTIONS = {
     ModelType.FLOW: "flow_prediction",
     ModelType.FLUX: "flow_prediction",
@@ -16,8 +16,9 @@ PREDICTIONS = {
 
 
 class Schedule(NamedTuple):
-    """config: scheduler_config.json of the model's folder, empty without one. default, linear_sigmas: the model's, see
-    the engine's `build_scheduler` and `Stepper.prepare`."""
+    """config: scheduler_config.json of the model's folder; empty without one.
+    default, linear_sigmas: of the model, see the engine's `build_scheduler` and `Stepper.prepare`.
+    """
 
     config: dict[str, Any]
     default: dict[str, Any]

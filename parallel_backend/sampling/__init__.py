@@ -1,1 +1,1 @@
-"""The denoising loop: schedulers, their steps, PipeFusion's order of patches."""
+"""The denoising loop: schedulers, their steps, and PipeFusion's order of patches."""

@@ -1,4 +1,4 @@
-"""Which step caches there are, and what one is asked for: nothing of diffusers is imported here."""
+"""Defines the step caches and their settings. It imports nothing of diffusers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from ..errors import RequestError
 from ..plan import ParallelPlan
 
-# diffusers' FirstBlockCache and TaylorSeer, by the names that the node has for them.
+# diffusers' FirstBlockCache and TaylorSeer, by their names in the node.
 NONE, FIRST_BLOCK, TAYLORSEER = "none", "first block", "taylorseer"
 CACHES = (NONE, FIRST_BLOCK, TAYLORSEER)
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """A step cache of one request.
+    """The step cache of one request.
 
-    kind: one of CACHES. threshold: of the first-block cache, below which relative change of the first block's residual
-    the other blocks are skipped. interval: of TaylorSeer, of how many forwards one is computed.
+    kind: one of CACHES.
+    threshold: for the first-block cache. If the first block's residual changes less than this, relative to itself, the
+    other blocks are skipped.
+    interval: for TaylorSeer. It computes one forward out of this many.
     """
 
     kind: str = NONE
@@ -26,7 +28,7 @@ class CacheSettings:
     interval: int = 4
 
     def check(self, plan: ParallelPlan) -> None:
-        """Raises RequestError for what is no cache, and for a plan under which there is none."""
+        """Raises RequestError for an unknown cache, and for a plan that allows none."""
         if self.kind not in CACHES:
             raise RequestError(f"There is no cache {self.kind!r}.", f"Choose one of {', '.join(CACHES)}.")
         if not (math.isfinite(self.threshold) and self.threshold >= 0 and self.interval >= 1):

@@ -1,8 +1,8 @@
 """The denoising loop on a mesh: a diffusers scheduler around a parallel model, with or without PipeFusion.
 
-PipeFusion (https://arxiv.org/abs/2405.14430): the first steps run whole and fill every stage's keys and values; after
-them, each step runs patch by patch, a patch attending to its own fresh keys and to the stale ones of the patches that
-are yet to come. What comes out depends on the number of patches, not on the number of stages.
+PipeFusion (https://arxiv.org/abs/2405.14430): the first steps run whole and fill every stage's keys and values. After
+them, each step runs patch by patch. A patch attends to its own fresh keys, and to the stale keys of the patches still
+to come. The result depends on the number of patches, not on the number of stages.
 """
 
 from __future__ import annotations
@@ -33,40 +33,47 @@ ALONE = Axis(None, 1, 0)
 
 @dataclass(frozen=True)
 class Pass:
-    """One of a step's forwards. branches: what its rows are, one batch of latents after the other: 0 for cond, 1 for
-    uncond. conditions: what the model takes beside latents and timesteps."""
+    """One of a step's forwards.
+
+    branches: of its rows, one per batch of latents in order: 0 for cond, 1 for uncond.
+    conditions: the model's inputs beside latents and timesteps.
+    """
 
     branches: tuple[int, ...]
     conditions: Any
 
 
 class LoopStopped(Exception):
-    """The watch ended the run at a step boundary, on every rank alike."""
+    """The watch ended the run between two steps, on every rank alike."""
 
 
 class Watch:
     """Follows a run, and may end it. This one does neither.
 
-    previews: whether `stepped` wants the estimate of the clean latents; the same on every rank.
-    skipped: of a run with a step cache, what it skipped; there with the last step.
+    previews: whether `stepped` needs the estimate of the clean latents; the same on every rank.
+    skipped: what the step cache skipped, if the run has one. It is set with the last step.
     """
 
     previews = False
     skipped: Skipped | None = None
 
     def proceed(self, step: int) -> bool:
-        """Whether this step runs; asked once for each, in order. Every rank must give the same answer."""
+        """Whether this step runs. Asked once per step, in order. Every rank must give the same answer."""
         return True
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        """After a step, on the ranks of the first stage. denoised: in the shape of the latents, where it is known."""
+        """Called after a step on the ranks of the first stage.
+
+        denoised: in the shape of the latents, if known.
+        """
 
 
 @dataclass(frozen=True)
 class Inpainting:
-    """Keeps the original where the mask is 0, by putting it back after every step, noised as the step's latents are.
+    """Keeps the original where the mask is 0. After every step, it puts the original back, with the step's noise level.
 
-    mask: from 0 to 1, broadcast to the latents. original, noise: in the shape of the latents.
+    mask: from 0 to 1, broadcast to the latents.
+    original, noise: in the shape of the latents.
     """
 
     mask: torch.Tensor
@@ -75,7 +82,7 @@ class Inpainting:
 
 
 class Denoiser:
-    """Samples with a transformer of diffusers. Holds no state between calls."""
+    """Samples with a diffusers transformer. Holds no state between calls."""
 
     def __init__(self, transformer: DiffusersModel) -> None:
         self.transformer = transformer
@@ -93,14 +100,14 @@ class Denoiser:
         watch: Watch | None = None,
         to_first: bool = False,
     ) -> torch.Tensor | None:
-        """Denoises `latents`; the result is on the ranks of the last stage, and None elsewhere.
+        """Denoises `latents`. The result is on the ranks of the last stage; other ranks get None.
 
         latents: noise at the scheduler's first timestep, (B, C, H, W) or (B, C, F, H, W).
-        scheduler: a diffusers scheduler whose timesteps are set, or a Stepper of one; it is not changed.
-        negative: the unconditional branch of classifier-free guidance, whose weight is `guidance`.
-        cache: what skips blocks in some of the steps.
-        to_first: the result comes back to the ranks of the first stage, and is None on the last.
-        Raises RequestError, on every rank alike, for input that the model cannot take, and LoopStopped.
+        scheduler: a diffusers scheduler with its timesteps set, or a Stepper of one. It is not changed.
+        negative: the unconditional branch of classifier-free guidance, with weight `guidance`.
+        cache: skips blocks in some of the steps.
+        to_first: returns the result on the ranks of the first stage instead of the last.
+        Raises LoopStopped. Raises RequestError, on every rank alike, for input that the model cannot take.
         """
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
         adapter = self.transformer.adapter
@@ -132,9 +139,10 @@ def denoise(
     watch: Watch | None = None,
     to_first: bool = False,
 ) -> torch.Tensor | None:
-    """Denoises `latents` by the forwards of each step, see Denoiser.sample. stepper: is used up.
+    """Denoises `latents` with the forwards of each step, see Denoiser.sample.
 
-    timestep_scale: a scheduler's timestep times this is what the model takes.
+    stepper: is used up.
+    timestep_scale: the model takes a scheduler's timestep times this.
     """
     with torch.inference_mode(), model.compiling(len(stepper.timesteps)):
         run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
@@ -153,7 +161,7 @@ def denoise(
 
 
 class _Run:
-    """One call of `denoise`: its latents, scheduler copies, stale keys and values. Ends with the request."""
+    """One call of `denoise`: its latents, scheduler copies, stale keys and values. It ends with the request."""
 
     def __init__(
         self,
@@ -177,7 +185,7 @@ class _Run:
         self.passes = passes
         self.branches = [branch for each in passes for branch in each.branches]
         cfg = model.mesh["cfg"]
-        self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch of its own shape
+        self.splits_passes = len(self.passes) == cfg.degree > 1  # each cfg group runs a branch with its own shape
         self.own_passes = [cfg.index] if self.splits_passes else list(range(len(self.passes)))
         self.stepper = stepper
         self.patch_steppers: list[Stepper] = []
@@ -203,13 +211,13 @@ class _Run:
             self.link.expect(self.messages(), None if self.is_first else self.watch.proceed, self.own_passes[-1])
 
     def keep(self, settings: CacheSettings) -> None:
-        """Has a step cache skip blocks from here on. Raises RequestError."""
-        from .step_cache import StepCache  # diffusers, which other runs of ComfyUI's classes do without
+        """Lets a step cache skip blocks from here on. Raises RequestError."""
+        from .step_cache import StepCache  # imports diffusers, which ComfyUI's classes do not need without a cache
 
         self.step_cache = StepCache(self.model, settings)
 
     def messages(self) -> list[Message]:
-        """What this stage gets from the one before: tokens of every forward, or the latents after every step."""
+        """Lists what this stage receives from the one before: tokens of every forward, or the latents of every step."""
 
         def of(step: int) -> list[list[int]]:
             return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
@@ -221,13 +229,13 @@ class _Run:
         return [Message(step, segments) for step in made for segments in of(step)]
 
     def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Of one forward: the model's input, its timesteps, and its conditions."""
+        """Returns the arguments of one forward: the model's input, its timesteps, and its conditions."""
         rows = torch.cat([self.inputs] * len(each.branches))
         timestep = self.stepper.timesteps[step] * self.timestep_scale
         return rows, torch.full((len(rows),), timestep, device=rows.device), each.conditions
 
     def predict(self, step: int, segments: list[int]) -> torch.Tensor | None:
-        """The guided prediction, of the segments given, on the last stage."""
+        """Returns the guided prediction for these segments, on the last stage."""
         mesh, predictions = self.model.mesh, []
         axis = mesh["dp" if self.splits_passes else "batch"]
         for index in self.own_passes:
@@ -247,17 +255,17 @@ class _Run:
         return uncond + self.guidance * (cond - uncond)
 
     def step(self, step: int) -> None:
-        """One step, over the whole image or patch by patch."""
+        """Runs one step, over the whole image or patch by patch."""
         if step < self.whole_steps:
             self.advance(step, self.patches, self.stepper)
             return
-        if not self.patch_steppers:  # each patch has its own from here on, so that a multistep history is the patch's
+        if not self.patch_steppers:  # each patch has its own from here on, with its own multistep history
             self.patch_steppers = [self.stepper.copy() for _ in self.patches]
         for patch in self.patches:
             self.advance(step, [patch], self.patch_steppers[patch])
 
     def advance(self, step: int, segments: list[int], stepper: Stepper) -> None:
-        """The segments' latents from this step to the next, on the last stage; its part of the model on others."""
+        """Moves the segments' latents to the next step, on the last stage. Other stages run their part of the model."""
         if self.link and self.is_first and step:
             self.receive_latents(self.link, step - 1, segments)
         prediction = self.predict(step, segments)
@@ -273,7 +281,7 @@ class _Run:
             denoised = part_of(stepper.denoised(prediction, step, self.inputs), region)
         if region is None:
             self.latents = latents.contiguous()
-        else:  # in a new tensor each time: schedulers with a history keep the one before
+        else:  # a new tensor each time, because schedulers with a history keep the last one
             self.latents = self.latents.clone(memory_format=torch.contiguous_format)
             put_part(self.latents, region, part_of(latents, region))
         is_final = step + 1 == self.steps
@@ -286,10 +294,11 @@ class _Run:
             self.link.send_latents(values if denoised is None else torch.cat([values, denoised]), step, segments)
 
     def receive_latents(self, link: StageLink, step: int, segments: list[int]) -> None:
-        """On the first stage, what the last one made of these segments in a step; after a whole step, of all."""
+        """Receives, on the first stage, the segments that the last stage made in a step; after a whole step, all of
+        them."""
         if step < self.whole_steps:
             if segments[0]:
-                return  # came with the first patch
+                return  # they came with the first patch
             segments = self.patches
         rows = len(self.inputs)
 
@@ -303,11 +312,11 @@ class _Run:
         self.note(step, segments, arrived[rows:] if self.watch.previews else None)
 
     def region(self, segments: list[int]) -> torch.Tensor | None:
-        """Where the pixels of these segments are among the latents', see `patch_regions`; None for all."""
+        """Returns where the pixels of these segments are in the latents, see `patch_regions`; None for all."""
         return None if len(segments) == len(self.patches) else self.regions[segments[0]]
 
     def note(self, step: int, segments: list[int], denoised: torch.Tensor | None) -> None:
-        """Tells the watch of a step once its last segment is there."""
+        """Reports a step to the watch once its last segment is there."""
         if denoised is not None and self.denoised is not None:
             put_part(self.denoised, self.region(segments), denoised)
         if self.step_cache and step + 1 == self.steps:
@@ -316,7 +325,7 @@ class _Run:
             self.watch.stepped(step, self.stepper.timesteps[step], self.denoised)
 
     def stop(self, step: int) -> None:
-        """Leaves the run before a step, with no message on its way. Raises LoopStopped."""
+        """Leaves the run before a step, with no message under way. Raises LoopStopped."""
         if self.link and self.is_first and step:
             self.link.expect_nothing_after(step - 1)
             for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
@@ -326,7 +335,7 @@ class _Run:
         raise LoopStopped
 
     def finish(self) -> torch.Tensor | None:
-        """The result, where it belongs."""
+        """Returns the result on the ranks that return it."""
         if self.link and self.to_first and self.is_first:
             last = self.steps - 1
             for segments in [self.patches] if last < self.whole_steps else [[patch] for patch in self.patches]:
@@ -340,14 +349,14 @@ class _Run:
         return self.latents if self.is_last else None
 
     def release(self) -> None:
-        """Drops the request's state; the next request finds none of it."""
+        """Drops the request's state, so that the next request finds none of it."""
         self.model.forget()
         if self.step_cache:
             self.step_cache.remove()
 
 
 def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Pass]:
-    """The forwards of a step: cond and uncond in one batch where their shapes allow it, else one after the other.
+    """Returns the forwards of a step: cond and uncond in one batch if their shapes allow it, else one after the other.
 
     uniform: conditions that must be the same for a whole batch.
     """

@@ -1,4 +1,4 @@
-"""Where PipeFusion's patches are among the latents' pixels."""
+"""Finds the pixels of PipeFusion's patches in the latents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from ..groups.mesh_layout import shard_sizes
 def patch_regions(
     latents: torch.Tensor, patch: tuple[int, ...], patches: int, device: torch.device
 ) -> list[torch.Tensor]:
-    """The latent pixels of each of PipeFusion's patches, by their places in the latents' last dims as one: they are
-    ranges of tokens. patch: what becomes a token. No masks: to read by one has the host wait for the device."""
+    """Returns the latent pixels of each PipeFusion patch, as places in the latents' last dims taken as one.
+
+    A patch is a range of tokens. The result holds indices, not masks: reading by a mask makes the host wait for the
+    device.
+    patch: the pixels that become a token.
+    """
     grid = [size // side for size, side in zip(latents.shape[2:], patch, strict=True)]
     tokens = math.prod(grid)
     if patches > tokens:
@@ -26,12 +30,15 @@ def patch_regions(
 
 
 def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:
-    """The pixels of a region, (B, C, pixels); or all, as they are."""
+    """Returns the pixels of a region, (B, C, pixels); or all of them in their own shape."""
     return values if region is None else values.flatten(2)[..., region]
 
 
 def put_part(values: torch.Tensor, region: torch.Tensor | None, part: torch.Tensor) -> None:
-    """Puts pixels in place of those of a region. values: contiguous."""
+    """Replaces the pixels of a region.
+
+    values: contiguous.
+    """
     if region is None:
         values.copy_(part)
     else:

@@ -1,7 +1,8 @@
-"""Which of diffusers' schedulers a request may use: by name, made for a model's config, and patch by patch or not.
+"""Lists the diffusers schedulers that a request may use, builds them for a model's config, and checks if they can run
+patch by patch.
 
-The schedulers are diffusers' own, unmodified. Importing this module imports neither torch nor diffusers, so that the
-host can list the names. `stepper.py` runs what `build_scheduler` makes.
+The schedulers are diffusers' own, unmodified. Importing this module imports neither torch nor diffusers, so the host
+can list the names. `stepper.py` runs what `build_scheduler` makes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class SchedulerChoice:
 
     class_name: the diffusers class; "" is the one that the model's config names.
     kind: the noise schedule that it is for, as `kind_of` names it; "" fits any.
-    overrides: config entries that make the class what the name says; they win over the model's config.
-    predictions: what the class can take from a diffusion model.
+    overrides: config entries that make the class what the name says. They win over the model's config.
+    predictions: the kinds of prediction that the class can take from a diffusion model.
     """
 
     class_name: str
@@ -77,7 +78,7 @@ SCHEDULERS: Mapping[str, SchedulerChoice] = MappingProxyType(
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """The kind of noise schedule that a scheduler's config describes."""
+    """Returns the kind of noise schedule that a scheduler's config describes."""
     name = config.get("_class_name", "")
     if any(part in name for part in ("FlowMatch", "FlowMap", "LTXEuler", "MiniMax")):
         return FLOW
@@ -89,13 +90,13 @@ def kind_of(config: Mapping[str, Any]) -> str:
 
 
 def build_scheduler(name: str, config: Mapping[str, Any], default: Mapping[str, Any] = DIT_CONFIG) -> Any:
-    """The diffusers scheduler of that name, for the model whose scheduler_config.json says `config`.
+    """Builds the scheduler of that name for the model whose scheduler_config.json is `config`.
 
-    config: swapped into the class as diffusers' `from_config(other.config)` does, with three repairs that it lacks:
-    the shift of a flow schedule keeps its value where its name changes between classes; latents are not clipped
-    unless the config says so; learned variances, which the engine drops from the prediction, are not asked for.
+    config: passed to the class as diffusers' `from_config(other.config)` does, with three repairs. The shift of a flow
+    schedule keeps its value if its name differs between the classes. Latents are not clipped unless the config says so.
+    Learned variances are not requested, because the engine drops them from the prediction.
     default: the family's config, for a folder that has none.
-    Raises RequestError for a name that does not exist, and for a scheduler that does not fit the model.
+    Raises RequestError for an unknown name, and for a scheduler that does not fit the model.
     """
     if name not in SCHEDULERS:
         raise RequestError(f"There is no scheduler {name!r}; there are {', '.join(SCHEDULERS)}.")
@@ -123,7 +124,8 @@ def build_scheduler(name: str, config: Mapping[str, Any], default: Mapping[str, 
 
 
 def from_config(class_name: str, config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Any:
-    """The diffusers class of that name, from the entries of `config` that it takes; raises RequestError if it can't."""
+    """Builds the diffusers class of that name from the entries of `config` that it takes. Raises RequestError if it
+    can't."""
     import diffusers
 
     scheduler_class = getattr(diffusers, class_name, None)
@@ -153,8 +155,8 @@ WHOLE_IMAGE = "its step needs the norm of the whole image"
 OWN_LOOP = "only its own pipeline can run it: it wants more than a prediction, a timestep and latents at each step"
 TOKENS = "it samples discrete tokens instead of latents"
 INVERSE = "it adds noise instead of removing it"
-# Of every scheduler class in diffusers, why it cannot run patch by patch; None is for those that can. A patch sees its
-# own pixels only, so a step must be elementwise. tests/engine/sampling/test_scheduler_census.py keeps this true.
+# Why each diffusers scheduler class cannot run patch by patch; None if it can. A patch only sees its own pixels, so a
+# step must be elementwise. tests/engine/sampling/test_scheduler_census.py keeps this true.
 PATCHWISE: Mapping[str, str | None] = MappingProxyType(
     {
         "AmusedScheduler": TOKENS,
@@ -210,7 +212,7 @@ PATCHWISE: Mapping[str, str | None] = MappingProxyType(
         "VQDiffusionScheduler": TOKENS,
     }
 )
-# Config entries that, when set, make an elementwise class look at more than a pixel.
+# Config entries that, if set, make an elementwise class look at several pixels.
 WHOLE_IMAGE_OPTIONS = MappingProxyType(
     {
         "thresholding": "its dynamic thresholding takes a quantile over the whole image",
@@ -220,7 +222,7 @@ WHOLE_IMAGE_OPTIONS = MappingProxyType(
 
 
 def check_patchwise(scheduler: Any) -> None:
-    """Raises PlanError, saying why and what to use, for a diffusers scheduler that cannot run patch by patch."""
+    """Raises PlanError if a diffusers scheduler cannot run patch by patch. Says why, and what to use."""
     class_name, config = type(scheduler).__name__, scheduler.config
     unknown = "this version of the engine does not know it"
     reason = PATCHWISE.get(class_name, unknown)
@@ -238,6 +240,6 @@ def check_patchwise(scheduler: Any) -> None:
 
 
 def census_table() -> str:
-    """The table of which scheduler classes may run patch by patch, as Markdown."""
+    """Returns a Markdown table of the scheduler classes that may run patch by patch."""
     rows = [f"| {name} | {'no' if reason else 'yes'} | {reason or ''} |" for name, reason in sorted(PATCHWISE.items())]
     return "\n".join(["| diffusers class | patch by patch | why not |", "| --- | --- | --- |", *rows])

@@ -1,11 +1,11 @@
-"""Step caches on a mesh: diffusers' own hooks on a model's blocks, inside of the seams, for as long as a request runs.
+"""Step caches on a mesh: diffusers' own hooks on a model's blocks, within the seams, for the time of a request.
 
-Each rank keeps what is of its own tokens. Whether blocks are skipped is one decision for all ranks that compute a
-forward together: TaylorSeer decides by the step alone; the first-block cache by sums over all of these ranks
-(`Decision`), which gives what one device would decide. diffusers' own looks at the tokens of one rank, and ranks that
-decide apart wait for one another for ever.
+Each rank caches its own tokens. All ranks that compute a forward together make one decision whether to skip blocks.
+TaylorSeer decides by the step alone. The first-block cache decides by sums over all of these ranks (`Decision`), as one
+device would. diffusers' own cache looks at one rank's tokens only. Ranks that decide separately would wait for each
+other forever.
 
-A block that is skipped is still called, so that fetched weights come in their order.
+A skipped block is still called, so that fetched weights arrive in their order.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ from ..seams.forward import ForwardSlot
 from ..seams.layout import TokenLayout
 from .caches import FIRST_BLOCK, CacheSettings
 
-HIDDEN, OTHER = "hidden_states", "encoder_hidden_states"  # of a block's two streams, diffusers' names
+HIDDEN, OTHER = "hidden_states", "encoder_hidden_states"  # diffusers' names for a block's two streams
 ADVICE = "Use cache=none, or EasyCache or LazyCache before a stock KSampler."
-ORDER = 1  # of TaylorSeer's series
-WARM_UP = 3  # forwards that TaylorSeer computes before it predicts any
+ORDER = 1  # the order of TaylorSeer's series
+WARM_UP = 3  # forwards that TaylorSeer computes before it predicts one
 
 
 class Skipped(NamedTuple):
-    """How many of a run's forwards went without their blocks, and how many there were."""
+    """How many of a run's forwards skipped their blocks, and how many forwards there were."""
 
     skipped: int
     forwards: int
 
 
 class Streams(NamedTuple):
-    """Of one list of blocks: the streams in the order in which a block returns them, the arguments that it takes them
-    by, and the dim of tokens. Streams that lie one after the other have their names joined by "+"."""
+    """The streams of one list of blocks, in the order in which a block returns them, with the arguments for them and
+    the dim of tokens.
+
+    Streams that are joined in one tensor have their names joined by "+".
+    """
 
     path: str
     names: tuple[str, ...]
@@ -57,12 +60,12 @@ class Streams(NamedTuple):
     dim: int
 
     def given(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """By stream, what a block is called with."""
+        """Returns a block's inputs by stream."""
         values = Arguments(signature, args, kwargs).values
         return {name: values[argument] for name, argument in zip(self.names, self.arguments, strict=True)}
 
     def order_in(self, joined: Streams) -> tuple[str, ...] | None:
-        """In which order another list takes these streams as one; None if it does not."""
+        """Returns the order in which another list takes these streams joined; None if it does not."""
         return next((order for order in permutations(self.names) if ("+".join(order),) == joined.names), None)
 
     def goes_on_in(self, after: Streams) -> bool:
@@ -71,7 +74,8 @@ class Streams(NamedTuple):
 
 
 class Passed(ModelHook):
-    """Notes that a block is called, to be passed by unless it is computed; innermost, that it is computed."""
+    """Notes that a block is called, and skips it unless it is computed. As the innermost hook, notes that it is
+    computed."""
 
     def __init__(self, slot: ForwardSlot, passed: bool) -> None:
         super().__init__()
@@ -95,13 +99,13 @@ class Counted(ModelHook):
 
 
 def original(hook: ModelHook, *args: Any, **kwargs: Any) -> Any:
-    """What a hook has its place in front of."""
+    """Returns what a hook precedes."""
     forward: Any = hook.fn_ref.original_forward
     return forward(*args, **kwargs)
 
 
 class Copied(ModelHook):
-    """Hands on a copy of what a module returns, which is kept: ComfyUI's blocks add in place to what they get."""
+    """Returns a copy of what a module returns, because ComfyUI's blocks add to their inputs in place."""
 
     def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
         if isinstance(output, torch.Tensor):
@@ -110,7 +114,7 @@ class Copied(ModelHook):
 
 
 class Whole(ModelHook):
-    """Has a last block that returns None for a stream, which nobody reads then, return it as it was."""
+    """Makes a last block return a stream as it was if the block returns None for it, which nobody reads then."""
 
     def __init__(self, streams: Streams, signature: inspect.Signature) -> None:
         super().__init__()
@@ -125,7 +129,10 @@ class Whole(ModelHook):
 
 
 class Apart(ModelHook):
-    """Has a block that returns streams joined return them apart. lengths: by stream, in this rank's tokens."""
+    """Makes a block that returns joined streams return them apart.
+
+    lengths: by stream, in this rank's tokens.
+    """
 
     def __init__(self, order: tuple[str, ...], wanted: tuple[str, ...], dim: int, lengths: Callable) -> None:
         super().__init__()
@@ -142,7 +149,7 @@ class Apart(ModelHook):
 
 
 class Joined(ModelHook):
-    """`Apart`'s inverse, on top of what works on streams apart."""
+    """The inverse of `Apart`, outside of the hooks that work on separate streams."""
 
     def __init__(self, apart: Apart) -> None:
         super().__init__()
@@ -154,17 +161,18 @@ class Joined(ModelHook):
 
 
 class Decision:
-    """Whether a forward's first block has changed so much that the others run: the same on every rank, by construction.
+    """Decides whether a forward's first block has changed enough for the others to run. All ranks decide alike, by
+    construction.
 
-    own: of a residual, the part that is of this rank's tokens.
+    own: returns the part of a residual that belongs to this rank's tokens.
     """
 
     def __init__(self, threshold: float, mesh: Mesh, own: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.threshold, self.mesh, self.own = threshold, mesh, own
-        self.axis = mesh["batch"]  # over which the forward's rows are shared
+        self.axis = mesh["batch"]  # shares the forward's rows
 
     def __call__(self, residual: torch.Tensor, before: torch.Tensor | None) -> bool:
-        """residual, before: the first block's, now and when the others last ran; without one before, they run."""
+        """residual, before: of the first block, now and when the others last ran. Without one before, they run."""
         if before is None:
             one = torch.ones((), device=residual.device)
             return self.agree(torch.stack([one, one - 1]))
@@ -172,12 +180,14 @@ class Decision:
         return self.agree(torch.stack([(now - then).abs().sum(), then.abs().sum()]))
 
     def absent(self) -> None:
-        """The same on a rank without rows of the batch, whose part is nothing."""
+        """Takes part in the decision on a rank without rows of the batch. It adds nothing to the sums."""
         self.agree(torch.zeros(2, device=self.mesh.device))
 
     def agree(self, change_and_size: torch.Tensor) -> bool:
-        """By the sums over all ranks, whether the change is above the threshold; if one rank thinks so, all do. Waits
-        for the device, once: what runs next depends on it."""
+        """Decides by sums over all ranks whether the change is above the threshold. If one rank finds so, all do.
+
+        This waits for the device once, because what runs next depends on it.
+        """
         axes = (self.axis, self.mesh["sequence"])
         for axis in axes:
             change_and_size = gather(change_and_size[None], 0, axis.degree, axis).sum(0)
@@ -188,10 +198,10 @@ class Decision:
 
 
 class StepCache:
-    """A cache on the blocks of a model, until `remove`; a forward begins with `begin`. Its state is the request's."""
+    """A cache on a model's blocks until `remove`. `begin` starts each forward. Its state belongs to the request."""
 
     def __init__(self, model: ParallelModel, settings: CacheSettings) -> None:
-        """Raises RequestError for a plan or a model of which it is not known how its blocks can be skipped."""
+        """Raises RequestError for a plan or model whose blocks cannot be skipped as far as known."""
         settings.check(model.mesh.plan)
         self.model, self.mesh = model, model.mesh
         self.hooks, self.states = Hooks(), list[StateManager]()
@@ -208,7 +218,10 @@ class StepCache:
             raise
 
     def begin(self, index: int, axis: Axis) -> None:
-        """One of a step's forwards begins, which has a state of its own. axis: over which its rows are shared."""
+        """Begins one of a step's forwards, each with its own state.
+
+        axis: shares the forward's rows.
+        """
         self.forwards += 1
         for states in self.states:
             states.set_context(CacheContext(str(index)))
@@ -216,19 +229,21 @@ class StepCache:
             self.decision.axis = axis
 
     def absent(self) -> None:
-        """What a rank without rows of the batch does where the others decide."""
+        """Takes part in the decision on a rank without rows of the batch."""
         if self.decision:
             self.decision.absent()
 
     def skipped(self, over: Axis) -> Skipped:
-        """What of the forwards of all ranks on an axis went without their blocks. Rank 0 is right: it always has rows.
-        All ranks call it together."""
+        """Counts the forwards on all ranks of an axis that skipped their blocks. All ranks call this together.
+
+        Rank 0's count is right, because it always has rows.
+        """
         own = torch.tensor([[self.forwards - self.computed.count, self.forwards]], device=self.mesh.device)
         skipped, forwards = gather(own, 0, over.degree, over).sum(0).tolist()
         return Skipped(skipped, forwards)
 
     def remove(self) -> None:
-        """Takes it off the model, with all that it has kept."""
+        """Removes the cache from the model, with all that it keeps."""
         self.hooks.remove()
         self.states.clear()
 
@@ -237,7 +252,7 @@ class StepCache:
         return self.states[-1]
 
     def put(self, module: torch.nn.Module, *hooks: ModelHook) -> None:
-        """Puts diffusers' hooks on a module, the innermost first, within the seams'."""
+        """Puts diffusers' hooks on a module, the innermost first, within the seams' hooks."""
         self.hooks.replace(module, "forward", module.forward)
         registry = HookRegistry(module)
         slot = self.model.slot
@@ -291,7 +306,7 @@ class StepCache:
         return type(self.model.model).__name__
 
     def own_tokens(self, stream: str, dim: int, residual: torch.Tensor) -> torch.Tensor:
-        """Without the token of padding that a rank has in place of none."""
+        """Returns a tensor without the padding token of a rank that has no tokens."""
         sequence = self.mesh["sequence"]
         if sequence.degree == 1:
             return residual
@@ -299,7 +314,7 @@ class StepCache:
 
 
 def lists_of(model: ParallelModel) -> list[Streams]:
-    """A model's lists of blocks, in the order in which they run. Raises RequestError where that is not known."""
+    """Returns a model's lists of blocks, in the order in which they run. Raises RequestError if they are unknown."""
     spec, name = model.spec, type(model.model).__name__
     if spec is None or not spec.blocks:
         raise RequestError(f"Which blocks {name} has is not known here, and so none can be skipped.", ADVICE)
@@ -313,7 +328,7 @@ def lists_of(model: ParallelModel) -> list[Streams]:
 
 
 def image_stream(spec: ModelSpec | None, streams: Streams) -> str:
-    """Which of a list's streams is the image's, or has it."""
+    """Returns the stream that is the image's, or contains it."""
     image = spec.image if spec and spec.image else "img"
     return next((name for name in streams.names if image in names(name)), streams.names[0])
 
@@ -321,7 +336,10 @@ def image_stream(spec: ModelSpec | None, streams: Streams) -> str:
 def by_their_names(
     streams: Streams, signature: inspect.Signature, order: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """What a block is given, by diffusers' names. order: of the streams; one of all of them joined has the first."""
+    """Returns a block's inputs by diffusers' names.
+
+    order: of the streams. If all of them are joined, the tensor gets the first name.
+    """
     given = streams.given(signature, args, kwargs)
     return dict(zip((HIDDEN, OTHER), [given[name] for name in order if name in given] or given.values(), strict=False))
 
@@ -329,26 +347,26 @@ def by_their_names(
 def copies_of(
     given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The image that a first block is given, as it is before the block adds to it in place."""
+    """Returns a copy of the first block's image input, from before the block adds to it in place."""
     return {HIDDEN: given(args, kwargs)[HIDDEN].clone()}
 
 
 def split_of(
     given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]], apart: Apart, args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The same of a block that takes streams joined."""
+    """Does the same for a block that takes joined streams."""
     parts = apart.split(given(args, kwargs)[HIDDEN])
     return {HIDDEN: parts[apart.wanted[0]], OTHER: parts[apart.wanted[1]]}
 
 
 def places_of(streams: Streams, order: tuple[str, ...]) -> tuple[int, int | None]:
-    """Where a block returns the image, and the other stream, if it returns that."""
+    """Returns where a block returns the image, and where the other stream, if it returns that."""
     if len(streams.names) == 1:
         return 0, None
     return streams.names.index(order[0]), streams.names.index(order[1])
 
 
 def kept_lengths(states: StateManager, order: tuple[str, ...], dim: int) -> dict[str, int]:
-    """This rank's tokens of each stream, as the first block returned them."""
+    """Returns this rank's tokens of each stream, as the first block returned them."""
     outputs = states.get_state().head_block_output
     return {name: part.shape[dim] for name, part in zip(order, outputs, strict=True)}

@@ -1,4 +1,4 @@
-"""One request's use of a diffusers scheduler: the same few calls, whatever the scheduler's own signature is."""
+"""Runs a diffusers scheduler for one request, with the same few calls whatever the scheduler's own signature is."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ Level = tuple[float, float, float]  # alpha, sigma, scale: latents are alpha * x
 class Stepper:
     """A scheduler's run from its first model call to its last.
 
-    Calls go in order: `initial`, then for each index `model_input`, the model, `step`. Latents and noise are of any
-    shape and always whole; a patch's Stepper is a `copy`, of whose results the caller takes the patch's region.
+    Calls go in order: `initial`, then for each index `model_input`, the model, `step`. Latents and noise have any shape
+    and are always whole. A patch uses a `copy` of the Stepper, and the caller takes the patch's region of its results.
     """
 
     def __init__(self, scheduler: Any, generator: torch.Generator | None = None, begin: int = 0) -> None:
-        """scheduler: its timesteps are set and no step is taken; it is not changed.
-
-        generator: where noise comes from; without one, from a generator with a fixed seed.
+        """scheduler: its timesteps are set, and no step is taken. It is not changed.
+        generator: the source of noise; without one, a generator with a fixed seed.
         begin: the scheduler's timestep at which the run begins.
         """
         self.scheduler = copy.deepcopy(scheduler)
         self.generator = generator or torch.Generator()
         self.begin = begin
         count = len(scheduler.timesteps) - begin
-        told = on_cpu(scheduler)  # of which each number would be waited for elsewhere
+        told = on_cpu(scheduler)  # reading its numbers from a device would wait for each
         self.timesteps: list[float] = told.timesteps[begin:].tolist()
         self.levels = [noise_level(told, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
         self.starts_from_noise = begin == 0
@@ -57,13 +56,13 @@ class Stepper:
         device: torch.device | str = "cpu",
         generator: torch.Generator | None = None,
     ) -> Stepper:
-        """The run of `steps` steps whose timesteps are set as diffusers' own pipelines set them.
+        """Prepares a run of `steps` steps, with timesteps set as diffusers' own pipelines set them.
 
         denoise: below 1, the last `steps` of int(steps / denoise) run, as in ComfyUI's KSampler.
-        image_tokens: of the latents, from which a scheduler with dynamic shifting takes its shift.
-        linear_sigmas: whether the family's pipeline hands a flow-matching scheduler sigmas from 1 to 1 / steps, as
-        Flux's does, or leaves them to it, as SD3's does.
-        device: where the latents are.
+        image_tokens: of the latents. A scheduler with dynamic shifting derives its shift from them.
+        linear_sigmas: whether the family's pipeline gives a flow-matching scheduler sigmas from 1 to 1 / steps, as
+        Flux's does. Else the scheduler sets its own, as with SD3.
+        device: of the latents.
         Raises RequestError for numbers that the scheduler cannot take.
         """
         name = type(scheduler).__name__
@@ -93,25 +92,25 @@ class Stepper:
         return len(self.timesteps)
 
     def initial(self, noise: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
-        """The latents that enter call 0: noise alone for a full run, else `original` at that noise level."""
+        """Returns the latents for call 0: noise alone for a full run, else `original` at that noise level."""
         if self.starts_from_noise:
             return noise.float() * getattr(self.scheduler, "init_noise_sigma", 1.0)
         return self.noised(original, noise, 0)
 
     def model_input(self, latents: torch.Tensor, index: int) -> torch.Tensor:
-        """The latents as the model takes them at call `index`: a tensor of its own, never `latents` itself."""
+        """Returns the latents as the model takes them at call `index`. It is a new tensor, never `latents` itself."""
         scale = getattr(self.scheduler, "scale_model_input", None)
         scaled = scale(latents, self.scheduler.timesteps[self.begin + index]) if scale else latents
         return scaled.clone() if scaled is latents else scaled
 
     def step(self, prediction: torch.Tensor, index: int, latents: torch.Tensor) -> torch.Tensor:
-        """The latents (float32) after call `index`, at which the model made `prediction` of `latents`."""
+        """Returns the latents (float32) after call `index`, in which the model made `prediction` of `latents`."""
         prediction, latents, position = prediction.float(), latents.float(), self.begin + index
         times = self.scheduler.timesteps
         extra: dict[str, Any] = {"return_dict": False}
         if "generator" in self.takes:
             extra["generator"] = self.generator
-        if "order" in self.takes:  # LMS counts its history from the schedule's beginning, wherever the run began
+        if "order" in self.takes:  # LMS counts its history from the schedule's start, wherever the run began
             extra["order"] = min(LMS_ORDER, index + 1)
         if "prev_timestep" in self.takes:
             extra["prev_timestep"] = times[position + 1] if position + 1 < len(times) else None
@@ -125,10 +124,11 @@ class Stepper:
         return stepped.clone() if stepped is latents else stepped.float()
 
     def denoised(self, prediction: torch.Tensor, index: int, model_input: torch.Tensor) -> torch.Tensor:
-        """The clean latents that a prediction stands for, as a preview: without clipping or the solver's history.
+        """Returns the clean latents that a prediction stands for, as a preview without clipping or the solver's
+        history.
 
-        model_input: what `model_input` gave at that index, of any shape. Right for predictions of the noise, of v, of
-        the clean latents, of a flow's velocity, and for EDM's preconditioned ones.
+        model_input: what `model_input` returned at that index, in any shape. The formula is right for predictions of
+        the noise, of v, of the clean latents, of a flow's velocity, and for EDM's preconditioned ones.
         """
         alpha, sigma, scale = self.levels[index]
         model_input, prediction, kind = model_input.float(), prediction.float(), prediction_kind(self.scheduler)
@@ -146,16 +146,17 @@ class Stepper:
         return alpha * model_input - sigma * prediction
 
     def noised(self, original: torch.Tensor, noise: torch.Tensor, index: int) -> torch.Tensor:
-        """`original` at the noise level of the latents that enter call `index`; past the last call, as it is."""
+        """Returns `original` at the noise level of the latents that enter call `index`; unchanged after the last
+        call."""
         alpha, sigma, _ = self.levels[index]
         if sigma == 0:
             return original.float().clone()
         return alpha * original.float() + sigma * noise.float()
 
     def copy(self) -> Stepper:
-        """Another Stepper at the same point: its own history, and a generator that draws the same noise."""
+        """Returns another Stepper at the same point, with its own history and a generator that draws the same noise."""
         other = copy.copy(self)
-        tree = getattr(self.scheduler, "noise_sampler", None)  # torchsde's cannot be copied; shared, it says the same
+        tree = getattr(self.scheduler, "noise_sampler", None)  # torchsde's can't be copied, only shared
         other.scheduler = copy.deepcopy(self.scheduler, {id(tree): tree})
         other.generator = torch.Generator(self.generator.device)
         other.generator.set_state(self.generator.get_state())
@@ -184,7 +185,8 @@ def set_timesteps(
 
 
 def dynamic_shift(config: Any, image_tokens: int) -> float:
-    """mu, the shift for an image of that many tokens: a line through two known sizes (diffusers' calculate_shift)."""
+    """Returns mu, the shift for an image with this many tokens: a line through two known sizes (diffusers'
+    calculate_shift)."""
     low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     base = config.get("base_shift", 0.5)
     slope = (config.get("max_shift", 1.15) - base) / (high - low)
@@ -192,12 +194,12 @@ def dynamic_shift(config: Any, image_tokens: int) -> float:
 
 
 def kind_of_scheduler(scheduler: Any) -> str:
-    """The kind of noise schedule, as `kind_of` names it."""
+    """Returns the kind of noise schedule, as `kind_of` names it."""
     return kind_of({**scheduler.config, "_class_name": type(scheduler).__name__})
 
 
 def prediction_kind(scheduler: Any) -> str:
-    """What the model predicts: epsilon, v_prediction, sample, flow matching or reversed flow."""
+    """Returns what the model predicts: epsilon, v_prediction, sample, flow matching or reversed flow."""
     if kind_of_scheduler(scheduler) != FLOW:
         kind = scheduler.config.get("prediction_type", "epsilon")
         return "sample" if kind == "original_sample" else kind
@@ -206,7 +208,7 @@ def prediction_kind(scheduler: Any) -> str:
 
 
 def on_cpu(scheduler: Any) -> Any:
-    """A copy of a scheduler with its tensors on the CPU."""
+    """Returns a copy of a scheduler with its tensors on the CPU."""
     copied = copy.copy(scheduler)
     for name, value in vars(scheduler).items():
         if isinstance(value, torch.Tensor):
@@ -215,7 +217,7 @@ def on_cpu(scheduler: Any) -> Any:
 
 
 def noise_level(scheduler: Any, position: int) -> Level:
-    """The noise level at one of a fresh scheduler's timesteps, asked of its own add_noise and scale_model_input."""
+    """Returns the noise level at one of a fresh scheduler's timesteps, from its own add_noise and scale_model_input."""
     probe = copy.copy(scheduler)
     if hasattr(probe, "set_begin_index"):
         probe.set_begin_index(position)
@@ -244,7 +246,8 @@ def noise_level(scheduler: Any, position: int) -> Level:
 
 
 def half_step_sigma(scheduler: Any, position: int) -> float | None:
-    """The sigma between two steps at which a midpoint solver calls the model a second time; None at other calls."""
+    """Returns the sigma between two steps where a midpoint solver calls the model a second time; None at other
+    calls."""
     name = type(scheduler).__name__
     if position % 2 == 0 or not name.startswith(("KDPM2", "DPMSolverSDE")):
         return None
