@@ -1,4 +1,5 @@
-"""Reads what a model file is to ComfyUI, for a file that ComfyUI's own class runs. It does not read the weights."""
+"""Describes a model file or folder that ComfyUI's own class runs, as ComfyUI detects it, without reading the
+weights."""
 
 from __future__ import annotations
 
@@ -73,12 +74,13 @@ WEIGHT_DTYPES = {
 
 @dataclass(frozen=True)
 class HostFile:
-    """path: of the file.
+    """path: of the file, or of the folder of a diffusers transformer.
     model: ComfyUI's model, with its diffusion model on the meta device.
     dtype, cast: see `choose_dtypes`.
     sizes: of its weights as loaded.
     fast_fp8: see HostSource.
     has_more: whether it is a checkpoint with more than the diffusion model.
+    folder: what a diffusers folder says beside its weights.
     """
 
     path: Path
@@ -153,7 +155,7 @@ def flag(name: str) -> str:
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """Returns what ComfyUI detects in a file.
+    """Returns what ComfyUI detects in a file, or in a diffusers folder.
 
     Raises ModelFileError if the file is broken, if ComfyUI finds no diffusion model to sample from in it, or if its
     weights do not fit the detected model.

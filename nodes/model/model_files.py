@@ -37,8 +37,10 @@ TORCH_DTYPES = {
 class DiffusersFolder:
     """A model in a diffusers folder.
 
-    transformer: the folder of its weights. config: its config.json, by the class's name of today, and the class of its
-    pipeline. pipeline: model_index.json, where there is one. scheduler: scheduler_config.json, where there is one.
+    transformer: the folder of its weights.
+    config: its config.json with the class's present name, and the class of its pipeline.
+    pipeline: model_index.json, if there is one.
+    scheduler: scheduler_config.json, if there is one.
     """
 
     transformer: Path
@@ -48,7 +50,7 @@ class DiffusersFolder:
 
     @property
     def class_names(self) -> dict[int, str]:
-        """Of a class-conditional model, its classes by number."""
+        """The class names of a class-conditional model, by number."""
         return {int(number): name for number, name in self.pipeline.get("id2label", {}).items()}
 
 

@@ -20,9 +20,11 @@ BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2"
 
 
 def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float]:
-    """The schedule, and what a scheduler's timestep is multiplied with for the model. folder: what a diffusers folder
-    says of it, which holds as long as no ModelSampling node has set another shift. Raises Refused for a kind of noise
-    that diffusers' schedulers here do not have."""
+    """Returns the schedule, and the factor from a scheduler's timestep to the model's.
+
+    folder: the schedule of a diffusers folder. It applies unless a ModelSampling node has set another shift. Raises
+    Refused for a kind of noise that no diffusers scheduler here has.
+    """
     model, sampling = patcher.model, patcher.get_model_object("model_sampling")
     kind, is_own = model.model_type, "model_sampling" not in patcher.object_patches
     is_flow = isinstance(sampling, comfy.model_sampling.CONST) and kind in (ModelType.FLOW, ModelType.FLUX)
@@ -54,7 +56,7 @@ def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float
 
 
 def schedule_of(folder: DiffusersFolder | None) -> Schedule | None:
-    """What a diffusers folder says of its schedule, if it does."""
+    """Returns the schedule that a diffusers folder states, if it does."""
     if folder is None or not folder.scheduler:
         return None
     return Schedule(folder.scheduler, {}, linear_sigmas=folder.config["_class_name"] not in OWN_SIGMAS)

@@ -98,9 +98,10 @@ class RemoteModule(RemoteWeights):
         name: str = "",
         schedule: Schedule | None = None,
     ) -> None:
-        """costs: of the model's plans. auto: what decides on the plan by what is asked; None where it does not depend
-        on that. name: of the model, as the person chose it. schedule: what a diffusers folder says of it, if it
-        does."""
+        """costs: of the model's plans.
+        auto: decides the plan by the work of a call; None if the plan does not depend on it.
+        name: of the model, as the user chose it.
+        """
         super().__init__(group, source.to_json(), plan, sizes, note, name)
         self.auto = auto
         self.costs = costs

@@ -113,7 +113,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """The ranks read and patch the weights. None are here that could be moved."""
+        """Lets the ranks read and patch the weights. ComfyUI's own class has none here to move."""
         if self.remote is None:
             super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)  # pyright: ignore[reportArgumentType]
             return
@@ -145,7 +145,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return super().detach(unpatch_all)
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        """Keeps what is for this model; `(None,)` scales a weight alone. Raises Refused where nothing is."""
+        """Keeps the patches for this model. Raises what `accept` raises."""
         if strength_model != 1.0 and not all(value == (None,) for value in patches.values()):
             raise no_weights("a model merge, or another node that scales weights")
         known = self.model.state_dict().keys()
@@ -195,8 +195,11 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        """Names and shapes: who asks a weight for its numbers is refused then, and here, who wants a part of it, which
-        is to compute with."""
+        """Returns the names and shapes of ComfyUI's own class.
+
+        Reading a weight's numbers is refused later. Asking for a part of the weights is refused here, because it is
+        meant to compute with them.
+        """
         if filter_prefix is not None:
             raise no_weights("a node that reads weights")
         found = super().model_state_dict()

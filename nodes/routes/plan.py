@@ -50,11 +50,10 @@ MAX_RANKS = 256  # more are counted, but not listed
 class Bounds(NamedTuple):
     """What a model allows of a plan.
 
-    resolve: turns the requested plan, or None for auto, into the plan that runs.
+    resolve: turns the requested plan into the plan that runs.
     heads: the number of heads; None if unknown.
-    guided: whether an automatic plan splits guidance.
-    by_call: returns the automatic plan for the work of a call. If it is set, `resolve` makes no automatic plan.
-    costs: of the model's plans, if they can be predicted.
+    by_call: returns the automatic plan for the work of a call.
+    costs: of the model's plans.
     """
 
     resolve: Callable[[ParallelPlan], ResolvedPlan]
@@ -179,11 +178,10 @@ def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
 def resolve(
     plan: ParallelPlan | None, models: list[Bounds], sampled: Sampled | None, lacks_file: bool
 ) -> tuple[ResolvedPlan | None, list[Remark]]:
-    """Returns the plan for the first model after checking that no model forbids it, and the reasons for an automatic
-    one.
+    """Returns the plan and the remarks on it. A requested plan must be allowed by every model. Raises PlanError.
 
     The plan is None if it is automatic and depends on something unknown.
-    lacks_file: whether some loader's model is unknown. Raises PlanError.
+    lacks_file: whether some loader's model is unknown.
     """
     if plan is not None:
         plan.check_weights()

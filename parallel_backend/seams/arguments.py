@@ -1,4 +1,4 @@
-"""The arguments of a call by name, however a model passes them."""
+"""Names the arguments of a call, however a model passes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Arguments:
-    """The arguments of one call by name, however they are passed; those of `*args` are named by their place."""
+    """The arguments of one call by name, however they are passed. Those of `*args` are named by their place."""
 
     def __init__(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> None:
         self.bound = signature.bind(*args, **kwargs)
@@ -21,12 +21,12 @@ class Arguments:
         self.count = len(rest)
 
     def is_given(self, name: str) -> bool:
-        """Whether it says something that its default does not."""
+        """Whether an argument says something that its default does not."""
         value = self.values.get(name)
         return value is not None and value is not self.defaults.get(name)
 
     def passed(self) -> tuple[tuple, dict[str, Any]]:
-        """What to call with."""
+        """Returns what to call with."""
         values = dict(self.values)
         if self.rest:
             self.bound.arguments[self.rest] = tuple(values.pop(str(place)) for place in range(self.count))

@@ -1,7 +1,7 @@
 """Seam 2, attention: self-attention over shared tokens, around an unmodified attention module.
 
-Shapes: B batch, H heads, h those of a part of this rank's, L local tokens, R the Ulysses group's tokens, C tokens in
-its key-value cache, D head dim, E a token's head as it travels.
+Shapes: B batch, H heads, h the heads of one part of this rank's, L local tokens, R the Ulysses group's tokens, C tokens
+in its key-value cache, D head dim, E a token's head as it is sent.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from .exchange.ulysses import UlyssesExchange, windows
 from .forward import ForwardSlot
 from .layout import TokenLayout
 
-ATTENTION = "parallel_attention"  # attribute of a module whose attention is handed over
+ATTENTION = "parallel_attention"  # attribute that marks a module whose attention is handed over
 
-# Queries times heads of a part, at least: with fewer a card's multiprocessors would stand idle, 96 tiles of 128 queries
-# being most of them; on a CPU, messages would be too small to pay.
+# The least queries times heads of a part. With fewer, a GPU's multiprocessors would be idle: 96 tiles of 128 queries
+# fill most of them. On a CPU, messages would be too small to pay.
 ROWS_OF_CARD, ROWS_OF_CPU = 96 * 128, 512
 
 
 @dataclass(frozen=True)
 class SharedCall:
-    """A call of attention over shared tokens, for what is the same in each of its parts.
+    """A call of attention over shared tokens: what is the same in each of its parts.
 
-    lengths, seen_lengths: tokens by rank of the Ulysses group, of queries and of keys. ring_lengths: keys by rank of
-    the ring. places: of fresh keys in the cache, if there is one. group: heads of queries that share one of keys.
+    lengths, seen_lengths: tokens of queries and of keys, by rank of the Ulysses group.
+    ring_lengths: keys by rank of the ring.
+    places: of fresh keys in the cache, if there is one.
+    group: the number of query heads that share a key head.
     """
 
     owner: object
@@ -63,14 +65,15 @@ class SharedCall:
 
 
 class ParallelAttention:
-    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention, back.
+    """Attention of this rank's tokens to all tokens: Ulysses all-to-all, stale cache, ring or local attention, and
+    back.
 
-    Tokens run in rank order and not in the model's: attention does not mind, and a mask is put in that order. What
-    Ulysses exchanges is cut by heads, and one part is attended to while others travel.
+    Tokens are in rank order, not in the model's order. Attention does not depend on it, and a mask is put in that
+    order. Ulysses exchanges the heads in parts, so that attention computes one part while others travel.
     """
 
     def __init__(self, mesh: Mesh, layout: TokenLayout, backend: Backend, parts: int = EXCHANGE_PARTS) -> None:
-        """parts: into how many parts the exchange is cut at most, where they are large enough."""
+        """parts: the most parts that the exchange is cut into. Fewer are used if parts would be too small."""
         self.ulysses = mesh["ulysses"]
         self.ring = mesh["ring"]
         self.exchange = UlyssesExchange(self.ulysses)
@@ -95,9 +98,10 @@ class ParallelAttention:
         enable_gqa: bool = False,
         seen: tuple[str, ...] = (),
     ) -> torch.Tensor:
-        """`F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of theirs.
+        """Computes `F.scaled_dot_product_attention` of the local tokens of `streams`, BHLD, to all of their tokens.
 
-        owner: the attention module, or one of its calls, for the cache. seen: the streams attended to, if others.
+        owner: the attention module, or one of its calls, as the key of the cache.
+        seen: the streams that are attended to, if others.
         """
         if dropout_p or is_causal:
             raise RequestError(
@@ -154,8 +158,10 @@ class ParallelAttention:
         )
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
-        """Into how many parts the exchange is cut. The same on all ranks, and in all forwards of a run, as the cache
-        has the keys of a part for itself."""
+        """Returns the number of parts of the exchange.
+
+        It is the same on all ranks and in all forwards of a run, because the cache keeps each part's keys separately.
+        """
         batch, heads = query.shape[:2]
         tokens = sum(sum(self.layout.segments[stream]) for stream in streams)
         rows = batch * heads * tokens // (self.layout.axis.degree * self.layout.patches)
@@ -170,8 +176,11 @@ class ParallelAttention:
         k_BhRE: torch.Tensor,
         v_BhRE: torch.Tensor,
     ) -> torch.Tensor:
-        """Attention of a part of this rank's heads, BhRD. Keys and values stay as they travel until a kernel takes
-        them: in the cache, and on the ring."""
+        """Computes attention for one part of this rank's heads, BhRD.
+
+        Keys and values stay in the form in which they were sent until a kernel takes them: in the cache, and on the
+        ring.
+        """
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
         layout = self.layout
         if cache := layout.forward.cache:
@@ -197,7 +206,7 @@ class ParallelAttention:
     def scatter(
         self, call: SharedCall, part: HeadPart, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor
     ) -> Callable[[], Sequence[torch.Tensor]]:
-        """`scatter_heads` of queries, keys and values; keys may be of other tokens, and travel by themselves then."""
+        """Runs `scatter_heads` on queries, keys and values. Keys of other tokens are sent separately."""
         scatter_heads, keys = self.exchange.scatter_heads, (part.keys, part.keys)
         if call.lengths == call.seen_lengths:
             return scatter_heads(call.lengths, (q_BHLE, k_BHLE, v_BHLE), (part.queries, *keys))
@@ -206,7 +215,7 @@ class ParallelAttention:
         return lambda: (*queries(), *seen())
 
     def group_lengths(self, streams: tuple[str, ...], ranks: range) -> list[int]:
-        """Tokens of these streams that each of these ranks of the sequence axis holds, of the running segments."""
+        """Returns how many tokens of these streams each rank holds, in the running segments."""
         by_rank = self.layout.lengths_by_rank(streams)
         return [by_rank[rank] for rank in ranks]
 
@@ -218,9 +227,9 @@ class ParallelAttention:
         ranks: range,
         columns: list[int],
     ) -> torch.Tensor:
-        """A mask over the whole streams joined (…, 1 or H, 1 or S, K), cut to the queries of this rank's group.
+        """Cuts a mask over the whole joined streams (…, 1 or H, 1 or S, K) to the queries of this rank's group.
 
-        Its columns are the keys of every rank, of the segments in `columns`, in rank order. Raises RequestError for a
+        Its columns are the keys of every rank in rank order, for the segments in `columns`. Raises RequestError for a
         mask over anything else.
         """
         layout = self.layout
@@ -238,7 +247,7 @@ class ParallelAttention:
 
 
 class AttentionSeam(TorchFunctionMode):
-    """While entered, hands the `F.scaled_dot_product_attention` calls of the running module to `attention`."""
+    """While entered, hands the running module's `F.scaled_dot_product_attention` calls to `attention`."""
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -250,7 +259,7 @@ class AttentionSeam(TorchFunctionMode):
         return attend_by(self.attention, *args, **(kwargs or {}))  # pyright: ignore[reportArgumentType] (disable's own)
 
 
-@torch.compiler.disable  # where a script has compiled the model by itself: its graph ends here
+@torch.compiler.disable  # if a script has compiled the model itself, its graph ends here
 def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
     return attention.attends[attention.turn()](*args, **kwargs)
 
@@ -258,11 +267,13 @@ def attend_by(attention: Attention, *args: Any, **kwargs: Any) -> torch.Tensor:
 def install_attention(
     block: torch.nn.Module, path: str, attends: Sequence[Attend], hooks: Hooks, slot: ForwardSlot
 ) -> None:
-    """Runs the attention arithmetic of a module in a block by `attends`, see Attention; its projections and norms stay
-    its own. In a compiled block it is an operator that does so: torch traces no methods of tensors within a mode.
+    """Runs a module's attention arithmetic through `attends`, see Attention. The module keeps its projections and
+    norms.
 
-    A module that does its arithmetic elsewhere would see its own tokens only: that is an error, never a wrong image.
-    One that a step cache passes by does none.
+    In a compiled block, attention is an operator that does this, because torch traces no tensor methods within a mode.
+
+    A module that attends in some other way would see this rank's tokens only. That is an error, never a wrong image. It
+    is no error if a step cache skips the module.
     """
     module, attention = block.get_submodule(path), Attention(path, attends)
     seam = AttentionSeam(attention)

@@ -1,8 +1,8 @@
 """Attention of a compiled block, as one operator of its graph.
 
-What a graph has no place for is inside of it: collectives that are under way, the state of a run, lengths that each
-rank has of its own. So a block is one graph, which like blocks share, and tensors alone go through it.
-torch's operators are of the process, and so is what they attend by (`RUNNING`), while a block runs and no longer.
+The operator contains what a graph cannot: collectives under way, the state of a run, lengths that differ between ranks.
+So a block is one graph, similar blocks share it, and only tensors pass through it.
+torch's operators are global to the process. So is what they attend by (`RUNNING`), but only while a block runs.
 
 Shapes: B batch, H heads, L local tokens, S keys, D head dim.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-Attend = Callable[..., torch.Tensor]  # as F.scaled_dot_product_attention
+Attend = Callable[..., torch.Tensor]  # like F.scaled_dot_product_attention
 
 NAME = "paralleldit::attention"
 SCHEMA = (
@@ -25,9 +25,10 @@ plain_attention = F.scaled_dot_product_attention
 
 
 class Attention:
-    """What a module's calls of attention are handed to, each to its own in turn, and those that follow to the last.
+    """The functions that a module's attention calls go to, one per call in order. Further calls go to the last.
 
-    path: the module's in its block. calls: how many there were in the module's running forward.
+    path: of the module in its block.
+    calls: how many calls the module's running forward has made.
     """
 
     def __init__(self, path: str, attends: Sequence[Attend]) -> None:
@@ -36,15 +37,19 @@ class Attention:
         self.calls = 0
 
     def turn(self) -> int:
-        """Whose turn it is."""
+        """Returns the function for the next call."""
         call = min(self.calls, len(self.attends) - 1)
         self.calls += 1
         return call
 
 
 class Running:
-    """The compiled block that runs. by_path: of its attention modules; paths: theirs, by which graphs are told apart.
-    module: the one of them that runs."""
+    """The compiled block that runs.
+
+    by_path: of its attention modules.
+    paths: of these modules; they tell graphs apart.
+    module: the one that is running.
+    """
 
     def __init__(self) -> None:
         self.compiles = False  # whether blocks run compiled at all
@@ -69,9 +74,9 @@ def attention_op(
     path: str,
     call: int,
 ) -> torch.Tensor:
-    """Attention of the module at a path of the running block, BLHD and so in memory."""
+    """Attention of the module at a path of the running block, BLHD, also in memory."""
     attend, running = RUNNING.by_path[path].attends[call], RUNNING.module
-    RUNNING.module = None  # whose own kernel is torch's
+    RUNNING.module = None  # its own kernel is torch's
     try:
         out_BHLD = attend(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     finally:
@@ -95,7 +100,7 @@ def traceable_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`F.scaled_dot_product_attention` while blocks run compiled. A graph is for the `paths` that are read here."""
+    """Replaces `F.scaled_dot_product_attention` while blocks run compiled. A graph is for the `paths` read here."""
     module = RUNNING.module if RUNNING.paths else None
     if module is None:
         return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -1,6 +1,7 @@
-"""Attention backends: which kernel does the local arithmetic of shared attention, by plan and by what the device has.
+"""Attention backends: the kernels for the local arithmetic of shared attention, chosen by the plan and the device.
 
-diffusers' own dispatch calls them. Its kernels from the Hub are left out: they are code, fetched when first used.
+diffusers' own dispatch calls them. Its kernels from the Hub are left out, because they are code that is downloaded at
+first use.
 Shapes: B batch, h local heads, R query tokens, K key tokens, D head dim.
 """
 
@@ -21,10 +22,12 @@ from .exchange.ring import attention_with_lse
 
 @dataclass(frozen=True)
 class Backend:
-    """A kernel, by its name in a plan and in diffusers.
+    """A kernel, with its name in a plan and its name in diffusers.
 
-    capability: the least CUDA compute capability. head_dim: the most that it takes. package: what to install for it.
-    lse_dims: how it lays out the log-sum-exp, as a permutation to BhR; None if it returns none that ring can merge.
+    capability: the least CUDA compute capability.
+    head_dim: the largest that it takes.
+    package: what to install for it.
+    lse_dims: the layout of its log-sum-exp, as a permutation to BhR; None if it returns none that ring can merge.
     """
 
     name: str
@@ -42,7 +45,8 @@ class Backend:
         scale: float | None,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of all queries to all keys, BhRD. With a mask, torch's own kernel does it: the others take none."""
+        """Attention of all queries to all keys, BhRD. With a mask, torch's own kernel runs, because the others take
+        none."""
         if self is NATIVE or mask is not None:
             self._notice(mask)
             return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
@@ -56,7 +60,7 @@ class Backend:
         scale: float | None,
         mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention, BhRD, and the log-sum-exp of its scores, BhR in fp32. With a mask as `attend`."""
+        """Attention, BhRD, and the log-sum-exp of its scores, BhR in fp32. For masks, see `attend`."""
         if self is NATIVE or mask is not None:
             self._notice(mask)
             return attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
@@ -78,7 +82,7 @@ class Backend:
         return dispatch_attention_fn(*tensors_BShD, scale=scale, backend=kernel, attention_kwargs=options)
 
     def why_not(self, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> str | None:
-        """Why it cannot do this, for the person who asked for it; None if it can."""
+        """Says why it cannot run this, for the person who asked for it; None if it can."""
         if self is NATIVE:
             return None
         capability = nvidia_capability(device)
@@ -99,7 +103,7 @@ class Backend:
 
 @functools.cache
 def notice_native(name: str) -> None:
-    """Says, once, that another kernel than the one asked for is at work."""
+    """Says once that another kernel runs than the requested one."""
     logging.warning("The attention backend %s takes no mask; native attention computes the masked calls.", name)
 
 
@@ -109,12 +113,13 @@ BACKENDS = (  # the order in which auto tries them
     Backend("flash", "flash", (8, 0), 256, "the package flash-attn", (0, 1, 2)),
     Backend("cudnn", "_native_cudnn", package="a torch with cuDNN"),
     NATIVE,
-    Backend("sage", "sage", package="the package sageattention"),  # 8 bits: not exact, so only on request
+    Backend("sage", "sage", package="the package sageattention"),  # 8 bits, not exact: only on request
 )
 
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, ring: int) -> Backend:
-    """The backend of this name in a plan; `auto` is the first that can. Raises PlanError, with what to use instead."""
+    """Returns the backend with this name in a plan. `auto` is the first that can run. Raises PlanError, and says what
+    to use instead."""
     able = [backend for backend in BACKENDS if backend.why_not(device, dtype, head_dim, ring) is None]
     if name == "auto":
         return able[0]
@@ -127,7 +132,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_dim
 
 
 def is_usable(backend: Backend) -> bool:
-    """Whether this process can call it: its package is there, in a version that diffusers takes."""
+    """Whether this process can call it: its package is installed in a version that diffusers takes."""
     try:
         check_attention_backend(backend.kernel)
     except (RuntimeError, ValueError):

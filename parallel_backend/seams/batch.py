@@ -1,7 +1,7 @@
-"""The batch axis of a model that somebody else calls: a rank runs its rows, and every rank returns all of them.
+"""Splits the batch of a model that somebody else calls. Each rank runs its rows, and every rank returns all of them.
 
-Which arguments of the forward are batch first is known by name; their sizes cannot tell, as four position ids may meet
-a batch of four. A tensor of another name is refused, because nobody has seen to it that it is cut right.
+Names decide which arguments have the batch in their first dim. Sizes cannot: four position ids may meet a batch of
+four. A tensor with an unknown name is refused, because we do not know how to cut it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ LATENTS = ("hidden_states", "x")
 NEW_EACH_STEP = (*LATENTS, "timestep", "t")
 # Beside the spec's conditions.
 BATCH_FIRST = (*NEW_EACH_STEP, "cap_feats", "attention_mask", "encoder_attention_mask", "img_shapes")
-SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for every row
+SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for all rows
 Batch = torch.Tensor | list[torch.Tensor]
-TOLERANCE = 1e-2  # how far, relative to their norm, the same inputs may be apart on ranks with other hardware
+TOLERANCE = 1e-2  # relative difference of equal inputs that different hardware may cause
 
 
 class BatchSplit:
-    """Hooks on a model whose callers, one a rank, all call it alike, with tensors or with lists of one tensor a row.
+    """Hooks on a model that every rank's caller calls alike, with tensors or with lists of one tensor per row.
 
-    A rank without rows, in a batch smaller than the axis, runs a row of another rank and drops what comes out: only so
-    does it know the output's shape, and it is no slower than the ranks that it waits for. So a slow one that would have
-    none by its speed has as much as the others.
+    If the batch is smaller than the axis, a rank without rows runs a row of another rank and drops the result. Only so
+    does it know the output's shape. It takes no longer than the ranks that it waits for. A slow rank that would get no
+    row by its speed gets as many as the others.
     """
 
     def __init__(self, model: torch.nn.Module, adapter: Adapter, axis: Axis, slot: ForwardSlot, hooks: Hooks) -> None:
@@ -52,7 +52,7 @@ class BatchSplit:
     def enter(self, _model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the arguments to this rank's rows. Raises RequestError, on every rank alike.
 
-        All go on by name: decorators of diffusers look for some of them there.
+        All arguments are passed by name, because decorators of diffusers look for some of them there.
         """
         self.slot.begin()
         arguments = self.signature.bind(*args, **kwargs).arguments
@@ -64,7 +64,7 @@ class BatchSplit:
         return (), {name: self.take(name, value) for name, value in arguments.items()}
 
     def leave(self, _model: torch.nn.Module, _args: tuple, output: Any) -> Any:
-        """Puts the rows of all ranks together, in the form in which the caller asked for them."""
+        """Joins the rows of all ranks, in the form that the caller asked for."""
         rows = output[0] if torch.is_tensor(output[0]) else torch.stack(output[0])
         local = rows[: self.axis.own_size(self.size)]
         whole = gather(local, BATCH_DIM, self.size, self.axis)
@@ -72,7 +72,7 @@ class BatchSplit:
         return (whole, *output[1:]) if isinstance(output, tuple) else type(output)(sample=whole)
 
     def take(self, name: str, value: Any) -> Any:
-        """This rank's rows of an argument. Several entries a row, such as two images, stay together."""
+        """Returns this rank's rows of an argument. Several entries per row, such as two images, stay together."""
         if isinstance(value, dict):
             return {key: self.take(key, inner) for key, inner in value.items()}
         if name in self.batch_first and isinstance(value, list):
@@ -86,7 +86,7 @@ class BatchSplit:
         return mine.flatten(0, 1).contiguous()
 
     def check_names(self, given: dict[str, Any]) -> None:
-        """Raises RequestError for an argument that carries more than a number and is not known."""
+        """Raises RequestError for an unknown argument that is more than a number."""
         for name, value in given.items():
             plain = value is None or isinstance(value, (bool, int, float, str))
             if not plain and name not in (*self.batch_first, *SHARED):
@@ -96,9 +96,9 @@ class BatchSplit:
                 )
 
     def check_agreement(self, tensors: dict[str, Batch]) -> None:
-        """Raises RequestError if ranks were given other prompts or noise, when a call of the pipeline begins.
+        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins.
 
-        That is when conditions are new; then the same tensors come again each step.
+        Then the conditions are new. After that, each step passes the same tensors.
         """
         conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
         if all(self.agreed.get(id(value)) is value for value in conditions):
@@ -120,7 +120,7 @@ class BatchSplit:
 
 
 def flatten(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name, with those inside of dicts."""
+    """Returns the arguments by name, including those inside of dicts."""
     flat = {}
     for name, value in arguments.items():
         flat.update(flatten(value) if isinstance(value, dict) else {name: value})
@@ -128,7 +128,7 @@ def flatten(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_batch(value: Any) -> bool:
-    """Whether a value is a tensor, or a list of one a row."""
+    """Whether a value is a tensor, or a list of one per row."""
     return torch.is_tensor(value) or (isinstance(value, list) and bool(value) and all(map(torch.is_tensor, value)))
 
 
@@ -137,7 +137,7 @@ def parts_of(value: Batch) -> list[torch.Tensor]:
 
 
 def fingerprint(value: Batch | None) -> torch.Tensor:
-    """Three numbers that differ for different tensors: the size, the norm, and the product with a ramp."""
+    """Returns three numbers that differ for different tensors: the size, the norm, and the product with a ramp."""
     if value is None:
         return torch.zeros(3)
     flat = torch.cat([part.detach().flatten().float() for part in parts_of(value)])
@@ -146,7 +146,10 @@ def fingerprint(value: Batch | None) -> torch.Tensor:
 
 
 def extremes(numbers: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest of each number over all ranks. device: where the default group can reduce them."""
+    """Returns the least and the greatest of each number over all ranks.
+
+    device: where the default group can reduce them.
+    """
     both = torch.stack([-numbers, numbers]).to(device)
     dist.all_reduce(both, dist.ReduceOp.MAX)
     least, greatest = both.cpu()

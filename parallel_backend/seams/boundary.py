@@ -1,7 +1,7 @@
-"""The token boundary: blocks see this rank's tokens, and what lies between blocks sees streams of full length.
+"""The token boundary: blocks see this rank's tokens, and the model sees streams of full length between the blocks.
 
-The tokens of all ranks come together behind the last block, or behind the head where that works token by token. Between
-the blocks of a chained list nothing is copied: there streams stay local (see `layout.py` for both words).
+The tokens of all ranks are gathered after the last block, or after the head if the head works token by token. Between
+the blocks of a chained list nothing is copied, because streams stay local there (see `layout.py` for both words).
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .stages import StandIn
 
 Arrival = Callable[[dict[str, Any]], None]
 
-IMAGE_PLACES = "img_slice"  # in ComfyUI's options: where the image's tokens begin and end
+IMAGE_PLACES = "img_slice"  # a key of ComfyUI's options: where the image's tokens begin and end
 
 
 class BlockBoundary:
     """The hooks on one block.
 
-    arrivals: put what comes from other stages into the block's arguments. chained: whether a chained block follows, so
-    that streams stay local. gathers: whether the tokens of all ranks come together behind the block.
+    arrivals: puts what other stages send into the block's arguments.
+    chained: whether a chained block follows, so that streams stay local.
+    gathers: whether the tokens of all ranks are gathered after the block.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class BlockBoundary:
         self.gathers = gathers
         self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
-        self.sizes: torch.Size | None = None  # of the grid that the tokens lie on
+        self.sizes: torch.Size | None = None  # of the tokens' grid
 
     def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
         hooks.before(block, self.enter, with_kwargs=True)
@@ -94,12 +95,14 @@ class BlockBoundary:
         return given.passed()
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
-        """Brings what the block returns to full length, or gathers it; between chained blocks it stays local."""
+        """Brings what the block returns to full length, or gathers it. Between chained blocks it stays local."""
         return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
 
     def learn_places(self, values: dict[str, Any]) -> None:
-        """Learns the lengths of joined streams from where the image lies in them, for the case that a node has all
-        blocks skipped that have them apart."""
+        """Learns the lengths of joined streams from the place of the image in them.
+
+        They are needed if a node skips all blocks that take the streams separately.
+        """
         options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
         streams = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
         if isinstance(options, dict) and IMAGE_PLACES in options and len(streams) == 2:
@@ -108,7 +111,7 @@ class BlockBoundary:
                 self.layout.learn((name,), length)
 
     def cut_options(self, values: dict[str, Any]) -> None:
-        """Nodes' patches of joined tokens read where the image's tokens lie, which here are this rank's."""
+        """Replaces the place of the image's tokens by its place in this rank's tokens. Nodes' patches read it."""
         options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
         if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
             places = [self.layout.cut_place(place, names(joined[0])) for place in options[IMAGE_PLACES]]
@@ -139,7 +142,7 @@ class BlockBoundary:
         return tokens.unflatten(dim, self.sizes) if grid > 1 and self.sizes is not None else tokens
 
     def cut_side(self, value: Any, name: str, streams: Streams | None) -> Any:
-        """A per-token argument, or each of several. One that is for all tokens stays as it is."""
+        """Cuts a per-token argument, or each of several. One that applies to all tokens stays as it is."""
         if isinstance(value, (tuple, list)):
             each = streams if isinstance(streams, tuple) else (streams,) * len(value)
             return type(value)(self.cut_side(item, name, own) for item, own in zip(value, each, strict=True))
@@ -153,7 +156,7 @@ class BlockBoundary:
         return self.once(name, value, lambda whole: self.layout.cut_last(whole, stream, dim))
 
     def cut_frames(self, value: Any, name: str) -> Any:
-        """An argument with an entry for each frame, of which each token gets its own. One for all stays as it is."""
+        """Gives each token its frame's entry of a per-frame argument. One that applies to all stays as it is."""
         streams, ndim = self.blocks.frames[name]
         if value.ndim != ndim or value.shape[1] == 1:
             return value
@@ -168,10 +171,10 @@ class BlockBoundary:
         return self.once(name, value, by_token)
 
     def once(self, name: str, whole: Any, change: Callable[[Any], Any]) -> Any:
-        """Changes once a forward an argument that is the same for every block."""
+        """Changes an argument that is the same for every block only once per forward."""
         sides, key = self.layout.forward.sides, f"{self.blocks.path}.{name}.{id(whole)}"
         if key not in sides:
-            sides[key] = (whole, change(whole))  # keeping the whole keeps its id
+            sides[key] = (whole, change(whole))  # keeping the whole tensor keeps its id valid
         return sides[key][1]
 
 
@@ -187,7 +190,10 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
 def install_boundary(
     model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, ends: StageEnds | None
 ) -> None:
-    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several."""
+    """Hooks the blocks of a model, and its head.
+
+    ends: of the stage, if there are several.
+    """
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
     follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}
@@ -230,7 +236,7 @@ def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout
 
 
 def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:
-    """Gives a submodule of a block its tokens in full length, and the block this rank's part of what it returns."""
+    """Gives a block's submodule its tokens in full length, and the block this rank's part of the result."""
     change_arguments(module, streams, partial(layout.fill, dim=1), hooks)
     returned = names(next(iter(streams.values())))
     hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
@@ -242,7 +248,7 @@ def change_arguments(
     change: Callable[[torch.Tensor, Names], torch.Tensor],
     hooks: Hooks,
 ) -> None:
-    """Changes those of a module's arguments that have tokens before it runs."""
+    """Changes the arguments with tokens of a module before it runs."""
     signature = inspect.signature(module.forward)
 
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

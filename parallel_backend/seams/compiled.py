@@ -1,6 +1,6 @@
-"""Blocks that run through `torch.compile`: each is one graph, between the hooks that share it out.
+"""Runs blocks through `torch.compile`. Each block is one graph, between the hooks that share it out.
 
-Blocks of a kind have one graph. Attention over shared tokens is an operator of it, see `attention_op`.
+Blocks of one kind share a graph. Attention over shared tokens is one of its operators, see `attention_op`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ALWAYS_CALLED = "_forward_hooks_always_called"
 
 
 class CompiledBlocks:
-    """asked: arguments of `torch.compile` in place of the plan's, which a node may have; None where it has none.
+    """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node.
 
-    Another plan leaves the graphs where they are: each is for attention at the paths where it found it.
+    Another plan keeps the graphs. Each graph is for attention at the paths where it found it.
     """
 
     def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
@@ -42,8 +42,11 @@ class CompiledBlocks:
         self.forwards: list[Callable[..., Any]] = []
 
     def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
-        """Those of a sampling of so many steps; none where nothing is compiled. On a CPU, where that does not pay, and
-        where it finds no compiler, auto does not compile; which makes no difference to other ranks."""
+        """Returns the settings for a sampling of this many steps; none if nothing is compiled.
+
+        auto does not compile on a CPU, where it does not pay, or if there is no compiler. That makes no difference to
+        other ranks.
+        """
         if self.asked is not None:
             return self.asked
         if not plan.compiles(steps) or plan.compile == AUTO and (self.device.type == CPU or lack(self.device)):
@@ -52,11 +55,11 @@ class CompiledBlocks:
 
     @contextmanager
     def running(self, settings: Mapping[str, Any]) -> Iterator[None]:
-        """While entered, the blocks run compiled with these arguments; without any, as they are."""
+        """While entered, the blocks run compiled with these arguments; without any, they run as they are."""
         if not settings:
             yield
             return
-        if settings != self.settings:  # torch takes what it uses out of the arguments: each has its own
+        if settings != self.settings:  # torch removes what it uses from the arguments, so each gets its own
             self.forwards = [torch.compile(block.forward, **arguments_of(settings)) for block in self.blocks]
             self.settings = settings
             logging.info("%d blocks run through torch.compile (%s)", len(self.blocks), settings.get("backend"))
@@ -73,12 +76,12 @@ class CompiledBlocks:
 
 
 def lack(device: torch.device) -> str | None:
-    """What this rank lacks to compile blocks."""
+    """Says what this rank lacks to compile blocks."""
     return why_no_compiler(device.type == CPU)
 
 
 def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
-    """Raises RequestError where blocks are to be compiled on this rank with these arguments, and it cannot."""
+    """Raises RequestError if blocks are to be compiled with these arguments and this rank cannot do it."""
     reason = lack(device) if settings.get("backend") == BY_PLAN["backend"] else None
     if reason:
         raise RequestError(
@@ -88,15 +91,15 @@ def check_compiler(settings: Mapping[str, Any], device: torch.device) -> None:
 
 
 def attentions_of(block: torch.nn.Module) -> Mapping[str, Attention]:
-    """By path, what the attention of a block's modules is handed to."""
+    """Returns, by path, where the attention of a block's modules goes."""
     found = ((path, vars(module).get(ATTENTION)) for path, module in block.named_modules())
     return {path: attention for path, attention in found if attention}
 
 
 def run(forward: Callable[..., Any], attentions: Mapping[str, Attention], *args: Any, **kwargs: Any) -> Any:
-    """A compiled forward, whose operators attend by these.
+    """Runs a compiled forward, whose operators attend by these.
 
-    Its tensors lie in order in memory: for each other order that models leave them in, there would be one more graph.
+    Its tensors are contiguous: each other memory order that models leave them in would need one more graph.
     """
     RUNNING.by_path, RUNNING.paths = attentions, tuple(attentions)
     return forward(*map(in_order, args), **{name: in_order(value) for name, value in kwargs.items()})
@@ -107,13 +110,16 @@ def in_order(value: Any) -> Any:
 
 
 def arguments_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for `torch.compile`, a mode as the options that it is, with `needed`."""
+    """Returns the settings for `torch.compile`, with a mode turned into its options, and with `needed`."""
     mode, given = settings.get("mode"), {name: value for name, value in settings.items() if name != "mode"}
     options = {**(options_of_mode(mode) if mode else {}), **settings.get("options", {})}
     return {**given, "options": {**options, "guard_filter_fn": needed}}
 
 
 def needed(entries: Iterable[Any]) -> list[bool]:
-    """Whether a graph is for what it saw alone. It is for whatever the options say that every call has anew, as in
-    ComfyUI; and for every hook that always runs, which torch tells apart by their numbers, as it is for others."""
+    """Whether a guard of a graph is needed. A graph is valid for what it saw only.
+
+    Not needed are guards on options that are new in every call, as in ComfyUI, and on hooks that always run. torch
+    tells those apart by their numbers, although the graph fits them all.
+    """
     return [not any(part in entry.name for part in (ALWAYS_WHOLE, ALWAYS_CALLED)) for entry in entries]

@@ -1,4 +1,4 @@
-"""A tensor that is computed when it is read, or earlier, while something travels between ranks."""
+"""Tensors that are computed when they are read, or earlier, while something travels between ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Deferred:
     def get(self) -> torch.Tensor:
         if self.computed is None:
             assert self.compute
-            self.computed, self.compute = self.compute(), None  # which lets go of the inputs
+            self.computed, self.compute = self.compute(), None  # releases the inputs
         return self.computed
 
     @classmethod
@@ -45,7 +45,10 @@ for operator in ("getitem", "neg", "add", "radd", "sub", "rsub", "mul", "rmul", 
 
 
 class DeferredTail(Deferred):
-    """A layer's output whose first rows are there, and whose other rows are deferred. first: BLC."""
+    """A layer's output whose first rows are computed and whose other rows are deferred.
+
+    first: BLC.
+    """
 
     def __init__(self, first: torch.Tensor, others: Deferred, rows: int) -> None:
         """rows: of the layer."""
@@ -55,7 +58,7 @@ class DeferredTail(Deferred):
         self.shape = torch.Size((*first.shape[:-1], rows))
 
     def split(self, sizes: Sequence[int] | int, dim: int = 0) -> Sequence[torch.Tensor | Deferred]:
-        """As torch's; a split between the first rows and the others computes nothing."""
+        """Splits as torch does. A split between the first rows and the others computes nothing."""
         own, last = self.first.shape[-1], len(self.shape) - 1
         if dim in (CHANNEL_DIM, last) and sizes in ([own, self.shape[-1] - own], (own, self.shape[-1] - own)):
             return self.first, self.others

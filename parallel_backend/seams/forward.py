@@ -1,4 +1,4 @@
-"""The state of one forward of the model, for the hooks on the model to read; and where they find it."""
+"""The state of one forward of the model. The hooks on the model read it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from .deferred import Deferred
 class StaleCache:
     """Keys and values of all tokens, by attention module: PipeFusion's only state (https://arxiv.org/abs/2405.14430).
 
-    Belongs to one request. A forward over all segments fills it, one over a patch replaces that patch's entries.
+    It belongs to one request. A forward over all segments fills it. A forward over a patch replaces that patch's
+    entries.
     """
 
     def __init__(self) -> None:
         self.kept: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.masks: dict[object, torch.Tensor] = {}  # over the keys; a run does not change them
+        self.masks: dict[object, torch.Tensor] = {}  # over the keys; constant in a run
 
     def refresh(
         self, owner: object, places: list[tuple[int, int]], whole: bool, k_BhRD: torch.Tensor, v_BhRD: torch.Tensor
@@ -42,15 +43,15 @@ class Forward:
 
     # The segments that run: all, or PipeFusion's patch.
     running: list[int]
-    # Keys and values of the tokens that do not run; None where all do.
+    # Keys and values of the tokens that do not run; None if all run.
     cache: StaleCache | None = None
     # The step of the run that this forward belongs to.
     step: int = 0
     # Which of the step's forwards this is: cond and uncond may run apart.
     index: int = 0
-    # How many tokens the image has, where it falls into patches.
+    # How many tokens the image has, if it is split into patches.
     image_tokens: int = 0
-    # What a rank without rows of the batch does where the others come to an agreement behind their first block.
+    # What a rank without rows of the batch runs while the others agree after their first block.
     absent: Callable[[], None] | None = None
     # By stream, the lengths of all its segments, known once the stream reaches a block.
     segments: dict[str, list[int]] = field(default_factory=dict)
@@ -62,23 +63,23 @@ class Forward:
     passed: bool = False
     # Whether an argument had an entry for each frame or token, by which the model may modulate its output, too.
     by_frame: bool = False
-    # Whether the tokens of all ranks have come together.
+    # Whether the tokens of all ranks have been gathered.
     gathered: bool = False
-    # By place of the block that returned it, what skips to or from another stage.
+    # What skips to or from another stage, by the place of the block that returned it.
     skips: dict[int, torch.Tensor] = field(default_factory=dict)
-    # Work of the running block that is put off.
+    # Deferred work of the running block.
     deferred: list[Deferred] = field(default_factory=list)
 
     def run_deferred(self) -> None:
-        """Does what was put off, while something travels."""
+        """Runs the deferred work while something travels."""
         while self.deferred:
             self.deferred.pop(0).get()
 
 
 class ForwardSlot:
-    """Holds the forward that runs. The hooks of one model share a slot; forwards run one at a time.
+    """Holds the running forward. The hooks of one model share a slot, and forwards run one at a time.
 
-    patches: into how many segments the image falls.
+    patches: how many segments the image has.
     """
 
     def __init__(self, patches: int = 1) -> None:
@@ -86,7 +87,7 @@ class ForwardSlot:
         self.begin()
 
     def begin(self) -> None:
-        """A forward of all segments begins that nobody enters: somebody else calls the model."""
+        """Begins a forward of all segments that is not entered here, because somebody else calls the model."""
         self.forward = Forward(self.every_segment())
 
     def every_segment(self) -> list[int]:
@@ -94,7 +95,7 @@ class ForwardSlot:
 
     @contextmanager
     def enter(self, forward: Forward) -> Iterator[None]:
-        """While entered, this is the forward that runs."""
+        """While entered, this forward is the running one."""
         outside, self.forward = self.forward, forward
         try:
             yield

@@ -1,12 +1,12 @@
 """Which tokens of the running forward this rank holds.
 
-A stream's tokens fall into segments: one for the whole stream, or PipeFusion's patches, of which the first carries all
-of the text. Every segment is shared over the sequence axis on its own, so a rank holds the same tokens of a patch
-whether the patch runs alone or with the others, and its stale keys and values stay in place.
+A stream's tokens are split into segments: one for the whole stream, or one for each of PipeFusion's patches. The first
+patch then carries all of the text. Every segment is shared over the sequence axis on its own. So a rank holds the same
+tokens of a patch whether the patch runs alone or with the others, and its stale keys and values stay in place.
 
-Within blocks a stream is *local*: this rank's tokens. Elsewhere it has its *full length*: this rank's tokens lie where
-they belong, and the others are zeros. So what the model does there (slices, joins, sums) runs as it is. A stream of
-which this rank has no token gets one token of padding within blocks, because models do not expect empty streams.
+Within blocks a stream is *local*: this rank's tokens. Elsewhere it has its *full length*: this rank's tokens are in
+their places, and the others are zeros. So the model's code there (slices, joins, sums) runs as it is. If a rank has no
+token of a stream, the stream gets one token of padding within blocks, because models do not expect empty streams.
 Nothing attends to padding.
 """
 
@@ -27,8 +27,7 @@ Names = tuple[str, ...]
 
 
 class TokenRange(NamedTuple):
-    """This rank's tokens of one segment of a stream: where they begin among all tokens of the joined streams, and among
-    its own."""
+    """This rank's tokens of one segment: where they begin among all tokens of the joined streams, and among its own."""
 
     whole: int
     local: int
@@ -37,10 +36,12 @@ class TokenRange(NamedTuple):
 
 
 class TokenLayout:
-    """Lengths of the streams' segments in the forward that runs, and this rank's share of them.
+    """The lengths of the streams' segments in the running forward, and this rank's share of them.
 
-    Lengths are learned from the blocks' arguments. image: the stream that has tokens in all segments. axis: the
-    sequence axis. slot: where the forward is.
+    Lengths are learned from the blocks' arguments.
+    image: the stream that has tokens in all segments.
+    axis: the sequence axis.
+    slot: holds the forward.
     """
 
     def __init__(self, image: str, axis: Axis, slot: ForwardSlot) -> None:
@@ -51,7 +52,7 @@ class TokenLayout:
 
     @property
     def forward(self) -> Forward:
-        """The one that runs."""
+        """The running forward."""
         return self.slot.forward
 
     @property
@@ -63,8 +64,11 @@ class TokenLayout:
         return self.slot.forward.segments
 
     def learn(self, streams: Names, length: int) -> None:
-        """The streams have so many tokens together; one stream may be new. Raises ValueError where that contradicts
-        what is known, and RequestError for an image that cannot fall into patches."""
+        """Learns that the streams have this many tokens together. At most one stream may be new.
+
+        Raises ValueError if that contradicts what is known, and RequestError for an image that cannot be split into
+        patches.
+        """
         segments = self.segments
         unknown = [name for name in streams if name not in segments]
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
@@ -80,19 +84,19 @@ class TokenLayout:
                 )
 
     def segments_of(self, stream: str, length: int) -> list[int]:
-        """The lengths of a stream's segments: the image's are all alike, and the rest goes with the first."""
+        """Returns the lengths of a stream's segments. The image's are equal, and the rest goes to the first segment."""
         return shard_sizes(length, self.patches) if stream == self.image else [length, *[0] * (self.patches - 1)]
 
     def total(self, streams: Names) -> int:
-        """The tokens of these streams on all ranks."""
+        """Returns the tokens of these streams on all ranks."""
         return sum(sum(self.segments[name]) for name in streams)
 
     def share(self, lengths: list[int], rank: int) -> int:
-        """How many tokens of segments of these lengths a rank of the sequence axis holds."""
+        """Returns how many tokens of segments with these lengths a rank of the sequence axis holds."""
         return sum(self.axis.sizes(length)[rank] for length in lengths)
 
     def lengths_by_rank(self, streams: Names, running: list[int] | None = None) -> list[int]:
-        """Tokens of these streams together, by rank of the sequence axis, of the running segments or of those given."""
+        """Returns the tokens of these streams together, by rank, for the running segments or the given ones."""
         chosen = self.running if running is None else running
         return [
             sum(self.share([self.segments[name][index] for index in chosen], rank) for name in streams)
@@ -100,7 +104,7 @@ class TokenLayout:
         ]
 
     def running_segments(self, streams: Names) -> Iterator[tuple[int, int]]:
-        """The running segments, stream by stream: where each begins among the joined streams, and its length."""
+        """Returns the running segments, stream by stream: the start among the joined streams, and the length."""
         start = 0
         for name in streams:
             for index, length in enumerate(self.segments[name]):
@@ -109,7 +113,7 @@ class TokenLayout:
                 start += length
 
     def local_ranges(self, streams: Names) -> Iterator[TokenRange]:
-        """What blocks get here, segment by segment, with padding."""
+        """Returns what blocks get on this rank, segment by segment, with padding."""
         start = local = 0
         for name in streams:
             before = local
@@ -124,28 +128,29 @@ class TokenLayout:
             start += self.total((name,))
 
     def token_ranges(self, streams: Names) -> Iterator[TokenRange]:
-        """This rank's tokens, segment by segment, without padding."""
+        """Returns this rank's tokens, segment by segment, without padding."""
         return (each for each in self.local_ranges(streams) if not each.is_padding)
 
     def local_length(self, segments: list[int], running: list[int]) -> int:
-        """How many tokens blocks get here, of a stream with segments of these lengths of which these run."""
+        """Returns how many tokens blocks get on this rank, of a stream with these segments, of which these run."""
         own = self.share([segments[index] for index in running], self.axis.index)
         return own or min(1, sum(segments))
 
     def is_local(self, streams: Names, length: int) -> bool:
-        """Whether so many tokens are what blocks get here. Where that is the full length, too, both are the same."""
+        """Whether this many tokens are what blocks get on this rank. It may be the full length, too; then both are the
+        same."""
         segments = self.segments
         known = all(name in segments for name in streams)
         return known and length == sum(self.local_length(segments[name], self.running) for name in streams)
 
     def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """A local tensor without padding."""
+        """Returns a local tensor without padding."""
         if not any(each.is_padding for each in self.local_ranges(streams)):
             return local
         return torch.cat([local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)], dim)
 
     def put_padding(self, own: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """`drop_padding`'s inverse, with zeros."""
+        """The inverse of `drop_padding`, with zeros."""
         ranges = list(self.local_ranges(streams))
         if not any(each.is_padding for each in ranges):
             return own
@@ -154,20 +159,20 @@ class TokenLayout:
         return torch.cat([own.new_zeros(shape) if each.is_padding else next(parts) for each in ranges], dim)
 
     def cut(self, whole: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """This rank's tokens of joined streams of full length, with padding."""
+        """Returns this rank's tokens of joined streams of full length, with padding."""
         self.learn(streams, whole.shape[dim])
         parts = [whole.narrow(dim, each.whole, each.length) for each in self.local_ranges(streams)]
         return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim)
 
     def cut_last(self, values: torch.Tensor, stream: str, dim: int) -> torch.Tensor:
-        """This rank's entries of a tensor with an entry for each of a stream's last tokens."""
+        """Returns this rank's entries of a tensor with an entry for each of a stream's last tokens."""
         before = self.total((stream,)) - values.shape[dim]
         ranges = [(each.whole - before, each.whole + each.length - before) for each in self.token_ranges((stream,))]
         parts = [values.narrow(dim, max(start, 0), max(stop, 0) - max(start, 0)) for start, stop in ranges]
         return torch.cat(parts, dim) if parts else values.narrow(dim, 0, 0)
 
     def fill(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """`cut`'s inverse: full length, with zeros for other ranks' tokens."""
+        """The inverse of `cut`: full length, with zeros for other ranks' tokens."""
         shape = list(local.shape)
         shape[dim] = self.total(streams)
         whole = local.new_zeros(shape)
@@ -176,8 +181,10 @@ class TokenLayout:
         return whole
 
     def gather(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """The streams in full length with every rank's tokens of the running segments, on every rank. Segments that do
-        not run are zeros."""
+        """Returns the streams in full length with every rank's tokens of the running segments, on every rank.
+
+        Segments that do not run are zeros.
+        """
         segments = list(self.running_segments(streams))
         parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
         found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
@@ -191,7 +198,8 @@ class TokenLayout:
         return whole
 
     def cut_ranges(self, ranges: Sequence[Sequence[int]], streams: Names) -> list[tuple[int, ...]]:
-        """Ranges (start, stop, …) of the joined streams as ranges of this rank's tokens. A stop of None is the end."""
+        """Turns ranges (start, stop, …) of the joined streams into ranges of this rank's tokens. A stop of None is the
+        end."""
         found = []
         for own in self.token_ranges(streams):
             end = own.whole + own.length
@@ -203,15 +211,15 @@ class TokenLayout:
         return sorted(found)
 
     def cut_place(self, place: int, streams: Names) -> int:
-        """How many of this rank's tokens lie before a place of the joined streams."""
+        """Returns how many of this rank's tokens come before a place of the joined streams."""
         return sum(min(max(place - each.whole, 0), each.length) for each in self.local_ranges(streams))
 
     def token_order(
         self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
     ) -> torch.Tensor:
-        """Where the tokens of these ranks, of the segments given, stand in the whole streams joined; in rank order.
+        """Returns the places in the whole joined streams of these ranks' tokens, for these segments, in rank order.
 
-        Made on the device, once a forward: copying it there would have the host wait.
+        It is made on the device, once per forward, because copying it there would make the host wait.
         """
         key = (streams, ranks, tuple(running), device)
         if key in self.forward.orders:
@@ -230,9 +238,10 @@ class TokenLayout:
         return self.forward.orders[key]
 
     def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
-        """Where the running segments' tokens lie among all segments' tokens of these ranks: (start, length), in order.
+        """Returns where the running segments' tokens are among all segments' tokens of these ranks: (start, length), in
+        order.
 
-        Both follow one order: rank by rank, in a rank stream by stream, in a stream segment by segment.
+        Both follow one order: rank by rank, then stream by stream, then segment by segment.
         """
         places, start = [], 0
         for rank in ranks:

@@ -22,8 +22,11 @@ def attention_of(
     call: str,
     kv_heads: int | None,
 ) -> Attend:
-    """The attention of one call of a module, from streams to streams as its spec says, under the mask that the whole
-    model would have. kv_heads: how many heads of keys the module repeats, if it repeats them."""
+    """Returns the attention of one call of a module, between the streams of its spec, under the mask of the whole
+    model.
+
+    kv_heads: how many key heads the module repeats, if it repeats them.
+    """
     streams, _, seen = call.partition("|")
     layout, owner = attention.layout, (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
@@ -47,7 +50,7 @@ def without_padding(
     *args: Any,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention of this rank's tokens. Padding gets zeros, and nothing attends to it."""
+    """Computes attention of this rank's tokens. Padding gets zeros, and nothing attends to it."""
     query = layout.drop_padding(query, streams, -2)
     key, value = (layout.drop_padding(each, seen or streams, -2) for each in (key, value))
     attended = attention(owner, streams, query, key, value, *args, seen=seen, **more)
@@ -65,8 +68,10 @@ def with_whole_mask(
     attn_mask: torch.Tensor | None = None,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention under a mask of this rank's keys: the masks of all ranks are gathered, once a forward. Those of tokens
-    that do not run are kept from the first forward, which is of all tokens."""
+    """Computes attention under a mask of this rank's keys. The masks of all ranks are gathered, once per forward.
+
+    Masks of tokens that do not run are kept from the first forward, which has all tokens.
+    """
     if attn_mask is not None:
         sides, name = layout.forward.sides, f"mask.{seen}"
         if name not in sides:
@@ -88,7 +93,7 @@ def within_window(
     attn_mask: torch.Tensor | None = None,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention of tokens to those that are no further than `reach` away, whatever mask of local tokens there was."""
+    """Computes attention to tokens at most `reach` away, and ignores any mask of local tokens."""
     sides, name = layout.forward.sides, f"window.{streams}.{reach}"
     if name not in sides:
         places = torch.arange(layout.total(streams), device=query.device)

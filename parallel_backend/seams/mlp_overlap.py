@@ -36,8 +36,8 @@ class ReplaceLinear(TorchFunctionMode):
 class MlpOverlap:
     """The hooks that defer the MLP's layers of one block.
 
-    rows: `BlockList.parallel_mlp`; layers that the block lacks are left out. width: of all heads; keys have as many
-    heads as queries.
+    rows: `BlockList.parallel_mlp`. Layers that the block lacks are ignored.
+    width: of all heads. There are as many key heads as query heads.
     """
 
     def __init__(self, block: torch.nn.Module, rows: Mapping[str, str], width: int, slot: ForwardSlot) -> None:
@@ -45,7 +45,7 @@ class MlpOverlap:
         self.layers = submodules(block, rows)
         self.first = {path: attention_rows(rows[path], width) for path in self.layers}
         self.slot = slot
-        self.while_running = Hooks()  # a compiled block would have a graph of its own for each layer's
+        self.while_running = Hooks()  # in a compiled block, each layer's hook would need a graph of its own
 
     def install(self, hooks: Hooks) -> None:
         if self.layers:
@@ -70,8 +70,11 @@ class MlpOverlap:
     def defer_others(
         self, layer: torch.nn.Module, first: int, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """A layer's own forward, whose rows from `first` on are deferred. All rows are computed at once where the
-        weights are no plain rows, as quantised ones may be, or are on the device for this call alone."""
+        """Runs a layer's own forward, with the rows from `first` on deferred.
+
+        All rows are computed at once if the weights are not plain rows, as quantised ones may be, or if they are on the
+        device for this call only.
+        """
 
         def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
             if not (is_plain(x) and is_plain(weight)) or layer.weight.device != x.device:

@@ -1,7 +1,7 @@
 """What pipeline stages send one another: tokens, and what skips stages.
 
-A stage's tokens are sent where the next stage's first block begins. So what the model adds to them behind this stage's
-last block goes with them, such as a ControlNet's residual.
+A stage sends its tokens where the next stage's first block begins. So whatever the model adds after this stage's last
+block goes along, such as a ControlNet's residual.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .stages import Stage, StageLink, StandIn
 
 
 class StageEnds:
-    """Both ends of a stage, and its link to others."""
+    """Both ends of a stage, and its link to other stages."""
 
     def __init__(self, layout: TokenLayout, stage: Stage, link: StageLink) -> None:
         self.layout = layout
@@ -28,7 +28,7 @@ class StageEnds:
         self.link = link
 
     def receive(self, blocks: BlockList, values: dict[str, Any]) -> None:
-        """Puts the tokens from the stage before into the arguments of this stage's first block, which are local."""
+        """Puts the tokens from the previous stage into the arguments of this stage's first block. They are local."""
         layout, handed = self.layout, [(name, str(blocks.tokens[name])) for name in blocks.returned]
         templates = [(values[name].shape, names(streams)) for name, streams in handed]
         templates += [templates[0]] * len(self.stage.incoming)
@@ -44,8 +44,11 @@ class StageEnds:
         layout.forward.skips = dict(zip(self.stage.incoming, arrived[len(handed) :], strict=True))
 
     def send_before(self, block: StandIn, blocks: BlockList, cut: Callable[[Any, Streams], Any], hooks: Hooks) -> None:
-        """Sends the tokens that the next stage's first block would get. block: its stand-in. cut: makes streams
-        local."""
+        """Sends the tokens that the next stage's first block would get.
+
+        block: its stand-in.
+        cut: makes streams local.
+        """
 
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             values = Arguments(block.signature, args, kwargs).values
@@ -55,7 +58,8 @@ class StageEnds:
         hooks.before(block, leave, with_kwargs=True)
 
     def keep_skip(self, block: torch.nn.Module, place: int, hooks: Hooks) -> None:
-        """Keeps what a block returns for a later stage. The model's own bookkeeping sees the stand-ins' instead."""
+        """Keeps what a block returns for a later stage. The model's own bookkeeping sees the stand-ins' output
+        instead."""
         if place in self.stage.outgoing:
             hooks.after(block, lambda _block, _args, local: self.layout.forward.skips.__setitem__(place, local))
 

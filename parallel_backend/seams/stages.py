@@ -1,7 +1,7 @@
 """Seam 3, the stage boundary: a pipeline stage is the model with the blocks of other stages taken out.
 
-Their places stay, with stand-ins that hand the token streams through, so that the model's own forward runs as it is:
-embeddings on every stage, the local blocks, and the head on the last stage only.
+Stand-ins take their places and pass the token streams through. So the model's own forward runs as it is: embeddings on
+every stage, the local blocks, and the head on the last stage only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .forward import ForwardSlot
 
 
 class Message(NamedTuple):
-    """What a stage sends after a forward: of which step and segments, and of which of the step's forwards."""
+    """What a stage sends after a forward: for which step and segments, and for which of the step's forwards."""
 
     step: int
     segments: list[int]
@@ -34,16 +34,16 @@ class Message(NamedTuple):
 
 
 Allocate = Callable[[Message], torch.Tensor | None]
-# The shapes of a message's tensors, by the segments that it is of.
+# The shapes of a message's tensors, by its segments.
 ShapesOf = Callable[[list[int]], list[torch.Size]]
 
 
 class StageExit(Exception):
-    """Leaves the model's forward on a stage that is not the last; its tokens are on their way to the next."""
+    """Leaves the model's forward on a stage that is not the last. Its tokens are under way to the next stage."""
 
 
 class StandIn(torch.nn.Module):
-    """Stands where another stage has a block: returns the token streams as they came.
+    """Replaces a block of another stage. Returns the token streams as they came.
 
     keep: submodules of the block that the model reads outside of the block's own forward.
     """
@@ -68,11 +68,12 @@ class StandIn(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage's blocks, in the order in which they run. first: the place of its first among all blocks.
+    """A pipeline stage's blocks, in the order in which they run.
 
-    incoming: blocks of earlier stages whose output skips into this stage or beyond it; outgoing: those whose
-    output skips beyond this stage. missing: the names of other stages' blocks that have no weights here, so that they
-    can be put back only empty.
+    first: the place of its first block among all blocks.
+    incoming: blocks of earlier stages whose output skips into this stage or beyond it.
+    outgoing: blocks whose output skips beyond this stage.
+    missing: names of other stages' blocks without weights here. They can only be put back empty.
     """
 
     blocks: list[torch.nn.Module]
@@ -84,7 +85,7 @@ class Stage:
 
 
 def skip_sources(count: int) -> dict[int, int]:
-    """Consumer to producer of a U-shaped stack of blocks, by place."""
+    """Returns consumer to producer of a U-shaped stack of blocks, by place."""
     return {count - 1 - producer: producer for producer in range(count // 2 - 1)}
 
 
@@ -93,8 +94,8 @@ def keep_stage(
 ) -> Stage:
     """Takes the blocks of other stages out of the model until the hooks are removed, and returns the local ones.
 
-    own: the places of the local ones among all blocks. skips: whether the first half of the blocks feeds the second, as
-    `skip_sources` says.
+    own: the places of the local blocks among all blocks.
+    skips: whether the first half of the blocks feeds the second, see `skip_sources`.
     """
     places = [(each, index) for each in lists for index in range(len(modules_at(model, each.path)))]
     blocks = [block for each in lists for block in modules_at(model, each.path)]
@@ -126,11 +127,12 @@ def keep_stage(
 
 
 class Inbox:
-    """Messages from one rank, in an order known beforehand: each receive is posted while the one before is used.
+    """Messages from one rank, in an order known beforehand. Each receive is posted while the previous message is used.
 
-    None is posted that waits for what this rank has yet to launch: on a GPU something in between may wait for all that
-    was posted (a kernel that is loaded when it first runs, an allocator that tries again), and would wait for ever.
-    is_due: whether a message waits for no such thing.
+    A receive is not posted if it waits for something that this rank has yet to launch. On a GPU, something in between
+    may wait for everything posted, and would then wait forever: a kernel that is loaded at its first run, an allocator
+    that retries.
+    is_due: whether a message waits for nothing of that kind.
     """
 
     def __init__(
@@ -148,14 +150,19 @@ class Inbox:
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
-        """Announces the messages of a run, of which none is posted yet. proceeds: see `StageLink.expect`."""
+        """Announces the messages of a run. None of them is posted yet.
+
+        proceeds: see `StageLink.expect`.
+        """
         self.coming, self.proceeds = list(coming), proceeds
-        self.step = 0  # of the last message that was taken
-        self.allocate: Allocate = lambda _: None  # the run's own comes with the first that it takes
+        self.step = 0  # of the last message taken
+        self.allocate: Allocate = lambda _: None  # the run passes its own with the first message
 
     def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """The next message, which must be this one. allocate: a message to an empty tensor for it, None if its size is
-        not known yet."""
+        """Returns the next message, which must be this one.
+
+        allocate: returns an empty tensor for a message; None if its size is unknown so far.
+        """
         self.allocate = allocate
         if self.posted is None:
             self._post()
@@ -172,7 +179,7 @@ class Inbox:
         return tensor
 
     def post_next(self) -> None:
-        """Posts the receive of the next message, where that may be."""
+        """Posts the receive of the next message, if that is allowed."""
         following = self.coming[0] if self.coming else None
         if self.posted or not following or not self.is_due(following):
             return
@@ -188,10 +195,11 @@ class Inbox:
 
 
 class StageLink:
-    """This stage's connections: tokens to the next stage and from the one before, latents from the last to the first.
+    """This stage's connections: tokens to the next stage and from the previous one, latents from the last to the first.
 
-    Sends and receives are in flight while the stage computes. Handles and buffers are kept until waited for: gloo
-    never delivers a send whose handle was dropped. slot: where the forward is that runs.
+    Sends and receives are in flight while the stage computes. Handles and buffers are kept until they have been waited
+    for: gloo never delivers a send whose handle was dropped.
+    slot: holds the running forward.
     """
 
     def __init__(self, mesh: Mesh, slot: ForwardSlot) -> None:
@@ -203,15 +211,16 @@ class StageLink:
         self.outgoing = mesh.link_out
         self.timeline = mesh.timeline
         self.in_flight: list[tuple[dist.Work, torch.Tensor]] = []
-        self.known: dict[int, ShapesOf] = {}  # by forward of a step
+        self.known: dict[int, ShapesOf] = {}  # by the step's forward
         self.last_forward = 0
-        self.launched: dict[int, int] = {}  # by segment, the last step of which this stage's part is on its way
+        self.launched: dict[int, int] = {}  # by segment, the last step whose part of this stage is under way
         self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline, self.is_due)
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
-        """Announces what comes from the stage before: tokens, or on the first stage latents from the last.
+        """Announces what the previous stage sends: tokens, or on the first stage latents from the last.
 
-        proceeds: whether a step runs, asked before anything of it is awaited. last_forward: of each step.
+        proceeds: whether a step runs; asked before anything of the step is awaited.
+        last_forward: of each step.
         """
         self.inbox.expect(coming, proceeds)
         self.last_forward = last_forward
@@ -219,13 +228,15 @@ class StageLink:
         self.launched.clear()
 
     def is_due(self, message: Message) -> bool:
-        """Whether what a message waits for of this stage is launched: latents wait for the tokens of their step, tokens
-        for the latents of the step before."""
+        """Whether this stage has launched what a message waits for.
+
+        Latents wait for the tokens of their step, tokens for the latents of the previous step.
+        """
         step = message.step if self.is_first else message.step - 1
         return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
     def expect_nothing_after(self, step: int) -> None:
-        """Takes back what was announced for later steps, none of which is awaited yet."""
+        """Withdraws what was announced for later steps. None of it is awaited yet."""
         self.inbox.coming = [message for message in self.inbox.coming if message.step <= step]
 
     def send(self, tokens: Sequence[torch.Tensor]) -> None:
@@ -239,7 +250,10 @@ class StageLink:
         raise StageExit
 
     def receive(self, shapes_of: ShapesOf, like: torch.Tensor) -> list[torch.Tensor]:
-        """The local tokens of the running segments, from the stage before. like: of their dtype."""
+        """Receives the local tokens of the running segments from the previous stage.
+
+        like: gives their dtype.
+        """
         forward = self.slot.forward
         self.known[forward.index] = shapes_of
 
@@ -259,12 +273,15 @@ class StageLink:
         self.mark_launched(step, segments)
 
     def mark_launched(self, step: int, segments: list[int]) -> None:
-        """This stage's part of these segments in a step is on its way."""
+        """Notes that this stage's part of these segments in a step is under way."""
         self.launched.update(dict.fromkeys(segments, step))
         self.inbox.post_next()
 
     def receive_latents(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """Latents from the last stage, on the first. allocate: see `Inbox.take`."""
+        """Receives latents from the last stage, on the first.
+
+        allocate: see `Inbox.take`.
+        """
         return self.inbox.take(message, allocate)
 
     def finish(self) -> None:
@@ -279,5 +296,5 @@ class StageLink:
         tensor = tensor.contiguous()
         with self.timeline.communication("stage send"):
             work = dist.isend(tensor, self.next, group=self.outgoing)
-        if work is not None:  # none only where a rank is outside of the group
+        if work is not None:  # None only on a rank outside of the group
             self.in_flight.append((work, tensor))
