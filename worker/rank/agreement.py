@@ -1,5 +1,4 @@
-"""How a request ended, agreed by all ranks that run it: one that decided alone what runs next would bring about a
-deadlock."""
+"""All ranks that run a request agree how it ended. A rank that decided alone what runs next would cause a deadlock."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ from ..wire.protocol import FAILED, MEMORY, Header
 from .channels.relay import FOREVER
 
 DONE, BROKEN, CANCELLED, REFUSED = "done", "broken", "cancelled", "refused"
-# From best to worst; the worst on any rank is how it ended for all. Broken: by another rank, which says why.
+# From best to worst. The worst on any rank counts for all. Broken: by another rank, which says why.
 KINDS = (DONE, BROKEN, CANCELLED, REFUSED, FAILED, MEMORY)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """said: the error, in words for the person in the editor, of what is refused, failed or lacks memory."""
+    """said: the error of a request that was refused, failed or lacked memory, in words for the editor."""
 
     kind: str = DONE
     said: Explanation = Explanation("")
 
     def reply(self) -> Header:
-        """The fields of the reply to ComfyUI."""
+        """Returns the fields of the reply to ComfyUI."""
         if self.kind in (DONE, CANCELLED):
             return {} if self.kind == DONE else {"cancelled": True}
         return {"error": self.said._asdict(), "kind": self.kind}
@@ -44,18 +43,18 @@ class Ended(Exception):
 
 
 class Control:
-    """The groups over which nothing goes but what holds ranks together: of all of them, and of a plan's.
+    """The groups that hold ranks together, and nothing else: one of all ranks, and one of each plan's ranks.
 
-    A plan has the first ranks of a group. What is theirs alone, the others sit out.
+    A plan uses the first ranks of a group. The other ranks sit out what the plan's ranks do.
     """
 
     def __init__(self, everyone: dist.ProcessGroup) -> None:
         self.world = dist.get_world_size()
-        self.of_plan = self.world  # how many ranks the plan has that was loaded last
+        self.of_plan = self.world  # rank count of the last loaded plan
         self.groups = {self.world: everyone}
 
     def __getitem__(self, ranks: int) -> dist.ProcessGroup:
-        """Of so many ranks, of which this is one."""
+        """Returns the group of the first `ranks` ranks, of which this is one."""
         return self.groups[ranks]
 
     @property
@@ -63,15 +62,17 @@ class Control:
         return self.groups[self.world]
 
     def plan(self, ranks: int) -> None:
-        """Notes how many ranks the plan has that is loaded from here on. All ranks of the group call it together."""
+        """Notes how many ranks the plan has that is loaded from here on. All ranks of the group call this together."""
         if ranks not in self.groups:
             self.groups[ranks] = new_group(torch.device(CPU), list(range(ranks)), FOREVER)
         self.of_plan = ranks
 
 
 def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
-    """The worst of the ranks' outcomes, and of those the first rank's. group: of the first `world` ranks, all of which
-    call it."""
+    """Returns the worst of the ranks' outcomes; of several, the first rank's.
+
+    group: of the first `world` ranks. All of them call this.
+    """
     rank = dist.get_rank()
     if world == 1:
         return own
@@ -81,7 +82,9 @@ def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
     if KINDS[kind] == DONE:
         return own
     first = world - 1 - back
-    fields = [field.encode(errors="backslashreplace").decode() for field in own.said]  # a file's name may be no text
+    fields = [
+        field.encode(errors="backslashreplace").decode() for field in own.said
+    ]  # a file's name may not be valid text
     words = json.dumps(fields).encode()
     length = torch.tensor([len(words)])
     dist.broadcast(length, first, group=group)

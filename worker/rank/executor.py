@@ -1,4 +1,4 @@
-"""Executes requests on one rank, and counts them; what there is to execute is in `operations`."""
+"""Executes requests on one rank, and counts them. The operations themselves are in `operations`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .request_checks import check_request
 from .state import RankState
 from .step_watch import Emit
 
-PLACE_BYTES = 256  # of what a rank tells of itself when it starts
+PLACE_BYTES = 256  # length of a rank's message about itself at its start
 
 
 def gathered_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
-    """Of every rank its process and its device: pid, the device's number on its machine (None for a CPU) and name."""
+    """Returns every rank's process and device: pid, device number on its machine (None for a CPU), and name."""
     own = json.dumps({"pid": os.getpid(), "index": device.index, "name": name_of(device)[: PLACE_BYTES // 8]}).encode()
     sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
     found = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
@@ -38,7 +38,7 @@ def gathered_places(device: torch.device, group: dist.ProcessGroup) -> list[dict
 
 
 class Executor:
-    """One request at a time. Its status and `cancel` are for another thread."""
+    """Executes one request at a time. Another thread may call its status and `cancel`."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class Executor:
         timeline: Timeline,
         emit: Emit,
     ) -> None:
-        """control: over which nothing goes but what holds the ranks together. groups: for all else.
-
-        emit: sends an event of the running request to ComfyUI; called on rank 0 alone.
+        """control: the groups that only hold the ranks together.
+        groups: for all other communication.
+        emit: sends an event of the running request to ComfyUI. It is called on rank 0 only.
         """
         self.control = control
         self.groups = groups
@@ -59,15 +59,15 @@ class Executor:
         self.timeline = timeline
         self.state = state
         self.handlers = Operations(self.state, timeline, emit).by_name()
-        self.job: Job | None = None  # the one that runs
+        self.job: Job | None = None  # the running job
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
         self.places = gathered_places(state.device, control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
-        """Runs one request: the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
+        """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
 
-        Raises what the group cannot survive.
+        Raises errors that the group cannot survive.
         """
         job = self.job = Job(header, tensors, self.state, self.control, self.groups, self.heartbeat)
         self.groups.job = job.id
@@ -88,7 +88,7 @@ class Executor:
         return {**outcome.reply(), **self.timing(job)}, results
 
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """What was asked for, where this rank has a part in it. Raises RequestError for what cannot be."""
+        """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""
         check_request(job.header, tensors)
         if job.operation.is_of_plan and not job.narrow():
             return None
@@ -96,7 +96,7 @@ class Executor:
         return self.handlers[job.operation.name](job, tensors)
 
     def undo(self, job: Job, outcome: Outcome) -> None:
-        """Drops what a job that ended early may have left half done; all of it, where its communication was cut."""
+        """Drops what a job that ended early may have left half done. Drops everything if its communication was cut."""
         if outcome.kind in (FAILED, MEMORY):
             self.state.drop_all()
             self.groups.cut(job.id)
@@ -105,14 +105,14 @@ class Executor:
             self.state.drop_model()
 
     def timing(self, job: Job) -> Header:
-        """Of a lone step, what events tell of the steps of a loop: its seconds, and those of its communication."""
+        """Returns what loop events say of a step, for a single step: its seconds, and those of its communication."""
         if not (job.operation.is_step and self.timeline.steps):
             return {}
         lengths, waits = zip(*self.timeline.steps, strict=True)
         return {"seconds": sum(lengths) / 1e9, "communication": sum(waits) / 1e9}
 
     def status(self) -> dict[str, Any]:
-        """What the control channel reports; read from another thread while a job runs."""
+        """Returns what the control channel reports. Another thread reads it while a job runs."""
         job = self.job
         return {
             "state": "busy" if job else "parked" if self.state.is_parked else "ready",
@@ -129,12 +129,15 @@ class Executor:
         }
 
     def cancel(self, job: int) -> None:
-        """Ends that job at its next step or tensor, if it still runs then; called from another thread, on rank 0."""
+        """Ends that job at its next step or tensor if it still runs then. Called on rank 0, from another thread."""
         self.heartbeat.cancel(job)
 
 
 def use_threads(ranks: int, world: int) -> None:
-    """Has this rank compute with as many threads as one of so many has. world: the ranks that there are."""
+    """Limits this rank to its share of the machine's threads.
+
+    world: the number of ranks.
+    """
     threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[TOLD_THREADS])
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""A model of ComfyUI's own in a rank: loaded from its file, on the mesh, with what nodes add to its weights."""
+"""One of ComfyUI's own models in a rank: loaded from its file, on the mesh, with the nodes' changes of its weights."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ from ..wire.tensors import Tensors
 from .request_checks import made
 
 CPU = torch.device("cpu")
-PREFIX = "diffusion_model."  # of a module's names, in its patcher's
+PREFIX = "diffusion_model."  # the patcher's names are the module's with this prefix
 
 
 @dataclass
 class HostModel:
-    """source: the file. patcher: ComfyUI's own, which changes the weights and puts them back. module: the model on the
-    mesh. in_file: by name, the weights as the file has them, where they are in its pages. dtypes: by name in the
-    module, of weights that the file has in another dtype; uncast: those that are yet as it has them."""
+    """source: the file.
+    patcher: ComfyUI's own; it changes the weights and restores them.
+    module: the model on the mesh.
+    in_file: by name, the weights as the file has them, for those that are in its pages.
+    dtypes: by name in the module, the dtype of weights that the file has in another dtype.
+    uncast: the weights that are still in the file's dtype.
+    """
 
     source: HostSource
     patcher: Any
@@ -52,24 +56,24 @@ class HostModel:
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
-    rewritten: set[str] = field(default_factory=set)  # weights, other than the patcher's, that are not as the file's
-    on_use: list[torch.Tensor] = field(default_factory=list)  # what changes weights as they are dequantised
-    adapted: bool = False  # whether the weights are other than the file's
-    working_bytes: int = 0  # what the device has room for beside the weights, as ComfyUI estimates it
+    rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
+    on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights as they are dequantised
+    adapted: bool = False  # whether the weights differ from the file's
+    working_bytes: int = 0  # room on the device beside the weights, by ComfyUI's estimate
 
     @classmethod
     def load(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
-        """The model with all of its weights on the device. Runs no collectives. Raises as `build` does."""
+        """Returns the model with all weights on the device. Runs no collectives. Raises what `build` raises."""
         found = cls.build(source, mesh, check)
         found.bring((), None, check)
         return found
 
     @classmethod
     def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
-        """Maps the file, whose pages the ranks of a machine share; `bring` has the weights computed with. Runs no
+        """Maps the file, whose pages the ranks of a machine share. `bring` then brings the weights. Runs no
         collectives.
 
-        Raises ModelFileError, PlanError, or what `check` does, which is asked between the steps.
+        Raises ModelFileError, PlanError, or what `check` raises, which is called between the steps.
         """
         import_comfyui(source)
         import comfy.model_patcher
@@ -78,7 +82,7 @@ class HostModel:
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
         module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
-        held = dict(module.model.named_parameters())  # a stage has let go of the blocks of others
+        held = dict(module.model.named_parameters())  # a stage has released other stages' blocks
         for name in uncast.keys() - held.keys():
             del uncast[name]
         dtypes = dict(uncast)
@@ -87,20 +91,23 @@ class HostModel:
         return cls(source, patcher, module, parking, FunctionDecoder(source.comfyui), in_file, dtypes, uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
-        """Has the weights of these of this rank's blocks fetched from a store, and all others on the device, or where
-        ComfyUI puts them. Raises as `BlockPrefetcher.rearrange` does, or what `check` does."""
+        """Makes the weights of these blocks of this rank fetched from a store, and puts all others on the device, or
+        where ComfyUI puts them.
+
+        Raises what `BlockPrefetcher.rearrange` raises, or what `check` raises.
+        """
 
         def values(row: FlatBlock) -> Values:
             check()
             return row.block.get_parameter
 
         self.fetched.rearrange(places, store, values)
-        for name in self.fetched_names():  # they are as they are to be, and no longer the patcher's
+        for name in self.fetched_names():  # they have their values, and are no longer the patcher's
             self.uncast.pop(name.removeprefix(PREFIX), None)
             if self.patcher.patches.pop(name, None):
                 self.patcher.backup.pop(name, None)
                 self.rewritten.add(name)
-        # Where all go to the device, one after the other does: a model's worth of RAM is not taken meanwhile.
+        # If all weights go to the device, they go one after the other. So no whole model is in RAM meanwhile.
         cast_weights(self.module.model, self.uncast, self.mesh.device if self.fetched.blocks else None)
         self.uncast.clear()
         self.fetched.park_with(self.parking, self.on_use)
@@ -111,7 +118,7 @@ class HostModel:
         return self.module.fetched
 
     def fetched_names(self) -> dict[str, tuple[int, str]]:
-        """By the patcher's names, what is fetched: each parameter's block, and its name there."""
+        """Returns the fetched parameters, by the patcher's names: each one's block, and its name there."""
         return {f"{PREFIX}{name}": (place, own) for name, place, own in self.fetched.names()}
 
     @property
@@ -120,17 +127,17 @@ class HostModel:
 
     @property
     def sizes(self) -> WeightSizes:
-        """Of all the model's weights."""
+        """The sizes of all weights of the model."""
         return self.module.sizes
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights that this rank computes with and keeps, on its device or in RAM of its own."""
+        """The bytes of all weights that this rank computes with and keeps, on its device or in its own RAM."""
         return self.patcher.model_size() - self.fetched.elsewhere
 
     @property
     def resident_bytes(self) -> int:
-        """Of those that are on its device; the others wait in RAM and are brought there layer by layer."""
+        """The bytes of those on its device. The others are in RAM and are brought to the device layer by layer."""
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
     def check_plan(self, plan: ParallelPlan) -> None:
@@ -138,47 +145,49 @@ class HostModel:
         self.module.check_plan(plan)
 
     def token_count(self, latents: Sequence[int]) -> int:
-        """Of latents of this shape, (B, C, …); 0 where that is not known."""
+        """Returns the tokens of latents of this shape, (B, C, …); 0 if unknown."""
         return self.module.token_count(latents)
 
     def forget(self) -> None:
-        """Drops what is remembered of the last run."""
+        """Forgets the last run."""
         self.decoder.start_run("")
 
     def replan(self, mesh: Mesh) -> None:
-        """Puts another plan on the weights that are there. Runs no collectives. Raises PlanError."""
+        """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
         self.module.replan(mesh)
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:
-        """Has ComfyUI put the weights on the device: all, or of a class whose blocks are not known where its flags and
-        the free memory say so as many as leave `working_bytes`, and the rest is brought there layer by layer. Runs no
-        collectives.
+        """Lets ComfyUI put the weights on the device. Runs no collectives.
 
-        whole: they are all there.
+        It puts all of them there, unless the class's blocks are unknown. Then, if its flags and the free memory say so,
+        it puts as many there as leave `working_bytes` free, and brings the rest layer by layer.
+        whole: all of them are there.
         """
         import comfy.model_management
 
         whole = whole or bool(self.fetched.blocks)
         comfy.model_management.load_models_gpu([self.patcher], memory_required=working_bytes, force_full_load=whole)
         self.working_bytes = working_bytes
-        self.fetched.rebind()  # ComfyUI makes new parameters of quantised weights
+        self.fetched.rebind()  # ComfyUI replaces the parameters of quantised weights
 
     def working(self, *latents: Sequence[int], axis: Axis | None = None) -> int:
-        """The bytes that a forward takes beside the weights, for latents of these shapes, (B, C, …), by ComfyUI's
-        estimate: of the largest share of rows and tokens, alike on all ranks. axis: over which the rows are shared; the
-        plan's without."""
+        """Returns the bytes that a forward needs beside the weights, for latents of these shapes (B, C, …).
+
+        It is ComfyUI's estimate for the largest share of rows and tokens, so it is equal on all ranks.
+        axis: shares the rows; the plan's by default.
+        """
         axis = axis or self.mesh["batch"]
         shapes = [[max(axis.sizes(rows)), *sizes] for rows, *sizes in latents]
         return math.ceil(sum(map(self.patcher.memory_required, shapes)) * token_factor(self.mesh.plan))
 
     def working_of_calls(self, calls: Sequence[Call]) -> int:
-        """Of the call that takes the most."""
+        """Returns the bytes of the call that needs the most."""
         parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
         return max(self.working(*shapes[part.call], axis=part.rows) for part in parts)
 
     def limit_weights(self, free: int) -> int:
-        """What weights may have of so much memory of the device, as ComfyUI's flags say."""
+        """Returns how much of `free` device memory weights may take, as ComfyUI's flags say."""
         import comfy.model_management as management
 
         if management.vram_state in (management.VRAMState.HIGH_VRAM, management.VRAMState.SHARED):
@@ -189,9 +198,9 @@ class HostModel:
         return free - int(left)
 
     def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
-        """Gives the weights these changes in place of those that they had; without any, they are as in the file.
+        """Gives the weights these changes in place of the earlier ones; without any, the weights are as in the file.
 
-        Outside of inference mode, where quantised weights cannot be changed. Runs no collectives.
+        It runs outside of inference mode, in which quantised weights cannot be changed. Runs no collectives.
         """
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
@@ -204,9 +213,11 @@ class HostModel:
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
     def patch_others(self) -> None:
-        """Gives the weights that ComfyUI's patcher cannot change and put back within memory what it has for them, one
-        after the other, and takes it off others: those that are fetched; and of a model that is all on the device,
-        those in another dtype than the file's, of which the patcher would keep a copy each in RAM."""
+        """Changes the weights that ComfyUI's patcher cannot change and restore within memory, one after the other.
+
+        These are fetched weights. If the model is entirely on the device, they are also the weights in another dtype
+        than the file's, because the patcher would keep a copy of each in RAM. Weights without changes are restored.
+        """
         fetched, wanted = self.fetched_names(), self.patcher.patches
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
@@ -222,33 +233,38 @@ class HostModel:
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
 
     def give(self, name: str, fetched: tuple[int, str] | None, value: torch.Tensor) -> None:
-        """Has a weight be this from here on. fetched: its block and its name there, if it is."""
+        """Gives a weight this value from here on.
+
+        fetched: its block and its name there, if it is fetched.
+        """
         if fetched:
             self.fetched.rewrite(*fetched, value)
         else:
             restore_weight(self.patcher, name, value if self.is_as_stored(name) else value.to(self.mesh.device))
 
     def is_as_stored(self, name: str) -> bool:
-        """Whether a weight is computed with in the dtype that the file has."""
+        """Whether a weight is computed with in the file's dtype."""
         return name.removeprefix(PREFIX) not in self.dtypes
 
     def refuses_alike(self, sizes: Sequence[int]) -> bool:
-        """Whether all ranks refuse at the same place what cannot be run, of calls with batches of these sizes.
+        """Whether all ranks refuse an impossible request at the same place, for calls with batches of these sizes.
 
-        Each runs rows of the only call, and has no stage before it. Else one may wait for another that has refused.
+        They do if each runs rows of the only call and there is no earlier stage. Otherwise a rank may wait for another
+        that has refused.
         """
         return len(sizes) == 1 and all(self.mesh["batch"].sizes(sizes[0])) and self.module.link is None
 
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
-        """The model's predictions on global rank 0, one a call; None elsewhere. Tensors may be anywhere."""
+        """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any
+        device."""
         given = [self.prepared(call.kwargs) for call in calls]
         context = given[0][1]
-        with self.being(context):  # of a patcher, whose calls these are
+        with self.being(context):  # with the patcher of these calls
             found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
             return self.module.run_calls(found, context.steps)
 
     def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
-        """The forwards of a sampler's step as the module takes them, and what the model is to be meanwhile."""
+        """Returns the forwards of a sampler's step as the module takes them, and what the model has to be meanwhile."""
         given = [self.prepared(each.conditions.kwargs) for each in passes]
         found = [
             replace(each, conditions=each.conditions._replace(kwargs=kwargs))
@@ -258,20 +274,20 @@ class HostModel:
 
     @torch.inference_mode()
     def part(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """What another method of the model gives on this rank. Raises RequestError for one that it does not have."""
+        """Runs another method of the model on this rank. Raises RequestError if it has no such method."""
         device, run = self.mesh.device, getattr(self.module.model, method, None)
         if not callable(run) or method not in PARTS:
             raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
         return run(*moved(args, device), **moved(kwargs, device))
 
     def compiles_anew(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
-        """The arguments of `torch.compile` that a node asks for in a call's, where they are others than the last."""
+        """Returns the `torch.compile` arguments of a node in a call's arguments, if they differ from the last."""
         asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
         return {} if asked == self.module.compiled.settings else asked
 
     @contextmanager
     def being(self, context: CallContext) -> Iterator[None]:
-        """While entered, the model is what was asked for."""
+        """While entered, the model has the patches and replacements that were asked for."""
         with set_attributes(self.module.model, context.attributes):
             self.module.compiled.asked = context.compiled
             try:
@@ -280,8 +296,11 @@ class HostModel:
                 self.module.compiled.asked = None
 
     def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
-        """A call's arguments on this rank's device, with functions in the options in place of what describes them; and
-        what the model is to be meanwhile. Raises RequestError."""
+        """Returns a call's arguments on this rank's device, and what the model has to be meanwhile. Raises
+        RequestError.
+
+        Descriptions of functions in the options are replaced by the functions.
+        """
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
@@ -290,8 +309,11 @@ class HostModel:
 
 
 def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
-    """ComfyUI's model with its parameters as the file has them; by name, those that are in the file's pages; and of
-    which the model has other dtypes. Raises ModelFileError, or what `check` does."""
+    """Returns ComfyUI's model with its parameters as the file has them.
+
+    It also returns, by name, those that are in the file's pages, and those that the model has in other dtypes. Raises
+    ModelFileError, or what `check` raises.
+    """
     config, weights, beside = detect(source.file, source.config)
     if config is None:
         raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")

@@ -1,4 +1,4 @@
-"""A request as a rank runs it, and how it ends without a deadlock where something fails on one rank alone."""
+"""Runs a request on a rank, and ends it without a deadlock if something fails on one rank alone."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CHECK_INPUTS = "Check that the latent, the conditioning and what else reaches th
 
 
 class Cancelled(Exception):
-    """The request was given up by ComfyUI, and ended early."""
+    """ComfyUI gave the request up, and it ended early."""
 
 
 class ModelFailed(Explained, RuntimeError):
-    """The model's own code has raised something, on this rank perhaps alone; there is nothing wrong with the rank."""
+    """The model's own code raised an error, maybe on this rank alone. The rank itself is fine."""
 
     def __init__(self, error: Exception) -> None:
         if isinstance(error, RequestError):
@@ -58,42 +58,44 @@ class Job:
         groups: JobGroups,
         heartbeat: Heartbeat,
     ) -> None:
-        """control: over which nothing goes but what holds the ranks together. groups: for all else."""
+        """control: the groups that only hold the ranks together.
+        groups: for all other communication.
+        """
         self.header = header
         self.operation = operation_of(header)
-        self.latents = latents_of(self.operation, tensors)  # their shape: by its end, the job has given them away
-        self.step: tuple[int, int] | None = None  # of how many, in a sampler call
+        self.latents = latents_of(self.operation, tensors)  # only their shape: the job gives the latents away
+        self.step: tuple[int, int] | None = None  # in a sampler call: which step, of how many
         self.state = state
         self.control = control
-        self.ranks = control.world  # how many run it, the first ones
+        self.ranks = control.world  # how many ranks run it: the first ones
         self.groups = groups
         self.heartbeat = heartbeat
         self.id = header["id"] if type(header.get("id")) is int else 0
 
     @property
     def control_group(self) -> dist.ProcessGroup:
-        """Of the ranks that run it, of which this is one."""
+        """The group of the ranks that run it, of which this is one."""
         return self.control[self.ranks]
 
     def narrow(self) -> bool:
-        """Leaves what follows to the ranks of the plan; whether this is one of them. Called by all ranks."""
+        """Leaves what follows to the ranks of the plan. Returns whether this is one of them. All ranks call this."""
         self.ranks = self.control.of_plan
         return dist.get_rank() < self.ranks
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether ComfyUI has given the job up; not at the same moment on all ranks."""
+        """Whether ComfyUI has given the job up. Ranks do not learn it at the same moment."""
         return self.heartbeat.cancelled == self.id
 
     def check(self) -> None:
-        """Raises Cancelled once that is so."""
+        """Raises Cancelled once ComfyUI has given the job up."""
         if self.is_cancelled:
             raise Cancelled
 
     def attempt(self, action: Callable[[], Result]) -> tuple[Result | None, Outcome]:
-        """Runs what may fail on one rank alone: this rank's result, and how it ended for all ranks.
+        """Runs an action that may fail on one rank alone. Returns this rank's result, and how it ended for all ranks.
 
-        Raises what the group cannot survive.
+        Raises errors that the group cannot survive.
         """
         result, own = None, Outcome()
         try:
@@ -105,24 +107,25 @@ class Job:
         return result, self.agreed(own)
 
     def agreed(self, own: Outcome) -> Outcome:
-        """Among the ranks that run it; a rank that sits it out has its own."""
+        """Agrees among the ranks that run it. A rank that sits it out returns its own outcome."""
         return agree(own, self.control_group, self.ranks) if dist.get_rank() < self.ranks else own
 
     def settled(self, outcome: Outcome) -> Outcome:
-        """Among all ranks: those that sat it out hear of its end."""
+        """Agrees among all ranks. Those that sat it out learn how it ended."""
         return (
             outcome if self.ranks == self.control.world else agree(outcome, self.control.everyone, self.control.world)
         )
 
     def together(self, action: Callable[[], Result]) -> Result:
-        """Runs what may fail on one rank alone, before collectives follow. Raises Ended on all if it fails on any."""
+        """Runs an action that may fail on one rank alone, before collectives follow. Raises Ended on all ranks if it
+        fails on any."""
         result, outcome = self.attempt(action)
         if outcome.kind != DONE:
             raise Ended(outcome)
         return cast("Result", result)
 
     def alone(self, action: Callable[[], Result]) -> Result:
-        """Runs what has no collectives, in which nobody waits for this rank: whatever fails there can be refused."""
+        """Runs an action without collectives. Nobody waits for this rank meanwhile, so any failure can be refused."""
         try:
             return action()
         except (RequestError, Cancelled):
@@ -134,7 +137,7 @@ class Job:
             raise RequestError(*unforeseen(error, dist.get_rank())) from error
 
     def _judge(self, error: Exception) -> Outcome:
-        """How the job ended on this rank. Raises the error again if it is none that the group survives."""
+        """Returns how the job ended on this rank. Raises the error again if the group cannot survive it."""
         if isinstance(error, Cancelled):
             return Outcome(CANCELLED)
         if isinstance(error, RequestError):
@@ -149,12 +152,12 @@ class Job:
         self._cut()
         logging.error("out of memory", exc_info=error)
         for reason in reasons(error):
-            traceback.clear_frames(reason.__traceback__)  # they hold what the job had got so far
+            traceback.clear_frames(reason.__traceback__)  # they hold what the job had allocated
         gc.collect()
         return Outcome(MEMORY, self._report(lack, full))
 
     def _judge_failure(self, error: Exception) -> Outcome:
-        """As `_judge`, for what is no lack of memory."""
+        """Does the same as `_judge` for errors other than a lack of memory."""
         if not self.heartbeat.is_broken(self.id):
             if not isinstance(error, ModelFailed):
                 raise error
@@ -164,11 +167,14 @@ class Job:
             self.heartbeat.break_off(self.id)  # others may wait for this rank in a collective
             self._cut()
             return Outcome(FAILED, said)
-        self._cut()  # the rank that broke off is missing here, and this one may be missed elsewhere
+        self._cut()  # the rank that broke off is missing here; others may wait for this one
         return Outcome(BROKEN)
 
     def _report(self, lack: BaseException, full: DeviceMemory) -> Explanation:
-        """What there is to say of a lack of memory. full: the room when it came. Raises nothing: the group lives on."""
+        """Returns a report on a lack of memory. Raises nothing, because the group lives on.
+
+        full: the free memory when it came.
+        """
         rank, device = dist.get_rank(), self.state.device
         try:
             model = plan_of(self.operation, self.header, self.latents, self.state.transformer)
@@ -181,6 +187,6 @@ class Job:
             return Explanation(f"Rank {rank} ran out of memory while it was {self.operation.doing}.")
 
     def _cut(self) -> None:
-        """Ends the job's communication, once what was on its way has arrived."""
+        """Ends the job's communication after what was under way has arrived."""
         time.sleep(SETTLE_SECONDS)
         self.groups.cut(self.id)

@@ -1,7 +1,8 @@
-"""The groups over which requests communicate, apart from the one that holds the ranks together: they can be cut off.
+"""The groups over which requests communicate, separate from the group that holds the ranks together: they can be cut
+off.
 
 A rank that fails inside a request leaves the others waiting for it in a collective. Cutting the groups of all ranks
-ends that deadlock with an error everywhere, and the next request builds new ones.
+ends that deadlock with an error everywhere. The next request builds new groups.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Built = TypeVar("Built")
 
 
 class JobGroups:
-    """The plan's mesh, and all ranks as one axis; each built when it is first asked for, by all ranks together, those
-    outside of the plan too.
+    """The plan's mesh, and all ranks as one axis. All ranks build each together when it is first needed, also those
+    outside of the plan.
 
-    job: the id of the one that runs. A thread other than the main one may cut it off: NCCL's groups are aborted, and of
-    gloo's, which knows no such thing, the sockets are shut down.
+    job: the id of the running job. A thread other than the main one may cut it off: it aborts NCCL's groups, and shuts
+    down the sockets of gloo, which has no abort.
     """
 
     def __init__(self, device: torch.device, timeline: Timeline) -> None:
@@ -43,13 +44,15 @@ class JobGroups:
         self.timeline = timeline
         self.job = 0
         self.mesh: Mesh | None = None
-        self.worlds: dict[tuple[str, int], Axis] = {}  # by type of device, and how many ranks
-        self.replica_axes: dict[tuple[int, ...], Axis] = {}  # by ranks, and degrees of the axes that share out weights
+        self.worlds: dict[tuple[str, int], Axis] = {}  # by device type and rank count
+        self.replica_axes: dict[
+            tuple[int, ...], Axis
+        ] = {}  # by rank count, and the degrees of the axes that share out weights
         self.sockets: dict[int, str] = {}
         self.lock = threading.Lock()
 
     def mesh_of(self, plan: ParallelPlan) -> Mesh:
-        """The plan's mesh; the last one, if it was for the same."""
+        """Returns the plan's mesh; the last one if it fits."""
         if self.mesh is None or self.mesh.plan != plan:
             if self.mesh:
                 self.mesh.close()
@@ -57,7 +60,8 @@ class JobGroups:
         return self.mesh
 
     def whole(self, device: torch.device | None = None, ranks: int | None = None) -> Axis:
-        """All ranks, whatever the plan, or the first `ranks`, for tensors on the ranks' own device or on another."""
+        """Returns all ranks whatever the plan, or the first `ranks`, for tensors on the ranks' own device or
+        another."""
         device, ranks = device or self.device, ranks or dist.get_world_size()
         key = device.type, ranks
         if key not in self.worlds:
@@ -66,18 +70,21 @@ class JobGroups:
         return self.worlds[key]
 
     def of_plan(self, plan: ParallelPlan) -> Mesh:
-        """The plan's mesh, and with it whatever a request under this plan may ask for: building waits for all ranks."""
+        """Returns the plan's mesh. Builds all groups that a request under this plan may need, because building waits
+        for all ranks."""
         mesh = self.mesh_of(plan)
         for ranks in sorted({plan.world_size, dist.get_world_size()}):
             self.whole(CPU, ranks)
         self.whole()
         if plan.world_size < dist.get_world_size():
-            self.replicas(plan)  # for which the others will not be there
+            self.replicas(plan)  # built now: later, the other ranks would not take part
         return mesh
 
     def replicas(self, plan: ParallelPlan) -> Axis:
-        """The ranks that compute with the same weights as this one under the plan: the same under any that shares the
-        weights out in the same way."""
+        """Returns the ranks that compute with the same weights as this one under the plan.
+
+        They are the same under every plan that shares the weights out in the same way.
+        """
         degrees = (plan.world_size, *(getattr(plan, axis) for axis in STAGE_AXES))
         if degrees not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731
@@ -86,12 +93,14 @@ class JobGroups:
 
     @property
     def can_be_cut(self) -> bool:
-        """Not where the system does not tell which sockets there are: gloo itself has no way, nor has xccl."""
+        """Whether groups can be cut. They cannot if the system does not list sockets: gloo has no way itself, nor has
+        xccl."""
         has_way = self.device.type == CPU.type or can_be_aborted(self.device)
         return dist.get_world_size() == 1 or has_way and os.path.isdir(SOCKETS)
 
     def cut(self, job: int) -> None:
-        """Ends all communication of this job, if it is the one that runs: in flight and to come. From any thread."""
+        """Ends all communication of this job, under way and to come, if it is the running one. Any thread may call
+        this."""
         with self.lock:
             if job != self.job:
                 return
@@ -99,13 +108,13 @@ class JobGroups:
                 for group in self._groups():
                     group.abort()
             for descriptor, name in self.sockets.items():
-                if socket_name(descriptor) == name:  # not closed since, and another file in its place
+                if socket_name(descriptor) == name:  # not closed and reused for another file since
                     with contextlib.suppress(OSError), opened(descriptor) as connection:
                         connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()
 
     def close(self) -> None:
-        """Gives up all groups, once all ranks have left them; the next request builds its own."""
+        """Closes all groups once all ranks have left them. The next request builds its own."""
         with self.lock:
             mesh, axes = self.mesh, [*self.worlds.values(), *self.replica_axes.values()]
             self.mesh, self.worlds, self.replica_axes = None, {}, {}
@@ -116,7 +125,7 @@ class JobGroups:
             dist.destroy_process_group(group)
 
     def _groups(self) -> list[dist.ProcessGroup]:
-        """Those for the ranks' own device."""
+        """Returns the groups for the ranks' own device."""
         worlds = (axis.group for (kind, _), axis in self.worlds.items() if kind == self.device.type)
         replicas = (axis.group for axis in self.replica_axes.values())
         return in_order([*worlds, *replicas, *(self.mesh.groups() if self.mesh else ())])
@@ -125,7 +134,7 @@ class JobGroups:
         before = connected_sockets()
         try:
             built = build()
-        except Exception as error:  # even for lack of memory
+        except Exception as error:  # also a lack of memory
             raise GroupError(f"The ranks could not be connected: {error}") from error
         if device.type == CPU.type:
             with self.lock:
@@ -134,19 +143,19 @@ class JobGroups:
 
 
 def connected_sockets() -> dict[int, str]:
-    """This process's descriptors of connected sockets, each with the name that tells it from others; on Linux."""
+    """Returns this process's descriptors of connected sockets, each with a name that identifies it; on Linux only."""
     found = {}
     for entry in os.listdir(SOCKETS) if os.path.isdir(SOCKETS) else ():
         name = socket_name(int(entry))
         if name:
             with contextlib.suppress(OSError), opened(int(entry)) as connection:
-                connection.getpeername()  # raises for one that listens, whose shutdown gloo does not survive
+                connection.getpeername()  # raises for a listening socket, whose shutdown gloo does not survive
                 found[int(entry)] = name
     return found
 
 
 def socket_name(descriptor: int) -> str:
-    """The socket's name; empty for another file, or none."""
+    """Returns the socket's name; empty for any other file, or none."""
     try:
         name = os.readlink(f"{SOCKETS}/{descriptor}")
     except OSError:
@@ -156,7 +165,7 @@ def socket_name(descriptor: int) -> str:
 
 @contextlib.contextmanager
 def opened(descriptor: int) -> Iterator[socket.socket]:
-    """The socket, as Python knows it."""
+    """Returns the socket as a Python object."""
     connection = socket.socket(fileno=os.dup(descriptor))
     try:
         yield connection

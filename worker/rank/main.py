@@ -1,4 +1,4 @@
-"""`python -m worker.rank.main`, under torchrun: one rank of the worker group, from start to the last request."""
+"""`python -m worker.rank.main`, under torchrun: runs one rank of the worker group, from start to the last request."""
 
 from __future__ import annotations
 

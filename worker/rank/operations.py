@@ -1,7 +1,6 @@
-"""What a rank can be asked: load a model, add to its weights, run a forward or a whole sampler call, run a VAE, park or
-unload what it holds, tell what it did, measure what it can.
+"""Runs a rank's operations: load and change a model, run it, run a VAE, park, unload, trace, measure.
 
-Every rank executes all.
+Every rank runs every operation.
 """
 
 from __future__ import annotations
@@ -75,16 +74,16 @@ Output = TypeVar("Output")
 
 
 class Operations:
-    """Each handler takes the job and its tensors, which it may empty, and gives rank 0's results, if there are any."""
+    """Each handler takes the job and its tensors, which it may empty, and returns rank 0's results, if any."""
 
     def __init__(self, state: RankState, timeline: Timeline, emit: Emit) -> None:
-        """emit: sends an event of the running job to ComfyUI; called on rank 0 alone."""
+        """emit: sends an event of the running job to ComfyUI. It is called on rank 0 only."""
         self.state = state
         self.timeline = timeline
         self.emit = emit
 
     def by_name(self) -> Mapping[str, Handler]:
-        """The handlers. Raises RuntimeError where they are not those of the table of operations."""
+        """Returns the handlers. Raises RuntimeError if they differ from the table of operations."""
         handlers = self.handlers()
         unmatched = sorted(handlers.keys() ^ OPERATIONS.keys())
         if unmatched:
@@ -111,8 +110,8 @@ class Operations:
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Replaces the model and the plan. If that fails, no model is loaded.
 
-        The weights stay where another plan is asked for that leaves its ranks their own; those of ComfyUI's own class
-        with their additions, of which the result tells. Ranks that the plan does not have let go of theirs.
+        The weights stay if the new plan leaves its ranks their own. Those of ComfyUI's own class keep their changes,
+        and the result says so. Ranks outside of the plan release their weights.
         """
         source = source_of(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
@@ -125,7 +124,7 @@ class Operations:
         kept = self.state.model_of(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
             self.state.drop_model()
-        # All groups are built here, before one rank alone can lack memory for something: building waits for all ranks.
+        # Build all groups before one rank alone can run out of memory, because building waits for all ranks.
         job.control.plan(plan.world_size)
         mesh = job.groups.of_plan(plan)
         if not job.narrow():
@@ -138,7 +137,8 @@ class Operations:
         return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
 
     def place(self, job: Job, model: DiffusersModel | HostModel, plan: ParallelPlan, working: int = 0) -> None:
-        """Puts the weights where the plan has them, see `WeightPlacement.place`. If that fails, no model is loaded."""
+        """Puts the weights where the plan wants them, see `WeightPlacement.place`. If that fails, no model is
+        loaded."""
         self.state.before = own_bytes(self.state.device)
         try:
             self.state.placement.place(job, model, plan, working)
@@ -148,7 +148,7 @@ class Operations:
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
 
     def make_room(self, job: Job, model: DiffusersModel | HostModel, working: int) -> None:
-        """Before forwards that take so many bytes beside the weights: lets weights go if none before took as many."""
+        """Frees weights before forwards that need more bytes beside the weights than any before."""
         if working <= model.working_bytes or self.state.plan is None:
             return
         if model.fetched.blocks:
@@ -157,7 +157,7 @@ class Operations:
             job.alone(lambda: model.place(working))
 
     def replan(self, job: Job, model: DiffusersModel | HostModel, mesh: Mesh) -> None:
-        """Another plan on the weights that are there, and nothing of the last requests."""
+        """Applies another plan to the present weights, and forgets the last requests."""
         self.state.conditions.clear()
         job.alone(lambda: model.replan(mesh))
         if isinstance(model, DiffusersModel) and model.adapted:
@@ -165,20 +165,21 @@ class Operations:
             job.alone(lambda: model.adapt([], {}, job.check))
 
     def adapt(self, job: Job, tensors: Tensors) -> None:
-        """Gives the weights these additions in place of those that they had. If that fails, no model is loaded."""
+        """Gives the weights these additions in place of the earlier ones. If that fails, no model is loaded."""
         transformer = self.loaded(job, DiffusersModel)
         additions = [Addition.from_json(fields) for fields in job.header["additions"]]
         job.alone(lambda: transformer.adapt(additions, tensors, job.check))
         logging.info("the weights have %d additions", len(additions))
 
     def patch(self, job: Job, tensors: Tensors) -> None:
-        """Gives the weights of ComfyUI's own class these changes in place of those that they had."""
+        """Gives the weights of ComfyUI's own class these changes in place of the earlier ones."""
         model = self.loaded(job, HostModel)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         job.alone(lambda: model.patch(patches, tensors))
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Calls of ComfyUI's own class, with whatever it was called with; tensors not sent before come along."""
+        """Runs calls of ComfyUI's own class with their arguments. The request brings tensors that were not sent
+        before."""
         model = self.loaded(job, HostModel)
         fresh = {name: tensors.pop(name) for name in list(tensors) if NEW_EACH_CALL.match(name)}
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
@@ -196,13 +197,13 @@ class Operations:
         }
 
     def check_compiler(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
-        """Raises Ended, on all ranks, where one cannot compile what a node asks for in a call's arguments."""
+        """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments."""
         asked = made(model.compiles_anew, kwargs, "options")
         if asked:
             job.together(lambda: check_compiler(asked, self.state.device))
 
     def part(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """A method of ComfyUI's own class beside its forward, by rank 0 alone: it has all of the weights."""
+        """Runs another method of ComfyUI's own class on rank 0 alone, which has all of the weights."""
         model = self.loaded(job, HostModel)
         args, kwargs = made(lambda values: unpack_call(values, tensors), job.header, "arguments")
         if dist.get_rank():
@@ -210,7 +211,8 @@ class Operations:
         return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs), True).cpu()}
 
     def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """One forward of the loaded model; conditions are named by key, those not sent before come along."""
+        """Runs one forward of the loaded model. Conditions are named by key; the request brings those not sent
+        before."""
         transformer = self.loaded(job, DiffusersModel)
         latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
         (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
@@ -219,7 +221,7 @@ class Operations:
         return None if prediction is None else {"prediction": prediction.cpu()}
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """A whole sampler call, see `SamplerCall`. Raises Cancelled where ComfyUI has given it up."""
+        """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has given it up."""
         host = self.loaded(job, HostModel) if isinstance(self.state.transformer, HostModel) else None
         whole = host or self.loaded(job, DiffusersModel)
         model = whole.module if isinstance(whole, HostModel) else whole
@@ -273,10 +275,8 @@ class Operations:
         return None if latents is None or dist.get_rank() else {"latents": latents.cpu()}
 
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Decodes latents or encodes pictures by a VAE, which stays loaded until another is asked for.
-
-        Its weights, where they are sent, come with a second request, if the answer to the first is that they lack.
-        """
+        """Decodes latents or encodes pictures with a VAE, which stays loaded until another is needed. If the ranks lack
+        its weights, the answer says so, and a second request brings them."""
         from .vae.vae_job import load_rank_vae, run_rank_vae
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
@@ -290,25 +290,25 @@ class Operations:
         self.unpark(job, vae.parallel.parking)
         try:
             return run_rank_vae(vae, job.header["direction"], job, tensors)
-        except (RequestError, Cancelled):  # alike on all ranks
+        except (RequestError, Cancelled):  # raised alike on all ranks
             raise
         except Exception as error:
             raise ModelFailed(error) from error
 
     def park(self, job: Job, _tensors: Tensors) -> None:
-        """Has the weights of model and VAE wait in host memory for their next use. Raises RequestError."""
-        if vae := self.state.vae:  # of all ranks; before the model, of which some may have none
+        """Moves the weights of model and VAE to host memory until their next use. Raises RequestError."""
+        if vae := self.state.vae:  # all ranks have it; some may have no part of the model, so it goes first
             self.park_weights(job, vae[1].parallel.parking, ())
         if job.narrow() and (model := self.state.transformer):
             model.forget()
-            model.fetched.await_fetches()  # of a forward that was refused, into memory that goes now
+            model.fetched.await_fetches()  # a refused forward may still fetch into this memory
             share = model.fetched.store.index if model.fetched.store else 0
             self.park_weights(job, model.parking, (*model.mesh.weight_places, share))
         release_memory(self.state.device)
 
     def park_weights(self, job: Job, parking: Parking, places: Sequence[int]) -> None:
-        """Has weights wait in host memory. places: what tells ranks apart that have others. Raises Ended where memory
-        is too short on a rank; they have not moved on any then."""
+        """Moves weights to host memory. Raises Ended if a rank has too little; then no rank has moved any. places:
+        tells ranks with different weights apart."""
         if parking.is_parked:
             return
         memory = agree_on_memory((places, parking.layout()), parking.size, job.control_group, parking.memory)
@@ -320,13 +320,14 @@ class Operations:
         parking.free_device()
 
     def trim(self, _job: Job, _tensors: Tensors) -> Tensors:
-        """Gives back the memory that nothing is in. The result: how many bytes of the accelerator."""
+        """Frees unused memory. Returns how many bytes of the accelerator."""
         before = memory_use(self.state.device)["accelerator"]
         release_memory(self.state.device)
         return {FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
-        """Puts parked weights back. Raises Ended where a rank has no room for them; they stay parked on all then."""
+        """Puts parked weights back. Raises Ended if a rank has too little memory; then they stay parked on all
+        ranks."""
         if not parking.is_parked:
             return
 
@@ -343,23 +344,24 @@ class Operations:
         try:
             _, outcome = job.attempt(fill)
             if outcome.kind != DONE:
-                parking.free_device()  # on the ranks that had room for them
+                parking.free_device()  # on the ranks that had enough memory
                 raise Ended(outcome)
             parking.end()
         finally:
             release_memory(self.state.device)
 
     def unload(self, job: Job, _tensors: Tensors) -> None:
-        """Lets go of model, VAE and conditions, and gives their memory back."""
+        """Releases model, VAE and conditions, and frees their memory."""
         self.state.drop_all()
 
     def trace(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """What every rank's timeline holds, as a Chrome trace in JSON, byte by byte."""
+        """Returns every rank's timeline as a Chrome trace in JSON, as bytes."""
         trace = gather_trace(self.timeline, job.control_group)
         return None if trace is None else {"trace": trace}
 
     def measure(self, job: Job, _tensors: Tensors) -> Tensors | None:
-        """How fast all ranks compute, and their links are, as JSON, byte by byte. Raises RequestError for one rank."""
+        """Measures the speed of all ranks and their links. Returns it as JSON bytes. Raises RequestError for one
+        rank."""
         if dist.get_world_size() == 1:
             raise RequestError("There are no links between ranks where there is one.", "Use a plan of several ranks.")
         figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
@@ -368,7 +370,7 @@ class Operations:
         return None if dist.get_rank() else {MEASURED: told}
 
     def loaded(self, job: Job, kind: type[Model]) -> Model:
-        """The model that is loaded, on its device. Raises RequestError where there is none of that kind."""
+        """Returns the loaded model, on its device. Raises RequestError if there is none of that kind."""
         model = self.state.transformer
         if not isinstance(model, kind):
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
@@ -377,10 +379,8 @@ class Operations:
 
 
 def from_model(run: Callable[[], Output], refuses_alike: bool) -> Output:
-    """What the model's own code gives. Raises ModelFailed for what it raises.
-
-    A RequestError is raised as it is only where all ranks raise it alike: else some may wait for one that has refused.
-    """
+    """Returns what the model's own code returns. Raises ModelFailed for what it raises. A RequestError passes through
+    only if all ranks raise it alike: otherwise a rank may wait for one that has refused."""
     try:
         return run()
     except Exception as error:
@@ -390,7 +390,7 @@ def from_model(run: Callable[[], Output], refuses_alike: bool) -> Output:
 
 
 def build_model(source: Source, mesh: Mesh, check: Check) -> DiffusersModel | HostModel:
-    """The model, whose weights are yet to be read."""
+    """Returns the model. Its weights are not read yet."""
     if isinstance(source, HostSource):
         return HostModel.build(source, mesh, check)
     return DiffusersModel.build(source, mesh)

@@ -1,4 +1,4 @@
-"""What each request has to hold, checked on every rank before any acts on it: a wrong one is refused."""
+"""Checks each request on every rank before any rank acts on it. A wrong request is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .sources import source_of
 
 Part = TypeVar("Part")
 
-# By field, what makes of it what it has to be.
+# By field, the function that builds its value.
 DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
     "source": source_of, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json
 }  # fmt: skip
@@ -33,7 +33,7 @@ BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 
 
 def check_request(header: Header, tensors: Tensors) -> None:
-    """Raises RequestError for one of no operation, and for one that lacks something, or has it in a wrong type."""
+    """Raises RequestError for an unknown operation, and for a missing field or one of the wrong type."""
     name = header.get("op")
     if not isinstance(name, str):
         raise RequestError(f"A request names its operation, and this one has {name!r}.", "Restart ComfyUI.")
@@ -48,7 +48,7 @@ def check_request(header: Header, tensors: Tensors) -> None:
 
 
 def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
-    """Raises RequestError for a field of the right type with what none can have. It means the same in all requests."""
+    """Raises RequestError for a field with an impossible value. A field means the same in all requests."""
     for field, make in DESCRIBED.items():
         if field in given:
             made(make, given[field], field)
@@ -80,7 +80,7 @@ def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[typ
 
 
 def made(make: Callable[[Any], Part], values: Any, what: str) -> Part:
-    """The part of a request that JSON describes. Raises RequestError where it does not."""
+    """Builds the object that a part of a request describes in JSON. Raises RequestError if it describes none."""
     try:
         return make(values)
     except RequestError:
@@ -90,10 +90,10 @@ def made(make: Callable[[Any], Part], values: Any, what: str) -> Part:
 
 
 def check_call(call: SamplerCall, tensors: Tensors) -> None:
-    """Raises RequestError for a sampler call with values that none can have."""
+    """Raises RequestError for a sampler call with impossible values."""
     types = {each.name: TYPES[type(getattr(DEFAULT_CALL, each.name))] for each in fields(SamplerCall)}
     check_fields(vars(call), types, "a sampler call")
-    if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # a schedule is made whole, and its end is run
+    if not 1 <= call.steps <= MAX_STEPS * min(call.denoise, 1):  # the whole schedule is built, and its end is run
         raise RequestError(
             f"A schedule has 1 to {MAX_STEPS} steps; {call.steps} with denoise={call.denoise} does not work."
         )

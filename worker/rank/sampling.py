@@ -1,4 +1,4 @@
-"""A sampler call on the rank's side: its scheduler, its first latents, what it keeps."""
+"""A sampler call on a rank: its scheduler, its first latents, its mask."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from ..wire.tree import unpack
 
 
 def scale_of(call: SamplerCall, model: ParallelModel) -> float:
-    """What a scheduler's timestep is multiplied with for the model."""
+    """Returns the factor from a scheduler's timestep to the model's."""
     return model.adapter.timestep_scale if isinstance(model, DiffusersModel) else call.timestep_scale
 
 
 def cache_of(call: SamplerCall) -> CacheSettings:
-    """The step cache that a call asks for."""
+    """Returns the step cache that a call asks for."""
     return CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
 
 
 def kept_by(cache: CacheSettings, working: int, passes: int) -> int:
-    """The bytes that a cache keeps on a rank, for forwards that take so many beside the weights: of each pass the first
-    block's residual, and of its streams, five times, their share of the tokens, of which a block takes twenty."""
+    """Returns the bytes that a cache keeps on a rank, for forwards that need this many beside the weights.
+
+    For each pass, it keeps the first block's residual, and five times the streams' share of the tokens. A block needs
+    twenty times that share.
+    """
     return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 
 
 def given_passes(passes: Sequence[dict], tensors: Tensors, model: ParallelModel) -> list[Pass]:
-    """The forwards of a step. Raises ValueError and its like for what describes none."""
+    """Returns the forwards of a step. Raises ValueError and the like if they are described wrongly."""
     found = [SamplerPass.from_json(fields) for fields in passes]
     given = [unpack(each.conditions, tensors) for each in found]
     if not isinstance(model, DiffusersModel):
@@ -53,10 +56,10 @@ def given_passes(passes: Sequence[dict], tensors: Tensors, model: ParallelModel)
 
 
 def stepper_of(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> Stepper:
-    """The call's scheduler, with its timesteps set. Raises RequestError for one that does not fit the model."""
+    """Returns the call's scheduler with its timesteps set. Raises RequestError if it does not fit the model."""
     device = model.mesh.device
     generator = torch.Generator().manual_seed(call.seed)
-    torch.randn(noise.shape, generator=generator)  # what a scheduler adds follows the noise that the latents began as
+    torch.randn(noise.shape, generator=generator)  # the scheduler's noise follows the latents' first noise
     tokens = math.prod(size // side for size, side in zip(noise.shape[2:], model.patch(noise), strict=False))
     return Stepper.prepare(
         build_scheduler(call.scheduler, call.config, call.default),
@@ -70,13 +73,13 @@ def stepper_of(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> 
 
 
 def first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
-    """The latents that enter the first step."""
+    """Returns the latents of the first step."""
     noise = given["noise"]
     return stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
 
 
 def inpainting_of(given: Tensors) -> Inpainting | None:
-    """What the call's mask keeps. Raises RequestError for a mask that does not fit the latents."""
+    """Returns what the call's mask keeps. Raises RequestError for a mask that does not fit the latents."""
     if "mask" not in given:
         return None
     mask, noise = given["mask"], given["noise"]

@@ -1,8 +1,8 @@
-"""A rank at work: it joins the group, and executes requests until ComfyUI closes the job channel.
+"""A rank at work: it joins the group, and runs requests until ComfyUI closes the job channel.
 
-Rank 0 reads frames from ComfyUI's job channel and hands each to the other ranks as bytes; every rank then executes
-it, and they agree how it ended. What a request's own content or the memory makes impossible is reported; any other
-exception ends the rank, and torchrun ends the group with it.
+Rank 0 reads frames from ComfyUI's job channel and passes each to the other ranks as bytes. Every rank then runs the
+request, and they agree how it ended. An error in a request's content or a lack of memory is reported. Any other
+exception ends the rank, and torchrun then ends the group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .state import RankState
 
 
 def serve(channel: socket.socket | None, executor: Executor, relay: FrameRelay) -> None:
-    """Executes requests until ComfyUI closes the job channel, which is None on ranks other than 0."""
+    """Runs requests until ComfyUI closes the job channel. The channel is None on ranks other than 0."""
     while True:
         header, tensors = decode(relay.receive(channel))
         if header.get("op") == "stop":
@@ -44,7 +44,7 @@ def serve(channel: socket.socket | None, executor: Executor, relay: FrameRelay) 
 
 
 def answer(channel: socket.socket, reply: Header, results: Tensors | None) -> None:
-    """Sends a reply; in place of one that no frame can carry, what is wrong with it."""
+    """Sends a reply. If no frame can carry it, sends what is wrong with it instead."""
     try:
         send_frame(channel, reply, results)
     except UnsendableError as error:
@@ -56,14 +56,14 @@ def run() -> None:
     log = open_log()
     die_with_parent()
     device = start_distributed(os.environ[DEVICE])
-    import_ahead(os.environ.get(EXPECTED, ""))  # before a heartbeat is missed meanwhile
+    import_ahead(os.environ.get(EXPECTED, ""))  # before the heartbeat starts, since importing may delay it
     rank, world = dist.get_rank(), dist.get_world_size()
     timeline = Timeline(device)
     groups = JobGroups(device, timeline)
     state = RankState(device)
     heartbeat = Heartbeat(agent_store, rank, world, state.memory, groups.cut, log.rotate)
     relay = FrameRelay()
-    heartbeat.start()  # by now every rank has made its own
+    heartbeat.start()  # every rank has created its own by now
     channel = connect("job") if rank == 0 else None
 
     def emit(event: Header, tensors: Tensors) -> None:

@@ -1,4 +1,4 @@
-"""Where a model is that a rank is to load: the engine's kinds of files, or one for ComfyUI's own class."""
+"""Where the model is that a rank loads: one of the engine's kinds of files, or a file for ComfyUI's own class."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ Source = ModelSource | HostSource
 
 
 def source_of(fields: dict[str, Any]) -> Source:
-    """From JSON. Raises what the constructors do."""
+    """Reads a source from JSON. Raises what the constructors raise."""
     return HostSource.from_json(fields) if "comfyui" in fields else ModelSource.from_json(fields)
 
 
 def import_ahead(expected: str) -> None:
-    """Imports what the model takes that will be asked for first, on the device that the rank has by now. expected: its
-    source as JSON, or nothing. What is wrong with it, its load will say."""
+    """Imports what the first model will need, for the rank's device.
+
+    expected: its source as JSON, or empty. Errors are left to the load.
+    """
     if not expected:
         return
     try:

@@ -29,18 +29,18 @@ CPU = torch.device("cpu")
 
 
 class RankState:
-    """Changed by the thread that executes requests; its status is read from another, meanwhile."""
+    """The thread that runs requests changes it. Another thread reads its status meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.transformer: DiffusersModel | HostModel | None = None
-        self.source: Source | None = None  # what the transformer was loaded from
-        self.plan: ParallelPlan | None = None  # that was asked for
+        self.source: Source | None = None  # where the transformer was loaded from
+        self.plan: ParallelPlan | None = None  # as requested
         self.placement = WeightPlacement()
-        self.before = 0  # of this process's own memory, when the weights began to come
+        self.before = 0  # this process's own memory when the weights began to come
         self.loaded: dict[str, Any] = {}  # the transformer, for the status
         self.conditions: Tensors = {}
-        self.vae: tuple[VaeSource, RankVae] | None = None  # and what it was loaded from
+        self.vae: tuple[VaeSource, RankVae] | None = None  # and where it was loaded from
 
     def keep_model(self, transformer: DiffusersModel | HostModel, source: Source, plan: ParallelPlan) -> None:
         self.transformer, self.source, self.plan = transformer, source, plan
@@ -53,10 +53,10 @@ class RankState:
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
     def model_of(self, source: Source, plan: ParallelPlan) -> DiffusersModel | HostModel | None:
-        """The transformer, if its weights are of this source and those that this rank needs under the plan.
+        """Returns the model if its weights are from this source and are those that this rank needs under the plan.
 
-        All ranks of the plan find alike. Where there are fewer than before, weights that others keep a share of are not
-        this rank's.
+        All ranks of the plan get the same answer. If the plan has fewer ranks than before, weights of which other ranks
+        keep a shard are not this rank's.
         """
         model = self.transformer
         if model is None or self.source != source:
@@ -67,36 +67,39 @@ class RankState:
         return model if same_weights(before, plan) else None
 
     def drop_model(self) -> None:
-        """Gives the model's memory back."""
+        """Frees the model's memory."""
         self.transformer, self.source, self.plan, self.loaded = None, None, None, {}
         self.placement.forget()
         self.conditions.clear()
         release_memory(self.device)
 
     def drop_all(self) -> None:
-        """Lets go of model, VAE and conditions, and gives their memory back."""
+        """Releases model, VAE and conditions, and frees their memory."""
         self.vae = None
         self.drop_model()
 
     def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
-        """Keeps the conditions that came along, and returns those that the header names by key. Raises RequestError.
+        """Keeps the conditions in the request, and returns those that the header names by key. Raises RequestError.
 
-        A model of ComfyUI's own takes them as they are, so that they are on its device from here on.
+        One of ComfyUI's own models takes them as they are, so they are on its device from here on.
         """
         for key in header["drop"]:
             self.conditions.pop(key, None)
         device = self.device if isinstance(self.transformer, HostModel) else CPU
         self.conditions.update(
             {key: tensor.to(device, copy=True) for key, tensor in tensors.items()}
-        )  # beyond the frame
+        )  # they outlive the frame
         unknown = [key for kind in names for key in header[kind].values() if key not in self.conditions]
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
         return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
 
     def memory(self) -> dict[str, int]:
-        """What this process holds, see `memory_use`; and the weights of the transformer: on this rank, and resident on
-        its device, in bytes. read: while they come, how many in a hundred have, by the memory that they take."""
+        """Returns what this process holds, see `memory_use`, and the model's weights on this rank and on its device, in
+        bytes.
+
+        read: while weights come, the percentage that has come, judged by memory.
+        """
         model, bringing = self.transformer, self.placement.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
         told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
@@ -106,7 +109,7 @@ class RankState:
 
     @property
     def is_parked(self) -> bool:
-        """Whether there is something, and all of it waits in host memory."""
+        """Whether this rank holds something, and all of it is in host memory."""
         transformer, vae = self.transformer, self.vae
         held = [part.parking for part in (transformer, vae and vae[1].parallel) if part]
         return bool(held) and all(parking.is_parked for parking in held)

@@ -1,4 +1,4 @@
-"""How rank 0 follows a sampler call for ComfyUI: an event a step, and the end of it where ComfyUI has cancelled."""
+"""Follows a sampler call on rank 0 for ComfyUI: sends an event per step, and ends the call if ComfyUI cancels it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from parallel_backend.sampling.denoiser import Watch
 from ..wire.protocol import Header
 from ..wire.tensors import Tensors
 
-PREVIEW_SECONDS = 0.1  # between two estimates of the clean latents; ComfyUI shows no more
+PREVIEW_SECONDS = 0.1  # between two previews; ComfyUI shows no more
 
 Emit = Callable[[Header, Tensors], None]
 
 
 class JobWatch(Watch):
-    """Of one sampler call, on every rank. Rank 0 decides at each step whether it runs, and tells the others.
+    """The watch of one sampler call, on every rank. Rank 0 decides at each step whether it runs, and tells the others.
 
-    ranks: those that run it, with a group that is given up when the job breaks off, so that what is on its way then
-    reaches no later job.
-    cancelled, emit: asked and called on rank 0 alone. steps: how many the call has.
+    ranks: those that run the call. Their group is given up if the job breaks off, so that nothing under way reaches a
+    later job.
+    cancelled, emit: called on rank 0 only.
+    steps: of the call.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class JobWatch(Watch):
         self.communicated = timeline.communicated()
 
     def proceed(self, step: int) -> bool:
-        """Whether the step runs. Rank 0 tells each other rank, and none waits for any but rank 0: so none deadlocks."""
+        """Whether the step runs. Rank 0 tells each other rank. Ranks wait for rank 0 only, so there is no deadlock."""
         if step == self.asked:
             return self.answer
         self.asked = step
@@ -62,15 +63,15 @@ class JobWatch(Watch):
         self.answer = not self.cancelled()
         for work in self.pending:
             work.wait()
-        self.go = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it has been sent
+        self.go = torch.tensor([self.answer], dtype=torch.uint8)  # kept until it is sent
         sent = [dist.isend(self.go, rank, group=self.ranks.group) for rank in range(1, self.ranks.degree)]
         self.pending = [work for work in sent if work is not None]
         return self.answer
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        """Rank 0 sends the event, with a preview where the last one is old enough, and with the last step.
+        """Sends the event from rank 0, with a preview if the last one is old enough, and with the last step.
 
-        seconds: since the last event, and how many of them went into communication; on a GPU as far as it has got.
+        seconds: since the last event, and how many of them were communication; on a GPU, as far as it has got.
         """
         if dist.get_rank():
             return
@@ -88,6 +89,6 @@ class JobWatch(Watch):
         self.emit(event, tensors)
 
     def close(self) -> None:
-        """Waits until the others have heard of every step; not after an error, which may keep them from hearing it."""
+        """Waits until the others know of every step. Not called after an error, which may keep them from knowing."""
         for work in self.pending:
             work.wait()

@@ -1,8 +1,8 @@
-"""The timelines of all ranks as one trace, to be opened at https://ui.perfetto.dev or in Chrome's about:tracing.
+"""The timelines of all ranks as one trace, for https://ui.perfetto.dev or Chrome's about:tracing.
 
-The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A row is a rank, and the
-rows of a machine stand together. A request holds its steps, and these hold their communication; what is left of a step
-is computation.
+The format is https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Each rank is a row, and
+the rows of a machine are together. A request contains its steps, and a step contains its communication. The rest of a
+step is computation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch.distributed as dist
 
 from parallel_backend.groups.timeline import COMMUNICATION, STEP, Span, Timeline
 
-NANOSECONDS_PER_UNIT = 1000  # the format's unit is the microsecond
+NANOSECONDS_PER_UNIT = 1000  # the format uses microseconds
 
 
 def gather_trace(timeline: Timeline, group: dist.ProcessGroup) -> torch.Tensor | None:
-    """The trace of all ranks, the bytes of its JSON as uint8, on rank 0; None elsewhere. All ranks call it together."""
+    """Returns the trace of all ranks on rank 0, as uint8 bytes of its JSON; None elsewhere. All ranks call this
+    together."""
     record = {
         "rank": dist.get_rank(),
         "machine": int(os.environ.get("GROUP_RANK", 0)),
@@ -46,10 +47,10 @@ def gather_trace(timeline: Timeline, group: dist.ProcessGroup) -> torch.Tensor |
 
 
 def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The trace of ranks' records, in the order of their ranks.
+    """Builds the trace from the ranks' records, in the order of the ranks.
 
-    Ranks of a machine share its monotonic clock. Those of different machines are put together by their wall clocks, so
-    that as far as these are apart, so are their rows.
+    Ranks of a machine share its monotonic clock. Ranks of different machines are aligned by their wall clocks, so their
+    rows are off by as much as those clocks are.
     """
     clocks: dict[int, int] = {}
     for record in records:
@@ -76,7 +77,10 @@ def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:
-    """One rank's spans, which come by their ends, as events. offset: of the trace's clock to the rank's."""
+    """Turns one rank's spans, sorted by end, into events.
+
+    offset: from the rank's clock to the trace's.
+    """
     events, inside = [], []
     for span in spans:
         length = span.end - span.begin

@@ -1,4 +1,4 @@
-"""The control channel at rank 0: answers while a job runs, and ends the rank when ComfyUI has gone."""
+"""The control channel at rank 0. It answers while a job runs, and ends the rank when ComfyUI has gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINGER_SECONDS = 5
 
 
 class ControlServer(threading.Thread):
-    """Answers requests from a thread of its own: by operation, what is called with the rest of the header."""
+    """Answers requests in its own thread. It maps each operation to a function that takes the rest of the header."""
 
     def __init__(
         self, connection: socket.socket, operations: Mapping[str, Callable[..., dict[str, Any] | None]]
@@ -30,16 +30,16 @@ class ControlServer(threading.Thread):
             while True:
                 header, _ = decode(receive_frame(self.connection, MAX_HEADER))
                 send_frame(self.connection, self.answer(header))
-        except ProtocolError as error:  # where the next frame would begin, nobody knows
+        except ProtocolError as error:  # the start of the next frame is unknown
             logging.error("the control channel is lost, and the worker group ends: %s", error)
         except ConnectionError:
             pass
         self.connection.close()
-        # An idle group stops by itself, having seen the job channel close; one in mid-collective has to be ended.
+        # An idle group sees the job channel close and stops by itself. A group within a collective has to be ended.
         threading.Timer(LINGER_SECONDS, os._exit, [1]).start()
 
     def answer(self, header: Header) -> Header:
-        """What a request gives; an error for one that asks for nothing there is, or not as it has to be asked."""
+        """Returns the answer to a request; an error if the operation is unknown or the request is malformed."""
         name = header.pop("op", None)
         operation = self.operations.get(name) if isinstance(name, str) else None
         if operation is None:

@@ -1,6 +1,6 @@
-"""A rank's heartbeat, and the word that reaches every rank while their main threads are busy.
+"""A rank's heartbeat, and messages that reach every rank while their main threads are busy.
 
-Both go through the store of torchrun's agent, from a thread of their own.
+Both go through the store of torchrun's agent, in a thread of their own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from parallel_backend.errors import is_out_of_memory
 
 INTERVAL = 0.25
-# From a job's breaking off to the cutting of its groups: gloo can lose sight of a transfer that is cut in its midst.
+# From a job's break-off to the cutting of its groups: gloo can lose track of a transfer that is cut midway.
 SETTLE_SECONDS = 0.5
-STUCK_SECONDS = 30.0  # from there to the end of the request on every rank
+STUCK_SECONDS = 30.0  # from the cut to the end of the request on every rank
 PATIENCE = timedelta(seconds=10)
 BEAT, CANCELLED, BROKEN = "paralleldit/beat/{}", "paralleldit/cancelled", "paralleldit/broken"
 
@@ -29,15 +29,15 @@ Answer = TypeVar("Answer")
 
 
 def agent_store() -> dist.TCPStore:
-    """A connection of its own to the store of torchrun's agent."""
+    """Returns a new connection to the store of torchrun's agent."""
     return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=PATIENCE)
 
 
 class Heartbeat(threading.Thread):
-    """Tells of this rank's life and memory four times a second, and learns which job is given up or broken off.
+    """Reports this rank's life and memory four times a second, and learns which job was cancelled or broken off.
 
-    A job goes by its id, its request's, which counts up; 0 is none. To be made on every rank before any of them is
-    started. Ends when the store is gone, which goes with torchrun's agent.
+    A job is identified by its request's id, which counts up; 0 is none. Every rank creates its heartbeat before any
+    rank starts one. It ends when the store is gone, together with torchrun's agent.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Heartbeat(threading.Thread):
         on_broken: Callable[[int], None],
         on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """measure: this rank's memory, see `RankState.memory`. on_broken: called with each job broken off.
-
+        """measure: returns this rank's memory, see `RankState.memory`.
+        on_broken: called with each job that is broken off.
         on_beat: called at each beat; raises nothing.
         """
         super().__init__(name="heartbeat", daemon=True)
@@ -61,10 +61,10 @@ class Heartbeat(threading.Thread):
         self.on_beat = on_beat
         self.cancelled = self.broken = self.announced = 0
         self.broken_at = 0.0
-        self.ended = 0  # the last job that has ended on this rank
+        self.ended = 0  # the last job that ended on this rank
         self.count = 0
         self.due = threading.Event()
-        self.heard = [(time.monotonic(), {"count": 0}) for _ in range(world)]  # rank 0 alone collects them
+        self.heard = [(time.monotonic(), {"count": 0}) for _ in range(world)]  # only rank 0 collects them
         self.store = connect()
         for key in (CANCELLED, BROKEN):
             self.store.compare_set(key, "", "0")
@@ -82,17 +82,17 @@ class Heartbeat(threading.Thread):
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                logging.warning("no memory for a sign of life")  # the job lacks it; the next may find some
+                logging.warning("no memory for a sign of life")  # the job uses it up; the next beat may find some
             self.due.wait(INTERVAL)
             self.due.clear()
 
     def cancel(self, job: int) -> None:
-        """Gives a job up, on all ranks within two beats; returns at once. Called on rank 0, from any thread."""
+        """Cancels a job on all ranks within two beats. Returns at once. Called on rank 0, from any thread."""
         self.cancelled = job
         self.due.set()
 
     def break_off(self, job: int) -> None:
-        """Lets every rank know that a job goes on no further; called before its communication is cut."""
+        """Tells every rank that a job goes no further. Called before its communication is cut."""
         self._ask(lambda store: store.set(BROKEN, str(job)))
 
     def is_broken(self, job: int) -> bool:
@@ -100,7 +100,7 @@ class Heartbeat(threading.Thread):
         return int(self._ask(lambda store: store.get(BROKEN))) == job
 
     def status(self) -> dict[str, Any]:
-        """Of all ranks, on rank 0: seconds since the last sign of life, and the memory that they hold, in bytes."""
+        """Returns, on rank 0, each rank's seconds since its last sign of life, and its memory in bytes."""
         now, heard = time.monotonic(), list(self.heard)
         memory = [{name: value for name, value in beat.items() if name != "count"} for _, beat in heard]
         return {"beats": [now - at for at, _ in heard], "memory": memory}
@@ -124,7 +124,7 @@ class Heartbeat(threading.Thread):
             self.broken, self.broken_at = int(broken), time.monotonic()
 
     def _watch_broken(self) -> None:
-        """Has a broken job cut off; ends this process, and with it the group, where even that does not end the job."""
+        """Has a broken job cut off. If even that does not end the job, ends this process, and with it the group."""
         since = time.monotonic() - self.broken_at
         if self.broken != self.announced and since > SETTLE_SECONDS:
             self.announced = self.broken
@@ -134,7 +134,7 @@ class Heartbeat(threading.Thread):
             os._exit(1)
 
     def _ask(self, question: Callable[[dist.Store], Answer]) -> Answer:
-        """What the store says; a connection that broke is made anew once. Raises DistError if the store is gone."""
+        """Asks the store. Renews a broken connection once. Raises DistError if the store is gone."""
         try:
             return question(self.store)
         except dist.DistError:

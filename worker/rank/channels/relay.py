@@ -1,6 +1,6 @@
-"""How the ranks get ComfyUI's frames: rank 0 reads them from the job channel, the others from memory shared with it.
+"""Passes ComfyUI's frames to the ranks: rank 0 reads them from the job channel, and the others read shared memory.
 
-All get the same requests in the same order, without which their collectives would deadlock.
+All ranks get the same requests in the same order. Otherwise their collectives would deadlock.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FOREVER = timedelta(days=3650)
 
 
 class FrameRelay:
-    """Hands rank 0's frames to every rank, over a group of its own that may idle for as long as it likes.
+    """Passes rank 0's frames to every rank, over a group of its own that may idle for any time.
 
-    On one Linux machine a frame is read from the socket straight into memory that all ranks map; elsewhere its bytes
+    On one Linux machine, a frame is read from the socket directly into memory that all ranks map. Elsewhere its bytes
     are broadcast.
     """
 
@@ -36,10 +36,9 @@ class FrameRelay:
         self.count = 0
 
     def receive(self, channel: socket.socket | None) -> Buffer:
-        """The next frame, on every rank; rank 0 gives the job channel, the others None.
+        """Returns the next frame on every rank. Rank 0 passes the job channel, the others None.
 
-        The frame is valid until the next but one. Once ComfyUI has closed the channel, it is one with the operation
-        "stop".
+        A frame is valid until the next but one. Once ComfyUI has closed the channel, the frame's operation is "stop".
         """
         self.count += 1
         frame: WritableBuffer = bytearray()
@@ -52,7 +51,7 @@ class FrameRelay:
                 frame[:] = stop
         if dist.get_world_size() == 1:
             return frame
-        # Also tells rank 0 that every rank is done with the last frame, so that the one before it may be overwritten.
+        # This also tells rank 0 that every rank is done with the last frame, so its memory may be overwritten.
         length = torch.tensor([len(frame)])
         dist.all_reduce(length, dist.ReduceOp.MAX, group=self.group)
         if channel is None:
@@ -65,7 +64,7 @@ class FrameRelay:
         return self.slots[self.count % len(self.slots)].view(length) if self.slots else bytearray(length)
 
     def _share_memory(self) -> list[SharedMemory] | None:
-        """Memory of rank 0 that every rank has mapped; None where one of them can't."""
+        """Returns rank 0's memory that every rank maps; None if one of them can't."""
         world, one_machine = os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
         if not IS_SHAREABLE or world != one_machine or world == "1":
             return None

@@ -1,1 +1,1 @@
-"""A rank's memory: what it has and gives back, and what it lacks when it is out of memory (OOM)."""
+"""A rank's memory: what it has, what it frees, and what it lacks when it is out of memory (OOM)."""

@@ -1,4 +1,4 @@
-"""What memory a rank has and holds, and of an out-of-memory error (OOM), how much the allocation was to have."""
+"""Returns what memory a rank has and holds, and the size of an allocation that failed (OOM)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import torch
 
 from parallel_backend.device import allocated_bytes, available_bytes, is_accelerator, reserved_bytes, total_bytes
 
-# In the words of torch's own allocator, and of CUDA's (cudaMallocAsync).
+# The messages of torch's own allocator, and of CUDA's (cudaMallocAsync).
 ASKED = re.compile(r"(?:[Tt]r(?:ied|y) to allocate|Requested +:) ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB)")
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Of the memory that a rank computes in, in bytes. used: by this rank. free: what it could still have.
+    """The memory that a rank computes in, in bytes.
 
-    total: with what other processes have; or a limit of this process's own.
+    used: by this rank.
+    free: what it can still get.
+    total: including other processes; or a limit of this process.
     """
 
     total: int
@@ -41,10 +43,10 @@ class DeviceMemory:
 
 
 def limits() -> Iterator[tuple[int, str]]:
-    """The limits of this process's memory, in bytes, each with what counts towards it in /proc/self/status."""
+    """Returns the limits of this process's memory in bytes, each with its counter in /proc/self/status."""
     try:
         import resource
-    except ImportError:  # Windows has none
+    except ImportError:  # missing on Windows
         return
     for limit, counted in ((resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")):
         soft, _ = resource.getrlimit(limit)
@@ -53,7 +55,7 @@ def limits() -> Iterator[tuple[int, str]]:
 
 
 def kibibytes(path: str) -> dict[str, int]:
-    """The sizes in a file of /proc, in bytes; none on other systems."""
+    """Returns the sizes in a file of /proc, in bytes; none on other systems."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -63,9 +65,9 @@ def kibibytes(path: str) -> dict[str, int]:
 
 
 def memory_use(device: torch.device) -> dict[str, int]:
-    """What this process holds, in bytes: resident in RAM (0 where the system doesn't tell), and of the accelerator.
+    """Returns what this process holds in bytes: resident in RAM (0 if the system does not say), and on the accelerator.
 
-    total: what there is where it computes, on the accelerator or in RAM.
+    total: the size of the memory that it computes in, accelerator or RAM.
     """
     try:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -77,8 +79,10 @@ def memory_use(device: torch.device) -> dict[str, int]:
 
 
 def own_bytes(device: torch.device) -> int:
-    """What this process has taken of the memory that weights are computed with in: on the accelerator, or in RAM beside
-    the pages of files; 0 where the system does not tell."""
+    """Returns what this process has taken of the memory in which weights are computed with.
+
+    That is the accelerator's memory, or RAM without the pages of files. It is 0 if the system does not say.
+    """
     if is_accelerator(device):
         return allocated_bytes(device)
     process = kibibytes("/proc/self/status")
@@ -86,6 +90,6 @@ def own_bytes(device: torch.device) -> int:
 
 
 def asked(error: BaseException) -> int | None:
-    """How many bytes the allocation that failed was to have, if the error tells."""
+    """Returns the size of the allocation that failed, if the error says so."""
     found = ASKED.search(str(error))
     return int(float(found[1]) * UNITS[found[2]]) if found else None

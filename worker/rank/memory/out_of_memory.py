@@ -1,4 +1,4 @@
-"""Out of memory (OOM), in words: what the request asked for, what there was, and what would fit."""
+"""Explains an out-of-memory error (OOM) in words: what the request needed, what there was, and what would fit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ...wire.tensors import Tensors
 from ..sources import source_of
 from .device_memory import DeviceMemory
 
-MORE_RANKS = (1, 2, 4, 8)  # times those that there are
-MARGIN = 0.9  # of a room, that an estimate may fill
+MORE_RANKS = (1, 2, 4, 8)  # multiples of the present rank count
+MARGIN = 0.9  # share of the memory that an estimate may fill
 NOTABLE = 0.05
 
 
 class HeldModel(Protocol):
-    """What there is to know of a model on this rank, of either kind."""
+    """What is known of a model on this rank, of either kind."""
 
     @property
     def mesh(self) -> Mesh: ...
@@ -53,13 +53,16 @@ class HeldModel(Protocol):
 
 @dataclass(frozen=True)
 class OutOfMemoryReport:
-    """A request that a rank had not the memory for. Sizes are in bytes.
+    """A request for which a rank had too little memory. Sizes are in bytes.
 
-    asked: by the allocation that failed, if that is known. full, empty: the rank's room when it failed, and without
-    what the request had got by then. weights: the model's on this rank; those that a load was to bring are not there
-    yet. tokens: of the request's latents, 0 if it has none. plan: the model's. check: raises PlanError for one that
-    the model does not allow. sizes: of all the model's weights. The three are None for a VAE. devices: how many ranks
-    can have one of their own, on all machines; None where there is no such bound.
+    asked: by the allocation that failed, if known.
+    full, empty: the rank's free memory when it failed, and without what the request had taken by then.
+    weights: the model's on this rank, without those that a load was still to bring.
+    tokens: of the request's latents; 0 if it has none.
+    plan: the model's.
+    check: raises PlanError for a plan that the model does not allow.
+    sizes: of all the model's weights. Plan, check and sizes are None for a VAE.
+    devices: how many ranks can have a device of their own, on all machines; None without such a bound.
     """
 
     rank: int
@@ -76,7 +79,7 @@ class OutOfMemoryReport:
 
     @property
     def needed(self) -> int:
-        """The least that the request needed: what it had got when it failed, and what it was refused."""
+        """The least that the request needed: what it had taken when it failed, and what it was refused."""
         return max(0, self.full.used - self.empty.used) + max(self.asked or 0, self.full.free)
 
     @property
@@ -94,7 +97,7 @@ class OutOfMemoryReport:
 
 
 def advice(short: OutOfMemoryReport) -> list[str]:
-    """What would fit, as sentences. The estimates take what a rank needs to go with its share of it."""
+    """Says in sentences what would fit. The estimates assume that a rank's need is proportional to its share."""
     found = []
     plan = fitting_plan(short)
     if plan and short.plan:
@@ -118,11 +121,11 @@ def advice(short: OutOfMemoryReport) -> list[str]:
 
 
 def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
-    """The plan that leaves the most room, of those for the fewest ranks that leave any; None where none does."""
+    """Returns the plan that leaves the most memory, for the fewest ranks with which any fits; None if none fits."""
     own, sizes = short.plan, short.sizes
     if not own or not sizes:
         return None
-    # What is left beside what is neither weights nor the request's.
+    # What is left beside memory that is neither weights nor the request's.
     loads = short.operation.brings_model
     room = MARGIN * (short.empty.free + (0 if loads else short.weights))
     working = 0 if loads else short.needed
@@ -140,7 +143,7 @@ def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
 
 
 def alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
-    """Other plans for so many times the ranks that the model allows, with the batch split as it is."""
+    """Yields other plans that the model allows for this many times the ranks, with the batch split as it is."""
     axes = (*STAGE_AXES, *TOKEN_AXES)
     ranks = plan.ways(axes) * times
     divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
@@ -150,7 +153,7 @@ def alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> It
             continue
         split = dict(zip(axes, (*degrees, rest), strict=True))
         try:
-            # Whole images in the stages, which every model can do. How fast further ranks are nobody knows.
+            # The stages run whole images, which every model can do. The speed of further ranks is unknown.
             other = replace(plan, **split, patches=1, speeds=plan.speeds if times == 1 else ())
             if short.check:
                 short.check(other)
@@ -163,7 +166,7 @@ def alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> It
 
 
 def size(count: int) -> str:
-    """Bytes, for people."""
+    """Formats bytes for people."""
     for unit, power in (("GB", 1e9), ("MB", 1e6)):
         if count >= power:
             return f"{count / power:.1f} {unit}"
@@ -171,18 +174,18 @@ def size(count: int) -> str:
 
 
 def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
-    """The shape of a request's latents, if it has any."""
+    """Returns the shape of a request's latents, if it has any."""
     return tensors[operation.latents].shape if operation.latents in tensors else None
 
 
 def plan_of(
     operation: Operation, header: Header, latents: torch.Size | None, model: HeldModel | None
 ) -> dict[str, Any]:
-    """What a OutOfMemoryReport tells of the model that a request is about: weights, tokens, plan, check and sizes."""
+    """Returns what an OutOfMemoryReport says of a request's model: weights, tokens, plan, check and sizes."""
     if operation.brings_model:
         source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
         if not isinstance(source, ModelSource):
-            return {"weights": sum(map(os.path.getsize, source.files))}  # of which a stage may keep less
+            return {"weights": sum(map(os.path.getsize, source.files))}  # a stage may keep less
         sizes, limits = sizes_of_source(source), adapter_for(source.model_class).limits(source.config)
         return {"weights": max(sizes.count_kept_bytes(plan)), "plan": plan, "check": within(limits), "sizes": sizes}
     if operation.without_model or model is None:
@@ -197,8 +200,10 @@ def plan_of(
 
 
 def devices_of(device: torch.device) -> int | None:
-    """How many ranks can have a device of their own on the group's machines, which are taken for alike; None on the
-    CPU."""
+    """Returns how many ranks can have a device of their own on the group's machines; None on the CPU.
+
+    It assumes that the machines are alike.
+    """
     if not is_accelerator(device):
         return None
     return count(device.type) * int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])

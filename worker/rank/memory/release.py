@@ -1,4 +1,4 @@
-"""Memory that a rank no longer needs, given back to the machine."""
+"""Frees memory that a rank no longer needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from parallel_backend.device import empty_caches
 
 
 def release_memory(device: torch.device) -> None:
-    """Gives back what nothing refers to any more: on the accelerator, pinned, and in the C library's own keeping."""
+    """Frees what nothing refers to any more: on the accelerator, pinned, and within the C library."""
     gc.collect()
     empty_caches(device)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc and hasattr(libc, "malloc_trim"):  # glibc's
+    if libc and hasattr(libc, "malloc_trim"):  # glibc has it
         libc.malloc_trim(0)

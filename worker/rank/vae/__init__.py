@@ -1,1 +1,1 @@
-"""The VAE of a rank. Its modules are imported when a request first asks for a VAE."""
+"""The VAE of a rank. Its modules are imported when a request first needs a VAE."""

@@ -1,4 +1,4 @@
-"""A VAE of ComfyUI's own on all ranks."""
+"""One of ComfyUI's own VAEs on all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ CPU = torch.device("cpu")
 
 
 class RankVae:
-    """host: as ComfyUI built it. parallel: the same VAE, run by all ranks together."""
+    """host: as ComfyUI built it.
+    parallel: the same VAE, run by all ranks together.
+    """
 
     def __init__(self, host: HostVae, groups: JobGroups) -> None:
         """Runs collectives. Raises RequestError for a VAE that cannot be split."""
