@@ -1,4 +1,4 @@
-"""Model classes as data: one spec a class. Imports neither diffusers nor ComfyUI; see README.md to add one."""
+"""Model classes as data: one spec per class. Imports neither diffusers nor ComfyUI; see README.md to add one."""
 
 from . import (
     auraflow,

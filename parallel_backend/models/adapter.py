@@ -1,6 +1,6 @@
-"""What scripts hand to a class of diffusers, and what they get back: latents and conditions in, a prediction out.
+"""Adapts the inputs and outputs of diffusers' classes for scripts: latents and conditions in, a prediction out.
 
-An adapter says how both become the class's own arguments and results. Its spec (`spec.py`) says how it is shared.
+An adapter turns both into the class's own arguments and results. Its spec (`spec.py`) says how the class is sharded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = dict[str, "torch.Tensor"]
 
 
 class Limits(TypedDict):
-    """What bounds a plan for a model: the arguments of `ParallelPlan.check_model`."""
+    """What a model allows of a plan: the arguments of `ParallelPlan.check_model`."""
 
     heads: int
     blocks: int | None
@@ -30,13 +30,16 @@ class Limits(TypedDict):
 
 
 def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
-    """Latent channels, and the patch that becomes one token, over the latents' last dims."""
+    """Returns the latent channels, and the patch that becomes one token, over the latents' last dims."""
     patch = config["patch_size"]
     return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
 
 
 class Sizes(NamedTuple):
-    """What of a model bounds a plan. blocks: of all lists together."""
+    """The sizes of a model that limit a plan.
+
+    blocks: of all lists together.
+    """
 
     heads: int
     head_dim: int
@@ -44,67 +47,67 @@ class Sizes(NamedTuple):
 
 
 def usual_sizes(config: Config) -> Sizes:
-    """The sizes, by the names that most classes have for them."""
+    """Returns the sizes by the names that most classes use."""
     blocks = config["num_layers"] + config.get("num_single_layers", 0)
     return Sizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The inputs and outputs of one class of diffusers. README.md beside this says how to find what goes where."""
+    """The inputs and outputs of one diffusers class. README.md in this folder says how to fill the fields."""
 
     spec: ModelSpec
-    # The tensors, batch first, that a request brings beside latents and timestep.
+    # The request's tensors beside latents and timestep, batch first.
     conditions: tuple[str, ...]
     # (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     # (B, C, H, W), or (B, C, F, H, W) for video.
     inputs: Callable[[Config, torch.Tensor, torch.Tensor, Tensors], dict[str, Any]]
     # (config, the model's sample, latents) to the prediction in the shape of the latents.
     output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor] = lambda _config, sample, _latents: sample
-    # Those of the conditions that may be absent.
+    # Conditions that may be absent.
     optional: tuple[str, ...] = ()
-    # Those that are latents too, of any size, whose tokens follow the latents' own in the image's stream.
+    # Conditions that are latents of any size. Their tokens follow the latents' tokens in the image's stream.
     appended: tuple[str, ...] = ()
-    # Those of which `inputs` reads the first row for all.
+    # Conditions of which `inputs` reads the first row for all rows.
     uniform: tuple[str, ...] = ()
-    # Those that are not cast to the model's dtype.
+    # Conditions that are not cast to the model's dtype.
     exact: tuple[str, ...] = ()
-    # A condition's last dim, as the config's key for it.
+    # The config's key for a condition's last dim.
     widths: Mapping[str, str] = field(default_factory=dict)
     # Config to heads, head dim and number of blocks.
     sizes: Callable[[Config], Sizes] = usual_sizes
     # Config to latent channels and patch.
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
-    # Config to whether the model is sampled with classifier-free guidance, and does not have it distilled in.
+    # Config to whether the model is sampled with classifier-free guidance, that is, has not been distilled with it.
     guided: Callable[[Config], bool] = lambda _config: True
-    # Config to the most patches along each of the latents' last dims, if the model has positions for so many.
+    # Config to the most patches along each of the latents' last dims, if the model's positions are limited.
     largest: Callable[[Config], tuple[int, ...]] | None = None
-    # Raises RequestError for conditions that the model cannot take; sees the whole batch, on every rank.
+    # Raises RequestError for conditions that the model cannot take. It sees the whole batch, on every rank.
     check: Callable[[Config, Tensors], None] | None = None
-    # A diffusers scheduler's timestep times this is what `inputs` takes, and mostly the model's forward.
+    # `inputs`, and mostly the model's forward, take a diffusers scheduler's timestep times this.
     timestep_scale: float = 1.0
     # Whether `inputs` takes a timestep for each frame too, (B, F).
     timestep_by_frame: bool = False
-    # Modules of the model or of its blocks whose result depends on the conditions alone: they run once a request.
+    # Modules of the model or its blocks whose result only depends on the conditions. They run once per request.
     memoised: tuple[str, ...] = ()
-    # Puts on the loaded model what the class needs beyond this, by hooks that can be taken off again.
+    # Adds what else the class needs to the loaded model, by removable hooks.
     prepare: Callable[[ModelMixin, Hooks], None] | None = None
 
     @property
     def model_class(self) -> str:
-        """The class of diffusers."""
+        """The name of the diffusers class."""
         return self.spec.model_class
 
     def limits(self, config: Config) -> Limits:
-        """What bounds a plan for a model of this config."""
+        """Returns what a model with this config allows of a plan."""
         heads, _, blocks = self.sizes(config)
         return {"heads": heads, "blocks": blocks, "pipefusion": bool(self.spec.image)}
 
 
 def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, Tensors], None]:
-    """A `check` for optional conditions: which of them a model needs is in its config, and no other may come.
+    """Returns a `check` for optional conditions. The config says which of them a model needs; no others may be given.
 
-    A rule says whether the condition is needed, or how long its dim 1 has to be.
+    A rule says whether the condition is needed, or how long its dim 1 must be.
     """
 
     def check(config: Config, conditions: Tensors) -> None:
@@ -121,7 +124,7 @@ def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, Tensors]
 
 
 def text_within(limit: Callable[[Config], int]) -> Callable[[Config, Tensors], None]:
-    """A `check` for models that have positions for so many text tokens."""
+    """Returns a `check` for models with positions for a limited number of text tokens."""
 
     def check(config: Config, conditions: Tensors) -> None:
         tokens, most = conditions["encoder_hidden_states"].shape[1], limit(config)
@@ -135,18 +138,18 @@ _ADAPTERS: dict[str, Adapter] = {}
 
 
 def register_adapter(adapter: Adapter) -> None:
-    """Adds a class of diffusers to the registries."""
+    """Adds a diffusers class to the registries."""
     _ADAPTERS[adapter.model_class] = adapter
     register(adapter.spec)
 
 
 def model_classes() -> list[str]:
-    """The diffusers classes that have an adapter."""
+    """Returns the diffusers classes that have an adapter."""
     return sorted(_ADAPTERS)
 
 
 def adapter_for(model_class: str) -> Adapter:
-    """The adapter of a diffusers class. Raises UnknownModelError where there is none."""
+    """Returns the adapter of a diffusers class. Raises UnknownModelError if there is none."""
     if model_class not in _ADAPTERS:
         raise UnknownModelError(
             f"No spec for the transformer class {model_class}; supported are {', '.join(model_classes())}.",

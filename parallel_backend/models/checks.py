@@ -1,6 +1,6 @@
-"""Whether a plan, and what a spec says, fit a model, which may be on the meta device.
+"""Checks whether a plan, and what a spec says, fit a model. The model may be on the meta device.
 
-Read in ComfyUI's process too, which has no torch.distributed.
+ComfyUI's process imports this, too. It has no torch.distributed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from ..errors import PlanError
 from ..plan import HOST, SHARED, ParallelPlan
 from .spec import ALWAYS_WHOLE, BlockList, ModelSpec, spec_of
 
-OWN_ATTENTION = ("auto", "native")  # of a plan, where attention is left to ComfyUI
+OWN_ATTENTION = ("auto", "native")  # values of a plan that leave attention to ComfyUI
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class AttentionSizes(NamedTuple):
-    """Of a model's attention. kv_heads: of keys and values, if the model repeats them before it attends."""
+    """Sizes of a model's attention.
+
+    kv_heads: of keys and values, if the model repeats them before it attends.
+    """
 
     heads: int
     head_dim: int
     kv_heads: int | None = None
 
 
-SKIP = "skip"  # the argument of a block that gets what an earlier one returned
+SKIP = "skip"  # the argument of a block that takes an earlier block's output
 
 
 def modules_at(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
-    """The blocks of a list, or the single one that is there."""
+    """Returns the blocks of the list at a path, or the single block there."""
     found = model.get_submodule(path)
     return list(found.children()) if isinstance(found, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [found]
 
 
 def sizes_of(model: torch.nn.Module, spec: ModelSpec) -> AttentionSizes:
-    """The sizes that bound a plan, read off the model, which may be on the meta device."""
+    """Reads the sizes that limit a plan off the model, which may be on the meta device."""
     heads, size = (read_size(model, path) for path in (spec.heads, spec.width or spec.head_dim))
     kv_heads = read_size(model, spec.kv_heads) if spec.kv_heads else None
     return AttentionSizes(heads, size // heads if spec.width else size, kv_heads)
@@ -53,8 +56,7 @@ def read_size(model: torch.nn.Module, path: str) -> Any:
 
 
 def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
-    """Raises PlanError, naming the degree, if the model's class forbids the plan, or is not the class that its spec
-    describes."""
+    """Raises PlanError, naming the degree, if the model's class forbids the plan or differs from its spec."""
     name, spec = type(model).__name__, spec_of(type(model))
     if spec and spec.couples(model) and plan.ways(BATCH_AXES) > 1:
         raise PlanError(
@@ -81,7 +83,10 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
 
 
 def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None, shared: list[str]) -> None:
-    """Raises PlanError if the model's tokens cannot be shared. shared: the plan's axes that would."""
+    """Raises PlanError if the model's tokens cannot be shared.
+
+    shared: the plan's axes that would share them.
+    """
     name = type(model).__name__
     if spec is None:
         raise PlanError(
@@ -106,8 +111,7 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 
 
 def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
-    """Raises PlanError if weights are to be fetched block by block, and there is nobody to share them with, or which
-    blocks the class has is not known."""
+    """Raises PlanError if weights are to be fetched, but no rank shares them or the class's blocks are unknown."""
     plan.check_weights()
     if plan.weights not in (SHARED, HOST):
         return
@@ -122,7 +126,7 @@ def check_fetched(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | 
 
 
 def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None) -> None:
-    """Raises PlanError if the class's blocks cannot be shared out over pipeline stages."""
+    """Raises PlanError if the class's blocks cannot be split into pipeline stages."""
     reason = "how they run is not known here" if spec is None else spec.unstaged or spec.unshared
     if reason:
         degree = max(plan.pipefusion, 2)
@@ -135,7 +139,7 @@ def check_stages(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
 
 
 def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, ...]:
-    """The part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W)."""
+    """Returns the part of the latents that becomes a token, over their last dims: (H, W), or (F, H, W)."""
     if not spec.patch_size:
         return (1,) * dims
     size = read_size(model, spec.patch_size)
@@ -144,13 +148,13 @@ def patch_of(model: torch.nn.Module, spec: ModelSpec, dims: int) -> tuple[int, .
 
 
 def changes_of(model: torch.nn.Module) -> list[str]:
-    """How a model differs from the class that its spec is of, as where ComfyUI has changed; each as words."""
+    """Lists in words how a model differs from its spec's class, for example because ComfyUI has changed."""
     spec = spec_of(type(model))
     return list(dict.fromkeys(differences(model, spec))) if spec else []
 
 
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
-    """What a spec relies on and the model does not have, and what its blocks take that the spec does not know."""
+    """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
     sizes = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
     for path in filter(None, sizes):
         try:
@@ -169,12 +173,13 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
 
 
 def is_stand_in(block: torch.nn.Module) -> bool:
-    """Whether it stands where another stage has a block."""
+    """Whether a module replaces another stage's block."""
     return isinstance(vars(block).get("signature"), inspect.Signature)
 
 
 def attention_paths(block: torch.nn.Module, blocks: BlockList) -> list[str]:
-    """The submodules of a block in which tokens attend to tokens: all of the spec's but those that are None in it."""
+    """Returns the submodules of a block in which tokens attend to tokens: the spec's, except those that are None in
+    it."""
     return [path for path in blocks.attention if not path or getattr(block, path, path) is not None]
 
 
@@ -193,7 +198,7 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
 
 
 def lacking(module: torch.nn.Module, paths: Iterable[str], where: str) -> Iterator[str]:
-    """The submodules that are not there."""
+    """Returns the submodules that do not exist."""
     for path in paths:
         try:
             module.get_submodule(path)

@@ -12,7 +12,7 @@ from .spec import BlockList, ModelSpec
 def inputs(
     config: Config, latents_BCFHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors
 ) -> dict[str, Any]:
-    """T5 embeddings (B, tokens, width); image_latents (B, C, F, H, W), that the model sees beside the latents."""
+    """T5 embeddings (B, tokens, width); image_latents (B, C, F, H, W), which the model sees beside the latents."""
     seen = [latents_BCFHW, *(value for name, value in conditions.items() if name == "image_latents")]
     return {
         "hidden_states": torch.cat(seen, 1).transpose(1, 2),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def prepare(model: ModelMixin, hooks: Hooks) -> None:
-    """Moves the rotary embedding to the device once a forward. The model makes it on the CPU, and each block would move
-    it and have the host wait."""
+    """Moves the rotary embedding to the device once per forward. The model makes it on the CPU. Otherwise each block
+    would move it and make the host wait."""
 
     def bring(_module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         (latents,) = args

@@ -18,7 +18,7 @@ def channels(config: Config) -> int:
 
 
 def ids(grids: list[Grid], device: torch.device) -> torch.Tensor:
-    """(number of the image, row, column) of every token."""
+    """Returns (number of the image, row, column) of every token."""
     sizes = enumerate(grids)
     lines = (((n, n + 1), (0, rows), (0, columns)) for n, (_, rows, columns) in sizes)
     ranges = ([torch.arange(*ends, device=device) for ends in line] for line in lines)
@@ -26,10 +26,10 @@ def ids(grids: list[Grid], device: torch.device) -> torch.Tensor:
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """Patches of 2×2 become tokens; text tokens are at (0, 0, 0). sigma: 0 to 1.
+    """Patches of 2×2 become tokens. Text tokens are at (0, 0, 0). sigma: 0 to 1.
 
-    image_latents lie under the latents; references are images of their own. image_ids (B, tokens, 3): where all image
-    tokens are, if not at (number of the image, row, column).
+    image_latents are channels below the latents. References are separate images.
+    image_ids (B, tokens, 3): the places of all image tokens, if not (number of the image, row, column).
     """
     seen_BCHW = torch.cat([latents_BCHW, *(conditions[name] for name in ("image_latents",) if name in conditions)], 1)
     tokens_BSD, grids = pack(seen_BCHW, conditions)

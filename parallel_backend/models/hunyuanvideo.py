@@ -25,7 +25,7 @@ DOUBLE = BlockList(
     returns=("img", "txt"),
     attention={"attn": "img+txt"},
     sides={"freqs_cis": (0, "img")},
-    whole=("temb", "attention_mask", "1"),  # how many tokens the first frame has, which counts with "0" alone
+    whole=("temb", "attention_mask", "1"),  # the first frame's tokens; only used with "0"
     refused=("0",),
     chained=True,
 )

@@ -1,4 +1,4 @@
-"""What a request to a class of diffusers must be like, checked before a forward, on every rank alike."""
+"""Checks a request to a diffusers class before a forward, on every rank alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check_inputs(
     adapter: Adapter, config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, patches: int
 ) -> None:
-    """Raises RequestError for what the model cannot take; depends on the request alone, so all ranks agree.
+    """Raises RequestError for input that the model cannot take. It depends on the request alone, so all ranks agree.
 
     patches: PipeFusion's.
     """
@@ -40,7 +40,7 @@ def check_inputs(
 
 
 def check_shape(adapter: Adapter, channels: int, patch: tuple[int, ...], latents: torch.Tensor) -> None:
-    """Raises RequestError for latents that have other dims or channels, or do not fall into patches."""
+    """Raises RequestError for latents with other dims or channels, or that cannot be split into patches."""
     if latents.ndim != 2 + len(patch) or latents.shape[1] != channels:
         sizes = "(batch, {}, height, width)" if len(patch) == 2 else "(batch, {}, frames, height, width)"
         raise RequestError(
@@ -58,7 +58,7 @@ def check_shape(adapter: Adapter, channels: int, patch: tuple[int, ...], latents
 
 
 def check_appended(adapter: Adapter, channels: int, patch: tuple[int, ...], conditions: Tensors, patches: int) -> None:
-    """Raises RequestError for latents beside the request's own that have a wrong shape, or meet PipeFusion."""
+    """Raises RequestError for reference latents with a wrong shape, or together with PipeFusion."""
     for name, shape in ((name, conditions[name].shape) for name in adapter.appended if name in conditions):
         if patches > 1:
             raise RequestError(
@@ -74,7 +74,7 @@ def check_appended(adapter: Adapter, channels: int, patch: tuple[int, ...], cond
 
 
 def check_size(adapter: Adapter, config: Config, patch: tuple[int, ...], latents: torch.Tensor) -> None:
-    """Raises RequestError for latents that are larger than the model has positions for."""
+    """Raises RequestError for latents larger than the model's positions."""
     bound = adapter.largest(config) if adapter.largest else latents.shape[2:]
     largest = [most * side for most, side in zip(bound, patch, strict=True)]
     if any(size > most for size, most in zip(latents.shape[2:], largest, strict=True)):
@@ -87,7 +87,7 @@ def check_size(adapter: Adapter, config: Config, patch: tuple[int, ...], latents
 
 
 def check_conditions(adapter: Adapter, config: Config, conditions: Tensors) -> None:
-    """Raises RequestError for conditions that are missing, unknown, or of another text encoder."""
+    """Raises RequestError for conditions that are missing, unknown, or from another text encoder."""
     required = set(adapter.conditions) - set(adapter.optional)
     if not required <= set(conditions) <= set(adapter.conditions):
         raise RequestError(

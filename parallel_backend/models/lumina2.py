@@ -9,7 +9,7 @@ from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
-    """Gemma's embeddings (B, tokens, width), and a mask (B, tokens) where not all count; time runs from noise at 0."""
+    """Gemma's embeddings (B, tokens, width), and a mask (B, tokens) if not all count. Time starts from noise at 0."""
     text_BSD = conditions["encoder_hidden_states"]
     mask_BS = text_BSD.new_ones(text_BSD.shape[:2], dtype=torch.long)
     return {"hidden_states": latents_BCHW, "timestep": 1 - sigma_B, "encoder_attention_mask": mask_BS, **conditions}

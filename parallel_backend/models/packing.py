@@ -1,4 +1,4 @@
-"""Latents and texts in the form in which pipelines hand them to models that take tokens."""
+"""Packs latents and texts in the form in which pipelines pass them to models that take tokens."""
 
 import math
 
@@ -13,7 +13,7 @@ REFERENCES = tuple(f"reference_latents_{number}" for number in range(1, 9))
 
 
 def pack(latents: torch.Tensor, conditions: Tensors) -> tuple[torch.Tensor, list[Grid]]:
-    """The latents and the references among the conditions as tokens (B, S, 4C) of patches of 2×2, and their grids.
+    """Packs the latents and reference conditions as tokens (B, S, 4C) of patches of 2×2. Returns their grids, too.
 
     Latents are (B, C, H, W), or (B, C, F, H, W) for video. A grid: frames, rows, columns.
     """
@@ -26,7 +26,7 @@ def pack(latents: torch.Tensor, conditions: Tensors) -> tuple[torch.Tensor, list
 
 
 def unpack(tokens_BSD: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-    """The first of these tokens back to the shape of the latents that they are of."""
+    """Turns the first of these tokens back into latents of this shape."""
     batch, channels, *frames, height, width = latents.shape
     own_BSD = tokens_BSD[:, : math.prod(frames) * height * width // 4]
     patches = own_BSD.reshape(batch, math.prod(frames), height // 2, width // 2, channels, 2, 2)
@@ -38,10 +38,10 @@ def without(conditions: Tensors, *names: str) -> Tensors:
 
 
 def pad_text(conditions: Tensors, mask: str, least: int, needs_mask: bool = False) -> Tensors:
-    """The conditions with a text of at least so many tokens, of which `mask`, a condition too, leaves out the new ones.
+    """Pads the conditions' text to a least number of tokens. `mask`, also a condition, leaves out the new ones.
 
-    For blocks that fail, or take the image for the text, on a rank without text. A text that is long enough stays as it
-    is, without a mask too unless the model needs one: not every attention kernel takes masks.
+    It is for blocks that fail, or mistake the image for the text, on a rank without text. A text that is long enough
+    stays as it is, also without a mask unless the model needs one, because not every attention kernel takes masks.
     """
     text_BSD = conditions["encoder_hidden_states"]
     missing = max(0, least - text_BSD.shape[1])

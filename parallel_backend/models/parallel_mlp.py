@@ -1,4 +1,4 @@
-"""Which layers of a block's MLP can be computed while attention exchanges tokens, and what of them.
+"""Finds the layers of a block's MLP, and their rows, that can be computed while attention exchanges tokens.
 
 See `BlockList.parallel_mlp`.
 """
@@ -15,7 +15,7 @@ from .spec import OTHER
 
 
 def submodules(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
-    """Those of these submodules that the module has."""
+    """Returns those of these submodules that the module has."""
     found = {}
     for path in paths:
         with contextlib.suppress(AttributeError):
@@ -24,17 +24,23 @@ def submodules(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def attention_rows(rows: str, width: int) -> int:
-    """How many of a layer's rows are for attention. width: of all heads; keys have as many heads as queries."""
+    """Returns how many of a layer's rows are for attention.
+
+    width: of all heads. There are as many key heads as query heads.
+    """
     return width * len(rows.removesuffix(OTHER))
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether rows of the tensor are rows of its values."""
+    """Whether the tensor's rows are rows of its values."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) -> dict[torch.nn.Module, int]:
-    """The linear layers of a block that can be put off, and how many rows of each. rows: `BlockList.parallel_mlp`."""
+    """Returns a block's linear layers that can be deferred, with their deferred rows.
+
+    rows: `BlockList.parallel_mlp`.
+    """
     layers = {layer: attention_rows(rows[path], width) for path, layer in submodules(block, rows).items()}
     linear = {layer: first for layer, first in layers.items() if isinstance(layer, torch.nn.Linear)}
     return {each: each.out_features - first for each, first in linear.items() if not first or is_plain(each.weight)}

@@ -21,10 +21,10 @@ CLEAN = "clean_references"
 
 
 def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """Qwen2.5-VL's embeddings (B, tokens, width), their mask (B, tokens), images to edit as latents. sigma: 0 to 1.
+    """Qwen2.5-VL's embeddings (B, tokens, width), their mask (B, tokens), and images to edit as latents. sigma: 0 to 1.
 
-    image_ids, text_ids (B, tokens, 3): frame, row and column of every token, where they are not diffusers' choice.
-    clean_references (B): whether these images count as free of noise, where it is not the config's `zero_cond_t`.
+    image_ids, text_ids (B, tokens, 3): frame, row and column of every token, if not diffusers' choice. clean_references
+    (B): whether these images count as free of noise, if not the config's `zero_cond_t`.
     """
     tokens_BSD, grids = pack(latents_BCFHW, conditions)
     shapes = Placed([grids] * len(tokens_BSD), *(conditions[name][0] for name in IDS if name in conditions))
@@ -34,7 +34,7 @@ def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, c
 
 
 def prepare(model: ModelMixin, hooks: Hooks) -> None:
-    """Lets a request say where tokens are, and whether its references are free of noise."""
+    """Lets a request set the places of tokens, and whether its references are free of noise."""
     place_by_ids(model, hooks)
     trained = model.zero_cond_t
 

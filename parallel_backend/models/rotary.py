@@ -1,4 +1,4 @@
-"""Rotary embeddings of the families whose pipelines compute them outside the model, by diffusers' own functions."""
+"""Rotary embeddings for the families whose pipelines compute them outside of the model, by diffusers' own functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Box = tuple[tuple[float, float], tuple[float, float]]
 
 
 def centred_box(grid: tuple[int, int], base: tuple[int, int]) -> Box:
-    """Where a token grid (rows, columns) lies on the grid that the model was trained on: scaled to fit, and centred.
+    """Returns where a token grid (rows, columns) lies on the model's training grid: scaled to fit, and centred.
 
     Returns its (top, left) and (bottom, right), in whole tokens of the base grid.
     """
@@ -27,7 +27,8 @@ def centred_box(grid: tuple[int, int], base: tuple[int, int]) -> Box:
 
 
 def rotary_2d(config: Config, latents_BCHW: torch.Tensor, base: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines (tokens, head dim), scaled to a base grid of `base` × `base` tokens, as HunyuanDiT does."""
+    """Returns cosines and sines (tokens, head dim), scaled to a base grid of `base` × `base` tokens, as in
+    HunyuanDiT."""
     from diffusers.models.embeddings import get_2d_rotary_pos_embed
 
     rows, columns = (size // config["patch_size"] for size in latents_BCHW.shape[-2:])
@@ -38,7 +39,8 @@ def rotary_2d(config: Config, latents_BCHW: torch.Tensor, base: int) -> tuple[to
 
 
 def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines (tokens, head dim) as CogVideoX does: scaled to the training size in 1.0, cut out in 1.5."""
+    """Returns cosines and sines (tokens, head dim) as in CogVideoX: scaled to the training size in 1.0, cropped in
+    1.5."""
     from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
     patch, patch_t = config["patch_size"], config["patch_size_t"]
@@ -58,16 +60,16 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
 
 
 class Placed(list):
-    """The shapes of images, as Qwen-Image's forward takes them, and where their tokens and the text's are (S, 3)."""
+    """Image shapes for Qwen-Image's forward, with the places (S, 3) of the image tokens and the text tokens."""
 
     def __init__(self, shapes: list, image_ids: torch.Tensor | None = None, text_ids: torch.Tensor | None = None):
         super().__init__(shapes)
         self.ids = None if image_ids is None or text_ids is None else (image_ids, text_ids)
-        self.clean: bool | None = None  # whether references are free of noise; None: as the config says
+        self.clean: bool | None = None  # whether references are free of noise; None means the config's choice
 
 
 def place_by_ids(model: ModelMixin, hooks: Hooks) -> None:
-    """Lets Qwen-Image's rotary embedding take the places of tokens from `Placed`, where it has them."""
+    """Lets Qwen-Image's rotary embedding take the places of tokens from `Placed`, if it has them."""
     import torch
 
     rope = model.pos_embed

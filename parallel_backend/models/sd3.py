@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image once more."""
+"""Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image twice."""
 
 from .adapter import Adapter, register_adapter
 from .spec import BlockList, ModelSpec

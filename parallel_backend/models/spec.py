@@ -1,7 +1,7 @@
-"""What the engine must know of a model class, as data: neither diffusers nor ComfyUI is imported here.
+"""What the engine must know of a model class, as data. It imports neither diffusers nor ComfyUI.
 
-Token streams have names of our own, such as "img" and "txt". Where the tokens of several streams lie one after the
-other, their names are joined by "+", in that order.
+Token streams have our own names, such as "img" and "txt". If a tensor has the tokens of several streams one after the
+other, their names are joined by "+" in that order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHER = "+"  # rows of a linear layer that are not for queries, keys or values
 
 @dataclass(frozen=True)
 class BlockList:
-    """Blocks of a model that run one after the other, and what their arguments mean.
+    """Blocks of a model that run one after the other, and the meaning of their arguments.
 
     Every argument of a block must be listed in one of the fields below. An unlisted one raises RequestError, because we
     do not know how to shard it.
@@ -55,7 +55,8 @@ class BlockList:
     # Arguments that say how many of a stream's tokens count, from the first on: the argument with those tokens. The
     # other tokens are left out.
     counts: Mapping[str, str] = field(default_factory=dict)
-    # Arguments that may be of a class of the model's own: what makes a tensor of it, which the fields here are about.
+    # Arguments that may have a class of the model's own: the function that makes a tensor of it. The other fields
+    # describe that tensor.
     converters: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     # Submodules of `attention` whose mask the block makes of its own side arguments, and so of this rank's keys. The
     # mask is the same in all blocks of a forward.
@@ -63,14 +64,14 @@ class BlockList:
     # Submodules of `attention` that see only so many tokens to either side, and their attribute that says how many;
     # where it is None, they see all.
     windows: Mapping[str, str] = field(default_factory=dict)
-    # Submodules that read from a token's place which frame it is of, and which of their arguments have tokens: they get
-    # these in full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
+    # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
+    # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
     full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
     # Arguments that a block has and that may not be given: we do not know how to shard them.
     refused: tuple[str, ...] = ()
-    # Whether these blocks run between those of another list, so that their weights are not fetched in turn.
+    # Whether these blocks run between those of another list. Then their weights are not fetched in turn.
     interleaved: bool = False
     # Whether the model hands what a block returns to the next block of the list as it is. Then streams stay local
     # between them, and nothing is copied. Of a `head`: whether what lies between the last block and the head works
@@ -90,23 +91,23 @@ class BlockList:
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The arguments that a block returns, in order. Raises StopIteration for a block that returns what is no
-        argument of it."""
+        """Returns the arguments that a block returns, in order. Raises StopIteration if it returns something that is no
+        argument."""
         returns = self.returns if isinstance(self.returns, tuple) else (self.returns,)
         return tuple(next(name for name, own in self.tokens.items() if own == stream) for stream in returns)
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model class, seen from outside."""
+    """A model class, as seen from outside."""
 
     # ComfyUI's by module and name, as "comfy.ldm.flux.model.Flux"; diffusers' by its name alone.
     model_class: str
-    # Its blocks, in the order in which they run.
+    # Its blocks, in running order.
     blocks: tuple[BlockList, ...] = ()
-    # Where the model has the number of its attention's heads: a path of attributes.
+    # The path of attributes to the number of attention heads.
     heads: str = ""
-    # Where it has the width of all heads together, or else of one.
+    # The path to the width of all heads together, or else of one head.
     width: str = ""
     head_dim: str = ""
     # Where it has the number of heads of keys and values, if attention repeats each of them for the heads of queries
@@ -115,8 +116,8 @@ class ModelSpec:
     # What follows the blocks token by token, as if it were one more block: tokens come together behind it, where they
     # are narrow. Without it, they come together behind the last block.
     head: BlockList | None = None
-    # Why the rows of a batch cannot be computed apart, if they cannot; and where only some models of the class are so,
-    # an attribute that is true of those.
+    # Why the rows of a batch cannot be computed separately, if they cannot. If only some models of the class are so, an
+    # attribute that is true for those.
     coupled: str = ""
     coupled_where: str = ""
     # Why its tokens cannot be shared, if they cannot. Nothing of the above is needed then.
@@ -124,9 +125,9 @@ class ModelSpec:
     # The stream whose tokens are the latents' patches, row by row: PipeFusion can run them patch by patch. Without it,
     # PipeFusion has one patch.
     image: str = ""
-    # Where a model of ComfyUI has the size of a patch.
+    # The path to the patch size, for ComfyUI's models.
     patch_size: str = ""
-    # Why its blocks cannot be shared out over pipeline stages, if they cannot.
+    # Why its blocks cannot be split into pipeline stages, if they cannot.
     unstaged: str = ""
     # Whether the first half of its blocks feeds the second, last to first, as the argument "skip".
     skips: bool = False
@@ -144,7 +145,7 @@ class ModelSpec:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The lists whose blocks run one after the other, once in each forward."""
+        """The lists whose blocks run one after the other, once per forward."""
         return tuple(blocks.path for blocks in self.blocks if not blocks.interleaved)
 
     @property
@@ -153,12 +154,12 @@ class ModelSpec:
         return [path for blocks in self.blocks for path in blocks.shared]
 
     def couples(self, model: object) -> bool:
-        """Whether the rows of this model's batch cannot be computed apart."""
+        """Whether the rows of this model's batch depend on each other."""
         return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
 
 
 def names(streams: str) -> tuple[str, ...]:
-    """The streams that lie one after the other."""
+    """Returns the streams of a joined name."""
     return tuple(streams.split("+"))
 
 
@@ -166,23 +167,23 @@ _SPECS: dict[str, ModelSpec] = {}
 
 
 def register(spec: ModelSpec, *also: str) -> ModelSpec:
-    """Adds a class to the registry, and others that are run alike."""
+    """Adds a class to the registry, and others that run alike."""
     for name in (spec.model_class, *also):
         _SPECS[name] = spec
     return spec
 
 
 def comfyui_classes() -> list[str]:
-    """ComfyUI's classes that have a spec."""
+    """Returns ComfyUI's classes that have a spec."""
     return sorted(name for name in _SPECS if name.startswith("comfy."))
 
 
 def spec_named(model_class: str) -> ModelSpec | None:
-    """The spec of a class by its name, see `ModelSpec.model_class`."""
+    """Returns the spec of a class by its name, see `ModelSpec.model_class`."""
     return _SPECS.get(model_class)
 
 
 def spec_of(model_class: type) -> ModelSpec | None:
-    """The spec of a class, if there is one. A class derived from one that has a spec is another class."""
+    """Returns the spec of a class, if there is one. A subclass of a class with a spec is another class."""
     module, name = model_class.__module__, model_class.__qualname__
     return spec_named(name if module.startswith("diffusers.") else f"{module}.{name}")

@@ -1,4 +1,4 @@
-"""For models whose head puts patches together to a square image, whatever the shape of the latents."""
+"""For models whose head assembles patches to a square image, whatever the shape of the latents."""
 
 import math
 
@@ -9,7 +9,7 @@ from ..hooks import Hooks
 
 
 def fill_square(head: torch.nn.Module, hooks: Hooks) -> None:
-    """Hooks the model's last layer so that its tokens (B, S, width) are filled up to a square number."""
+    """Hooks the model's last layer so that its tokens (B, S, width) are padded to a square number."""
 
     def fill(_module: torch.nn.Module, _args: tuple, tokens_BSD: torch.Tensor) -> torch.Tensor:
         tokens = tokens_BSD.shape[1]
@@ -19,7 +19,7 @@ def fill_square(head: torch.nn.Module, hooks: Hooks) -> None:
 
 
 def from_square(square_BCHW: torch.Tensor, patch: int, height: int, width: int) -> torch.Tensor:
-    """The square back to patches in token order, and these to an image of the size they are of."""
+    """Turns the square back into patches in token order, and these into an image of the given size."""
     if height == width:
         return square_BCHW
     patches = F.unfold(square_BCHW, patch, stride=patch)[..., : (height // patch) * (width // patch)]

@@ -11,7 +11,7 @@ from .spec import BlockList, ModelSpec
 
 def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
     """UMT5's and CLIP's embeddings (B, tokens, width), and image_latents (B, C, F, H, W): the mask, then the image."""
-    if timestep_B.ndim == 2:  # one a frame, where some are kept; the class takes one a token
+    if timestep_B.ndim == 2:  # one per frame, if some frames are kept; the class takes one per token
         frames, *sides = config["patch_size"]
         tokens = math.prod(size // side for size, side in zip(latents.shape[3:], sides, strict=True))
         timestep_B = timestep_B[:, ::frames].repeat_interleave(tokens, 1)

@@ -9,7 +9,7 @@ from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
-    """Qwen's embeddings (B, tokens, width), and a mask (B, tokens) where not all count; time runs from noise at 0."""
+    """Qwen's embeddings (B, tokens, width), and a mask (B, tokens) if not all count. Time starts from noise at 0."""
     texts, masks = conditions["encoder_hidden_states"], conditions.get("encoder_attention_mask")
     if masks is not None:
         texts = [text_SD[mask_S.bool()] for text_SD, mask_S in zip(texts, masks, strict=True)]

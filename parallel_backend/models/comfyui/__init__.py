@@ -1,4 +1,4 @@
-"""ComfyUI's own model classes as data: one spec a class. Imports nothing of ComfyUI; see ../README.md to add one."""
+"""ComfyUI's own model classes as data: one spec per class. Imports nothing of ComfyUI; see ../README.md to add one."""
 
 from . import audio, cosmos, dit, flux, joint, ltx, lumina, mmdit, omnigen, others, qwen, shapes, video, wan
 

@@ -1,4 +1,4 @@
-"""Models of sound: Stable Audio, ACE-Step; and MiniMax H3, which has video with it."""
+"""Audio models: Stable Audio and ACE-Step; and MiniMax H3, which makes video with it."""
 
 from ..spec import BlockList, ModelSpec, register
 

@@ -1,4 +1,4 @@
-"""Cosmos 1, Cosmos Predict 2, and Anima, which is one."""
+"""Cosmos 1, Cosmos Predict 2, and Anima, which is a Cosmos model."""
 
 from ..spec import BlockList, ModelSpec, register
 

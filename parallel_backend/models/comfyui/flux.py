@@ -1,4 +1,4 @@
-"""Flux.1 and Flux.2, and those whose blocks are Flux's: Chroma, HunyuanVideo, HunyuanImage, Hunyuan3D 2.0."""
+"""Flux.1 and Flux.2, and models with Flux's blocks: Chroma, HunyuanVideo, HunyuanImage, Hunyuan3D 2.0."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ MODEL = ModelSpec(
 )
 register(MODEL)
 register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
-# Its head mixes the pixels of neighbours.
+# Its head mixes neighbouring pixels.
 register(
     replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image="", patch_size="")
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..spec import BlockList, ModelSpec, register
 
-# Every block brings some text of its own, and forgets it.
+# Every block adds some text of its own, and drops it again.
 HIDREAM = (
     BlockList(
         path="double_stream_blocks",
@@ -73,7 +73,7 @@ register(
     )
 )
 
-# Its blocks of pixels, which come after, run whole on every rank.
+# Its pixel blocks run after these, whole on every rank.
 PIXELDIT = BlockList(
     path="patch_blocks",
     tokens={"x": "img", "y": "txt"},

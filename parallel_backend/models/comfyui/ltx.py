@@ -1,4 +1,4 @@
-"""LTX-Video, and LTX 2 with its sound."""
+"""LTX-Video, and LTX 2 with its audio."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from ..spec import BlockList, ModelSpec, register
 
 
 def dense_mask(mask: Any) -> torch.Tensor:
-    """A mask of guides, which ComfyUI keeps as one row for what is noise, and one for each of the guides' tokens."""
+    """Returns the full mask of guides. ComfyUI keeps one row of it for the noise, and one for each of the guides'
+    tokens."""
     if isinstance(mask, torch.Tensor):
         return mask
     tokens = mask.noisy_mask.shape[-1]
@@ -18,7 +19,7 @@ def dense_mask(mask: Any) -> torch.Tensor:
 
 
 def by_frame(timestep: Any) -> torch.Tensor:
-    """The modulation that ComfyUI keeps once for each frame, where it is the same for all of a frame's tokens."""
+    """Returns the modulation, which ComfyUI keeps once per frame if it is the same for all of a frame's tokens."""
     return timestep if isinstance(timestep, torch.Tensor) else timestep.data
 
 

@@ -1,10 +1,10 @@
-"""Lumina 2, and Z-Image, which is one."""
+"""Lumina 2, and Z-Image, which is a Lumina 2 model."""
 
 from dataclasses import replace
 
 from ..spec import BlockList, ModelSpec, register
 
-# What is joined before the image's tokens is one stream to a spec: text, and what SigLIP has seen of references.
+# The spec has one stream for all that precedes the image's tokens: text, and SigLIP's embeddings of references.
 REFINER = BlockList(
     path="noise_refiner",
     tokens={"x": "img"},
@@ -34,5 +34,5 @@ MODEL = ModelSpec(
     patch_size="patch_size",
 )
 register(MODEL)
-# It decodes pixels behind its blocks.
+# It decodes pixels after its blocks.
 register(replace(MODEL, model_class="comfy.ldm.lumina.model.NextDiTPixelSpace", image="", patch_size=""))

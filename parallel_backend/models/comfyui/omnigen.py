@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..spec import BlockList, ModelSpec, register
 
-# References have a refiner of their own, which every rank runs whole.
+# References have their own refiner, which every rank runs whole.
 REFINER = BlockList(
     path="noise_refiner",
     tokens={"hidden_states": "img"},

@@ -1,4 +1,4 @@
-"""Qwen-Image, and Mage-Flow, whose blocks are its."""
+"""Qwen-Image, and Mage-Flow, which has Qwen-Image's blocks."""
 
 from ..spec import BlockList, ModelSpec, register
 

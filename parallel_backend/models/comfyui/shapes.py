@@ -1,4 +1,4 @@
-"""Models of things in space: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux."""
+"""Models of 3D shapes: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux model."""
 
 from ..spec import BlockList, ModelSpec, register
 

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2, and the models made of it."""
+"""Wan 2.1 and 2.2, and the models derived from it."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ register(
 register(
     replace(MODEL, model_class="comfy.ldm.wan.model_animate.AnimateWanModel", uncached="it adds faces between them"),
 )
-# Frame by frame, its blocks keep keys and values.
+# Its blocks keep keys and values from frame to frame.
 CAUSAL = replace(BLOCKS, refused=("kv_cache", "crossattn_cache"))
 register(replace(MODEL, model_class="comfy.ldm.wan.ar_model.CausalWanModel", blocks=(CAUSAL,)))
 # It has two heads.
@@ -47,7 +47,7 @@ register(
     )
 )
 
-# Each frame's tokens attend to that frame's sound.
+# Each frame's tokens attend to that frame's audio.
 HUMO = replace(BLOCKS, full_length={"audio_cross_attn_wrapper": {"x": "x"}}, whole=(*BLOCKS.whole, "audio"))
 register(replace(MODEL, model_class="comfy.ldm.wan.model.HumoWanModel", blocks=(HUMO,)))
 
