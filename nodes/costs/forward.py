@@ -26,10 +26,8 @@ REPLACED = ("forward", "_forward")  # attributes that redirect a module's calls
 def count_call_forward(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], rows: int, peak: float
 ) -> ForwardCost | None:
-    """Counts a call of the class with these arguments; only their shapes matter.
-
-    Returns None if the class's code looks at values, or if its weights are kept in a form that cannot be counted.
-    """
+    """Counts a call of the class with these arguments; only their shapes matter. Returns None if the class's code looks
+    at values, or if its weights are kept in a form that cannot be counted."""
     own = copy.copy(module)
     for name in REPLACED:
         vars(own).pop(name, None)

@@ -28,10 +28,7 @@ def file_of(dtype: str) -> MeasuredFile:
 
 
 def machine_of(dtype: str) -> Machine:
-    """Returns the figures of these ranks.
-
-    dtype: the compute dtype, a key of DTYPES.
-    """
+    """Returns the figures of these ranks. dtype: the compute dtype, a key of DTYPES."""
     stored = file_of(dtype)
     if stored.figures:
         try:
@@ -42,7 +39,7 @@ def machine_of(dtype: str) -> Machine:
 
 
 def measure(group: WorkerGroup, dtype: str, check: Callable[[], None]) -> None:
-    """Has the ranks of an automatic plan measure their speed, unless it is known. Raises WorkerGroupError."""
+    """Lets the ranks of an automatic plan measure their speed, unless it is known. Raises WorkerGroupError."""
     stored, ranks = file_of(dtype), device_count()
     if ranks < 2 or machine_of(dtype).is_measured:
         return

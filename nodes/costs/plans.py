@@ -30,8 +30,7 @@ Estimate = Callable[[Sequence[int]], float]
 class ModelCosts:
     """module: on the meta device.
     dtype: the compute dtype.
-    estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape.
-    """
+    estimate: ComfyUI's estimate of the bytes that one device needs beside the weights, for latents of a shape."""
 
     def __init__(self, module: torch.nn.Module, sizes: WeightSizes, dtype: torch.dtype, estimate: Estimate) -> None:
         self.module = module
@@ -126,10 +125,8 @@ def is_covered(plan: ParallelPlan) -> bool:
 
 
 def pick_usual_step(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Returns the seconds and communication of the median step.
-
-    The first step lays out memory, so it only counts if there is no other.
-    """
+    """Returns the seconds and communication of the median step. The first step lays out memory, so it only counts if
+    there is no other."""
     later = sorted(list(steps)[1:] or list(steps))
     return later[(len(later) - 1) // 2]
 

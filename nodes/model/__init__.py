@@ -1,1 +1,1 @@
-"""What a MODEL consists of: the model's description, its remote module and patcher, LoRA, loop mode."""
+"""What a MODEL consists of: the model's description, its remote module and patcher, loop mode."""

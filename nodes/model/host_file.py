@@ -1,5 +1,4 @@
-"""Describes a model file or folder that ComfyUI's own class runs, as ComfyUI detects it, without reading the
-weights."""
+"""Describes a model file or folder that ComfyUI's own class runs, as ComfyUI detects it. It reads no weights."""
 
 from __future__ import annotations
 
@@ -52,10 +51,7 @@ MEMORY_SIZES = ("reserve_vram", "async_offload")
 
 
 class WeightDtype(NamedTuple):
-    """The dtype that a file's weights are cast to; None is ComfyUI's own choice.
-
-    fast: see `HostSource.fast_fp8`.
-    """
+    """The dtype that a file's weights are cast to; None is ComfyUI's own choice. fast: see `HostSource.fast_fp8`."""
 
     dtype: torch.dtype | None = None
     fast: bool = False
@@ -80,8 +76,7 @@ class HostFile:
     sizes: of its weights as loaded.
     fast_fp8: see HostSource.
     has_more: whether it is a checkpoint with more than the diffusion model.
-    folder: what a diffusers folder says beside its weights.
-    """
+    folder: what a diffusers folder says beside its weights."""
 
     path: Path
     model: comfy.model_base.BaseModel
@@ -112,9 +107,7 @@ class HostFile:
 
     def source(self, plan: ParallelPlan, on_cpu: bool) -> HostSource:
         """Returns what the ranks load, with ComfyUI's arguments that change the result or where weights are kept.
-
-        Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does.
-        """
+        Tokens can be shared if torch computes attention. One rank alone attends as ComfyUI does."""
         shares = plan.world_size * plan.patch_count > 1
         return HostSource(
             comfyui=COMFYUI,
@@ -129,10 +122,7 @@ class HostFile:
 
 
 def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
-    """Returns those of ComfyUI's arguments that concern the ranks.
-
-    shares: whether tokens are shared.
-    """
+    """Returns those of ComfyUI's arguments that concern the ranks. shares: whether tokens are shared."""
     own = comfy.cli_args.args
     arguments = [*(["--cpu"] if on_cpu else [])]
     chosen = [name for name in ATTENTION if getattr(own, name, False)]
@@ -155,11 +145,8 @@ def flag(name: str) -> str:
 
 
 def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile:
-    """Returns what ComfyUI detects in a file, or in a diffusers folder.
-
-    Raises ModelFileError if the file is broken, if ComfyUI finds no diffusion model to sample from in it, or if its
-    weights do not fit the detected model.
-    """
+    """Returns what ComfyUI detects in a file, or in a diffusers folder. Raises ModelFileError if the file is broken, if
+    ComfyUI finds no diffusion model to sample from in it, or if its weights do not fit the detected model."""
     folder = describe_folder(path) if path.is_dir() else None
     if not folder and not is_gguf(path):
         refuse_others(path)
@@ -227,10 +214,8 @@ def refuse_others(path: Path) -> None:
 
 
 def seen_here(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:
-    """Returns a tensor of a file as ComfyUI's process needs it, without its numbers.
-
-    The numbers stay where nodes read them, and where they say how a layer is stored.
-    """
+    """Returns a tensor of a file as ComfyUI's process needs it, without its numbers. The numbers stay where nodes read
+    them, and where they say how a layer is stored."""
     if is_read:
         return tensor.to(dtype or tensor.dtype, copy=True)
     return tensor if name.endswith(".comfy_quant") else tensor.to(META)

@@ -58,9 +58,8 @@ class LoopSampler(comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
     def __init__(self, call: Callable[[float], SamplerCall], tell: Callable[[int, int], None]) -> None:
-        """call: returns the request for a guidance scale.
-        tell: if a cache is used, called at the end with the number of forwards that it skipped, and of all forwards.
-        """
+        """call: returns the request for a guidance scale. tell: if a cache is used, called at the end with the number
+        of forwards that it skipped, and of all forwards."""
         self.call, self.tell = call, tell
 
     def sample(
@@ -144,10 +143,8 @@ def record_passes(
     sigmas: torch.Tensor,
     extra_args: dict[str, Any],
 ) -> list[SamplerPass]:
-    """Records a step's cond and uncond forwards as the guider asks for them.
-
-    Raises Refused for conditioning that changes the latents' size or the timesteps.
-    """
+    """Records a step's cond and uncond forwards as the guider asks for them. Raises Refused for conditioning that
+    changes the latents' size or the timesteps."""
     with remote.recorded(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
     passes = []

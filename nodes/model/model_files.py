@@ -55,10 +55,8 @@ class DiffusersFolder:
 
 
 def list_models() -> dict[str, Path]:
-    """Returns the loader's models, name to path: safetensors and GGUF files, diffusers folders, and the demo model.
-
-    If two have one name, the one in diffusion_models wins.
-    """
+    """Returns the loader's models, name to path: safetensors and GGUF files, diffusers folders, and the demo model. If
+    two have one name, the one in diffusion_models wins."""
     models: dict[str, Path] = {}
     for kind in FOLDERS:
         for name, path in safetensors_in(kind).items():
@@ -97,10 +95,7 @@ def gguf_files() -> dict[str, Path]:
 
 
 def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
-    """Says why a loader does not offer a name.
-
-    checkpoint: whether it is the checkpoint loader.
-    """
+    """Says why a loader does not offer a name. checkpoint: whether it is the checkpoint loader."""
     if name.lower().endswith(PICKLE_SUFFIXES):
         return Explanation(
             f"{name!r} is a pickle checkpoint, and loading one can run any code; it is refused.",
@@ -123,10 +118,7 @@ def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
 
 
 def why_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
-    """Says why the checkpoint loader does not offer a name.
-
-    kinds: ComfyUI's folders that have it.
-    """
+    """Says why the checkpoint loader does not offer a name. kinds: ComfyUI's folders that have it."""
     cause = f"There is no model {name!r} in ComfyUI's checkpoints folder."
     if kinds:
         cause = f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here."
@@ -172,11 +164,8 @@ def no_safetensors(folder: Path, class_name: str) -> ModelFileError:
 
 
 def read_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Reads a safetensors file's tensors as meta tensors, and the rest of its header. It reads no weights.
-
-    A dtype that no model computes in becomes uint8. Raises ModelFileError if the file is truncated, missing, or not
-    safetensors.
-    """
+    """Reads a safetensors file's tensors as meta tensors, and the rest of its header. It reads no weights. A dtype that
+    no model computes in becomes uint8. Raises ModelFileError if the file is truncated, missing, or not safetensors."""
     try:
         with safe_open(str(path), framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

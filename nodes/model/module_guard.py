@@ -65,10 +65,7 @@ class ModuleGuard:
         self.before = {name: held(part) for name, part in module.named_modules()}
 
     def check(self, allowed: Collection[str]) -> None:
-        """Raises Refused if a node has changed the module since.
-
-        allowed: names of attributes that may have changed.
-        """
+        """Raises Refused if a node has changed the module since. allowed: names of attributes that may have changed."""
         found = []
         for name, part in self.module.named_modules():
             path, before = f"{name}." if name else "", self.before.get(name, {})

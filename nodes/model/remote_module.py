@@ -79,11 +79,8 @@ class Run:
 
 
 class RemoteModule(RemoteWeights):
-    """Sends the calls of a module to the worker group.
-
-    If the class runs wrappers around `_forward` itself, this replaces `_forward`, so that the wrappers are called as
-    usual.
-    """
+    """Sends the calls of a module to the worker group. If the class runs wrappers around `_forward` itself, this
+    replaces `_forward`, so that the wrappers are called as usual."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class RemoteModule(RemoteWeights):
         """costs: of the model's plans.
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
         name: of the model, as the user chose it.
-        """
+        schedule: the schedule that a diffusers folder states, if it does."""
         super().__init__(group, source.to_json(), plan, sizes, note, name)
         self.auto = auto
         self.costs = costs
@@ -130,10 +127,8 @@ class RemoteModule(RemoteWeights):
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one call of the model in the ranks. Returns its result on the device of the latents.
-
-        Raises Refused for what would have to run inside of the model, and for what cannot be sent.
-        """
+        """Runs one call of the model in the ranks. Returns its result on the device of the latents. Raises Refused for
+        what would have to run inside of the model, and for what cannot be sent."""
         values = self.named(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
         options = sendable(values.get("transformer_options") or {}, self.run.name_object)
@@ -195,10 +190,8 @@ class RemoteModule(RemoteWeights):
         return found
 
     def counted(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """Returns the work with the cost of one of its parts, counted from one of its calls.
-
-        If the plan is still to be decided, the ranks measure their speed first.
-        """
+        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is still to be
+        decided, the ranks measure their speed first."""
         if self.auto and self.auto.is_open:
             measure(self.group, self.costs.dtype, check_interrupt)
         return replace(work, forward=self.costs.count_call(args, kwargs))
@@ -220,10 +213,8 @@ class RemoteModule(RemoteWeights):
         return None
 
     def settle(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
-        """Decides an automatic plan by the work. The ranks keep the weights.
-
-        asked: the calls' arguments. Raises Refused if nodes ask for something that the plan does not allow.
-        """
+        """Decides an automatic plan by the work. The ranks keep the weights. asked: the calls' arguments. Raises
+        Refused if nodes ask for something that the plan does not allow."""
         options = [each.get("transformer_options", {}) for each in asked]
         self.follow(replace(work, **bearable(options)))
         self.predict(replace(work, **bearable(options)))

@@ -96,10 +96,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
     ) -> int:
-        """Frees what ComfyUI's own allocator keeps ready, because other processes can't use it.
-
-        The ranks load with the first forward.
-        """
+        """Frees what ComfyUI's own allocator keeps ready, because other processes can't use it. The ranks load with the
+        first forward."""
         if self.remote:
             comfy.model_management.soft_empty_cache()
             extra_memory = WHOLE
@@ -113,7 +111,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         force_patch_weights: bool = False,
         full_load: bool = False,
     ) -> None:
-        """Lets the ranks read and patch the weights. ComfyUI's own class has none here to move."""
+        """Lets the ranks read and patch the weights. There are none here to move."""
         if self.remote is None:
             super().load(device_to, lowvram_model_memory, force_patch_weights, full_load)  # pyright: ignore[reportArgumentType]
             return
@@ -145,7 +143,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return super().detach(unpatch_all)
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
-        """Keeps the patches for this model. Raises what `accept` raises."""
+        """Keeps the patches for this model. `(None,)` only scales a weight. Raises Refused if none is for it."""
         if strength_model != 1.0 and not all(value == (None,) for value in patches.values()):
             raise no_weights("a model merge, or another node that scales weights")
         known = self.model.state_dict().keys()
@@ -163,11 +161,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.group.resident = self.origin()
 
     def use(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
-        """Makes all following calls of the model use this patcher, which ComfyUI has loaded.
-
-        more: changes of the weights beside its own.
-        hooks: tells these changes from others.
-        """
+        """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: changes of the
+        weights beside its own. hooks: tells these changes from others."""
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
@@ -176,11 +171,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.remote.use(told, patches, self.object_patches, compiled)
 
     def origin(self) -> RemoteModelPatcher:
-        """The loader's patcher, of which this one is a clone.
-
-        While it lives, ComfyUI remembers the model as loaded. The group still holds the model after the nodes are gone,
-        so some patcher has to answer for it.
-        """
+        """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded.
+        The group still holds the model after the nodes are gone, so some patcher has to answer for it."""
         patcher = self
         while patcher.parent is not None:
             patcher = patcher.parent
@@ -195,11 +187,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        """Returns the names and shapes of ComfyUI's own class.
-
-        Reading a weight's numbers is refused later. Asking for a part of the weights is refused here, because it is
-        meant to compute with them.
-        """
+        """Returns names and shapes. Reading a weight's numbers is refused later. Asking for a part of the weights is
+        refused here, because it is meant to compute with them."""
         if filter_prefix is not None:
             raise no_weights("a node that reads weights")
         found = super().model_state_dict()

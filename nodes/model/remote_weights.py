@@ -32,8 +32,7 @@ Patches = Mapping[Any, list[tuple]]
 class RecordedForward(NamedTuple):
     """latents: of all branches.
     conditions: the other arguments except the timesteps, by name.
-    branches: for each part of the batch, 0 for cond and 1 for uncond.
-    """
+    branches: for each part of the batch, 0 for cond and 1 for uncond."""
 
     latents: torch.Tensor
     timesteps: torch.Tensor
@@ -58,8 +57,7 @@ class RemoteWeights:
     sizes: of its weights.
     note: for the group's status, if the plan is not the requested one.
     name: of the model, as the user chose it.
-    working: bytes beside the weights on a rank, for the last sampling that room was made for.
-    """
+    working: bytes beside the weights on a rank, for the last sampling that room was made for."""
 
     def __init__(
         self,
@@ -152,10 +150,8 @@ class RemoteWeights:
         return self.group.device_bytes() if self.is_held else 0
 
     def wanted_bytes(self) -> int:
-        """Returns what the worker group will keep on ComfyUI's device for this model. At least 1.
-
-        If the group holds another model, which will go, it returns only the bytes beyond what that model has now.
-        """
+        """Returns what the worker group will keep on ComfyUI's device for this model. At least 1. If the group holds
+        another model, which will go, it returns only the bytes beyond what that model has now."""
         kept = self.group.device_bytes()
         return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
 
@@ -184,10 +180,8 @@ class RemoteWeights:
         return max(0, working - ready)
 
     def trim(self) -> int:
-        """Makes the worker group free what it only keeps ready on its accelerators, if it is for this model.
-
-        Returns how many bytes of ComfyUI's device that freed.
-        """
+        """Makes the worker group free what it only keeps ready on its accelerators, if it is for this model. Returns
+        how many bytes of ComfyUI's device that freed."""
         return self.group.trim() if self.is_held and self.group.settings.on_free != "keep" else 0
 
     def free(self) -> None:

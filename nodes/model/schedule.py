@@ -16,9 +16,8 @@ PREDICTIONS = {
 
 
 class Schedule(NamedTuple):
-    """config: scheduler_config.json of the model's folder; empty without one.
-    default, linear_sigmas: of the model, see the engine's `build_scheduler` and `Stepper.prepare`.
-    """
+    """config: scheduler_config.json of the model's folder; empty without one. default, linear_sigmas: of the model, see
+    the engine's `build_scheduler` and `Stepper.prepare`."""
 
     config: dict[str, Any]
     default: dict[str, Any]

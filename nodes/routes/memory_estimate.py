@@ -38,8 +38,7 @@ class Picture(NamedTuple):
 class ModelMemory:
     """sizes: of the weights, in the dtype in which they are loaded.
     model: ComfyUI's model without its weights.
-    smaller: the weights' sizes in smaller dtypes, each with the key of its remark.
-    """
+    smaller: the weights' sizes in smaller dtypes, each with the key of its remark."""
 
     sizes: WeightSizes
     model: comfy.model_base.BaseModel
@@ -56,10 +55,8 @@ class ModelMemory:
 
 
 def working_bytes(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], rows: int) -> float | None:
-    """Returns what the largest of these pictures needs on a rank beside the weights; None if unknown.
-
-    rows: a forward's rows for each image: one, or two with guidance.
-    """
+    """Returns what the largest of these pictures needs on a rank beside the weights; None if unknown. rows: a forward's
+    rows for each image: one, or two with guidance."""
     known = []
     for picture in pictures:
         if shape := memory.latents(picture):
@@ -101,10 +98,8 @@ class MemoryEstimate:
         return cls(plan, expected, memory, (*pictures,), is_guided, working, room, group)
 
     def fits_by_rank(self) -> list[bool]:
-        """Whether each rank's card on this machine has enough memory.
-
-        It needs the rank's kept weights, a forward, and what ComfyUI keeps free. The list is empty on the CPU.
-        """
+        """Whether each rank's card on this machine has enough memory. It needs the rank's kept weights, a forward, and
+        what ComfyUI keeps free. The list is empty on the CPU."""
         kept, free = self.memory.sizes.count_kept_bytes(self.plan), kept_free(self.working or 0)
         degrees, cards = self.plan.degrees(), cards_of(self.plan)
         stages = (joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)[: len(cards)])
@@ -125,8 +120,7 @@ class MemoryEstimate:
         working: bytes of a forward; null if unknown.
         fetched: bytes that a rank fetches in a forward.
         fits: see `fits_by_rank`; null where it does not fit and ComfyUI's partial loading handles that.
-        reserve: further bytes that ComfyUI keeps free on a card.
-        """
+        reserve: further bytes that ComfyUI keeps free on a card."""
         sizes, fits = self.memory.sizes, self.fits_by_rank()
         return {
             "kept": sizes.count_kept_bytes(self.plan),
@@ -137,10 +131,8 @@ class MemoryEstimate:
         }
 
     def remarks(self, computing: float = 0) -> list[Remark]:
-        """Says what is fetched, how long that takes, how often and why. Also says what does not fit.
-
-        computing: seconds of a step; 0 if unknown.
-        """
+        """Says what is fetched, how long that takes, how often and why. Also says what does not fit. computing: seconds
+        of a step; 0 if unknown."""
         if self.plan.weights not in FETCHED:
             return self.too_large("whole_too_large" if self.memory.sizes.blocks else "partly_in_ram")
         stages = self.memory.sizes.by_stage(self.plan)

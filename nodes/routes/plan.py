@@ -142,10 +142,8 @@ def estimate_memory(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) ->
 
 
 def remedies_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
-    """Returns what would fit, as `found`, and the locale's words for it. Returns null if nothing is wrong.
-
-    whole_would means: it fits now, because weights are fetched or ComfyUI's partial loading holds them.
-    """
+    """Returns what would fit, as `found`, and the locale's words for it. Returns null if nothing is wrong. whole_would
+    means: it fits now, because weights are fetched or ComfyUI's partial loading holds them."""
     if estimate.fits and not estimate.is_fetched_by_auto:
         return None
 
@@ -195,10 +193,8 @@ def resolve(
 
 
 def has_branches(loaders: list[Loader]) -> bool:
-    """Whether every sampler has guidance and hands over its whole loop.
-
-    Then half of the batch is cond and half is uncond. A stock sampler's forwards hold either, in any order.
-    """
+    """Whether every sampler has guidance and hands over its whole loop. Then half of the batch is cond and half is
+    uncond. A stock sampler's forwards hold either, in any order."""
     samplers = [sampler for loader in loaders for sampler in loader.samplers]
     return bool(samplers) and not any(one.is_stock or one.cfg in (None, 1) for one in samplers)
 
@@ -256,10 +252,8 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 @functools.lru_cache(maxsize=32)
 def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
-    """Returns the bounds of the model at this path, as a loader with that dtype takes it. Raises RequestError.
-
-    _stamp: of the files. Their headers are read again when it changes.
-    """
+    """Returns the bounds of the model at this path, as a loader with that dtype takes it. Raises RequestError. _stamp:
+    of the files. Their headers are read again when it changes."""
     file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
     module = file.module
     spec = spec_of(type(module))

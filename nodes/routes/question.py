@@ -15,10 +15,7 @@ PARALLEL_SAMPLER = "ParallelDiT_Sampler"
 
 
 class Sampler(NamedTuple):
-    """A node that samples with the model.
-
-    cfg, picture: None if the editor cannot tell.
-    """
+    """A node that samples with the model. cfg, picture: None if the editor cannot tell."""
 
     type: str
     cfg: float | None
@@ -30,11 +27,8 @@ class Sampler(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """A loader that the plan goes to, and the samplers that use its model.
-
-    dtype: a key of WEIGHT_DTYPES, else the loader's own choice.
-    checkpoint: whether it only loads checkpoints.
-    """
+    """A loader that the plan goes to, and the samplers that use its model. dtype: a key of WEIGHT_DTYPES, else the
+    loader's own choice. checkpoint: whether it only loads checkpoints."""
 
     model_name: str
     samplers: list[Sampler]
@@ -55,9 +49,12 @@ class Question(NamedTuple):
 
 
 def read_question(asked: dict[str, Any]) -> Question:
-    """Reads {"values": {"mode": "manual", "cfg": 2, …}, "loaders": [{"model_name": …, "dtype": "bf16", "group": 1,
-    "samplers": [{"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}. Raises ValueError for
-    anything else."""
+    """Reads the JSON of a question. Raises ValueError for anything else.
+
+    {"values": {"mode": "manual", "cfg": 2, …},
+     "loaders": [{"model_name": …, "dtype": "bf16", "group": 1, "samplers": [
+        {"type": "KSampler", "cfg": 4.0, "picture": {"width": 1024, "height": 1024}}]}]}
+    """
     values = read_field(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
         raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and it is auto or manual")

@@ -41,10 +41,8 @@ def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
 
 
 def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
-    """Whether a plan's ranks have enough memory for its kept weights and a forward.
-
-    sizes: of the weights; the model's own by default.
-    """
+    """Whether a plan's ranks have enough memory for its kept weights and a forward. sizes: of the weights; the model's
+    own by default."""
     memory = replace(estimate.memory, sizes=sizes or estimate.memory.sizes)
     other = MemoryEstimate.of(plan, memory, estimate.pictures, estimate.is_guided, estimate.group)
     room = room_for_weights(plan)
@@ -60,10 +58,8 @@ def allows(check: Check, plan: ParallelPlan) -> bool:
 
 
 def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
-    """Yields plans with more pipeline stages, the fewest first.
-
-    The ranks for them come from another axis, or are ranks that the plan does not use.
-    """
+    """Yields plans with more pipeline stages, the fewest first. The ranks for them come from another axis, or are ranks
+    that the plan does not use."""
     whole = replace(plan, weights=WHOLE, weight_blocks=0, speeds=())
     for factor in FACTORS:
         more = replace(whole, pipefusion=plan.pipefusion * factor)

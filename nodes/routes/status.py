@@ -40,11 +40,8 @@ def group_of(request: web.Request) -> WorkerGroup:
 
 
 async def groups(request: web.Request) -> web.Response:
-    """Returns all groups with their last runs, and the devices of an automatic plan.
-
-    A page begins with this. After that, the page gets events, if it gives its id in the query `listener`, for as long
-    as it is connected.
-    """
+    """Returns all groups with their last runs, and the devices of an automatic plan. A page begins with this. After
+    that, the page gets events, if it gives its id in the query `listener`, for as long as it is connected."""
     listeners().add(request.query.get("listener", ""))
     try:
         groups_by_number = made_groups()
@@ -59,7 +56,7 @@ async def groups(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """Returns the state, process ids, what is loaded, and the last run's time per step."""
+    """Returns the group's state, its process ids, the loaded models, and the last run's time per step."""
     return web.json_response(await asyncio.to_thread(group_of(request).status))
 
 

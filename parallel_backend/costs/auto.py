@@ -40,9 +40,7 @@ class Work:
 
     @classmethod
     def of(cls, rows: Sequence[int], branches: Sequence[Sequence[int]]) -> Work:
-        """rows: the number of rows in each call.
-        branches: the branch of each row of a call, in order; 0 is cond.
-        """
+        """rows: the number of rows in each call. branches: the branch of each row of a call, in order; 0 is cond."""
         known = {branch for each in branches for branch in each}
         apart = len(branches) == 1 or all(len(set(each)) == 1 for each in branches)
         return cls(len(rows) * math.gcd(*rows), has_branches=apart and len(known) > 1)

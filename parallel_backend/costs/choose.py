@@ -23,11 +23,8 @@ Check = Callable[[ParallelPlan], None]
 
 
 class Weights(NamedTuple):
-    """A model's weights, and the memory for them.
-
-    room: returns the memory for weights under a plan, beside a forward of this many bytes. Returns None if it is
-    unknown; then all plans fit.
-    """
+    """A model's weights, and the memory for them. room: returns the memory for weights under a plan, beside a forward
+    of this many bytes. Returns None if it is unknown; then all plans fit."""
 
     sizes: WeightSizes
     room: Callable[[ParallelPlan, float], WeightRoom | None]

@@ -24,8 +24,7 @@ NEAR, TRIED, WORTH = 1.1, 3, 0.95
 class Correction:
     """computing, waiting: how many times as long as predicted.
     stall: seconds that ranks wait for each other on top.
-    plans: the seconds of each plan that has run, by its words.
-    """
+    plans: the seconds of each plan that has run, by its words."""
 
     computing: float = 1.0
     waiting: float = 1.0
@@ -40,10 +39,7 @@ class Correction:
         return replace(predicted, computing=computing, waiting=waiting)
 
     def add_step(self, predicted: Prediction, seconds: float, communication: float) -> Correction:
-        """Returns the correction after one more step of this plan.
-
-        predicted: the prediction before any correction.
-        """
+        """Returns the correction after one more step of this plan. predicted: the prediction before any correction."""
         waiting = min(communication, seconds)
         computing = seconds - waiting
         taken = {**self.plans, str(predicted.plan): (computing, waiting)}
@@ -65,10 +61,8 @@ class Correction:
 
 
 def choose_prediction(found: Sequence[Prediction], correction: Correction) -> Prediction:
-    """Chooses the prediction to run from corrected ones, the best first.
-
-    It is the best plan that has run, once the plans that may be as fast have been tried.
-    """
+    """Chooses the prediction to run from corrected ones, the best first. It is the best plan that has run, once the
+    plans that may be as fast have been tried."""
     alike = [each for each in found if each.fits == found[0].fits]
     has_run, others = ([each for each in alike if (str(each.plan) in correction.plans) == ran] for ran in (True, False))
     if not has_run or not others:

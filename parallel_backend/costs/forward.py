@@ -29,8 +29,7 @@ class Cost(NamedTuple):
     """linear, attention: FLOPs of linear layers and other products, and of attention.
     moved: bytes that other operations read and write.
     operations: how many operations there are.
-    beside: FLOPs of linear layers that can overlap attention's exchange.
-    """
+    beside: FLOPs of linear layers that can overlap attention's exchange."""
 
     linear: float = 0.0
     attention: float = 0.0
@@ -82,10 +81,8 @@ class ForwardCost:
 
 
 class AttentionCounter(TorchFunctionMode):
-    """Counts attention as one operation, because the meta device runs a decomposition that no GPU runs.
-
-    It also widens the input of a norm over a condition whose width was unknown.
-    """
+    """Counts attention as one operation, because the meta device runs a decomposition that no GPU runs. It also widens
+    the input of a norm over a condition whose width was unknown."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
@@ -103,10 +100,7 @@ class AttentionCounter(TorchFunctionMode):
 
 
 class Tally(DispatchMode):
-    """Adds up what runs while entered.
-
-    inside: how many nested blocks are running.
-    """
+    """Adds up what runs while entered. inside: how many nested blocks are running."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,11 +129,8 @@ class Tally(DispatchMode):
         return result
 
     def run_block(self, forward: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs a block's forward.
-
-        Of blocks with the same structure and input shapes, only one runs. The others count the same and return the
-        same.
-        """
+        """Runs a block's forward. Of blocks with the same structure and input shapes, only one runs. The others count
+        the same and return the same."""
         key = (kind, *((*each.shape, each.dtype) for each in tensors_in([args, list(kwargs.values())])))
         known = self.known.get(key)
         self.count += not self.inside
@@ -169,11 +160,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def plain_linear(
     layer: torch.nn.Linear, tally: Tally, beside: int, given: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
-    """Runs a linear layer, in whatever form its weights are kept.
-
-    The input may be too narrow if the width of a condition is unknown. Then it is widened.
-    beside: how many of the layer's rows can overlap attention's exchange.
-    """
+    """Runs a linear layer, in whatever form its weights are kept. The input may be too narrow if the width of a
+    condition is unknown. Then it is widened. beside: how many of the layer's rows can overlap attention's exchange."""
     if given.shape[-1] != layer.in_features:
         given = given.new_empty((*given.shape[:-1], layer.in_features))
     weight = given.new_empty((layer.out_features, layer.in_features))
@@ -238,7 +226,7 @@ def count_forward(
 
     model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
     run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
-    beside: as `rows_beside` returns it, for all blocks.
+    beside: `count_mlp_rows` of all blocks.
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     Raises whatever the model's code raises when it looks at values.

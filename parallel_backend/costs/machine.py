@@ -28,9 +28,8 @@ class Speed:
 
 
 class Link(NamedTuple):
-    """rate: bytes per second that each rank sends while all of them send.
-    latency: seconds of one exchange without bytes.
-    """
+    """rate: bytes per second that each rank sends while all of them send. latency: seconds of one exchange without
+    bytes."""
 
     rate: float
     latency: float

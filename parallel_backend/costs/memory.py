@@ -19,10 +19,7 @@ IN_BLOCKS, WHOLE = 20, 3
 
 
 def device_bytes(activation: float) -> float:
-    """Returns what one device needs for a forward.
-
-    activation: bytes of all tokens between two blocks, for all rows.
-    """
+    """Returns what one device needs for a forward. activation: bytes of all tokens between two blocks, for all rows."""
     return (IN_BLOCKS + WHOLE) * activation
 
 
@@ -32,8 +29,6 @@ def token_factor(plan: ParallelPlan) -> float:
 
 
 def rank_bytes(whole: float, rows: int, plan: ParallelPlan) -> float:
-    """Returns what the rank with the most needs for a call of `rows` rows.
-
-    whole: what one device would need for all rows.
-    """
+    """Returns what the rank with the most needs for a call of `rows` rows. whole: what one device would need for all
+    rows."""
     return whole * largest_rows(plan, rows) / rows * token_factor(plan)

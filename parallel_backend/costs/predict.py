@@ -70,11 +70,8 @@ EXCHANGES = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction for a plan. A step takes `computing` and `waiting`, in seconds.
-
-    bytes: what the rank with the most needs of its device, for kept weights and a forward.
-    fits: whether the device has that much, as far as known.
-    """
+    """The prediction for a plan. A step takes `computing` and `waiting`, in seconds. bytes: what the rank with the most
+    needs of its device, for kept weights and a forward. fits: whether the device has that much, as far as known."""
 
     plan: ParallelPlan
     computing: float
@@ -97,10 +94,8 @@ class RankShare(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Seconds in which the slowest rank of a group computes: in attention, and in all else.
-
-    beside: of the latter, what can overlap attention's exchange.
-    """
+    """Seconds in which the slowest rank of a group computes: in attention, and in all else. beside: of the latter, what
+    can overlap attention's exchange."""
 
     attending: float
     other: float
@@ -114,10 +109,8 @@ class Busy(NamedTuple):
 def predict(
     forward: ForwardCost, rows: int, plan: ParallelPlan, machine: Machine, sizes: WeightSizes | None = None
 ) -> Prediction:
-    """Predicts a step in which the model sees `rows` rows at once.
-
-    sizes: of the weights, if known. weights=auto counts as whole.
-    """
+    """Predicts a step in which the model sees `rows` rows at once. sizes: of the weights, if known. weights=auto counts
+    as whole."""
     parts, members = share_work(forward, rows, plan), plan.token_ways
     ranks = [*zip(parts, machine.first(plan.world_size).speeds, strict=True)]
     groups = [ranks[start : start + members] for start in range(0, len(ranks), members)]
@@ -149,10 +142,8 @@ def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[Rank
 
 
 def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
-    """Returns how long a batch group computes. Its ranks wait for each other before and after attention.
-
-    Every rank computes everything outside of the blocks in full.
-    """
+    """Returns how long a batch group computes. Its ranks wait for each other before and after attention. Every rank
+    computes everything outside of the blocks in full."""
     attending, other, beside = [], [], []
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens
@@ -185,11 +176,8 @@ def estimate_seconds(cost: Cost, speed: Speed) -> float:
 
 
 def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy: Busy, machine: Machine) -> float:
-    """Returns the exposed time of a step's exchanges in blocks, and of gathering the result after them.
-
-    rows: of the batch group with the most rows.
-    busy: of the whole step.
-    """
+    """Returns the exposed time of a step's exchanges in blocks, and of gathering the result after them. rows: of the
+    batch group with the most rows. busy: of the whole step."""
     all_tokens, exposed = forward.activation * rows, 0.0
     for axis, exchange in EXCHANGES.items():
         if (degree := getattr(plan, axis)) == 1:

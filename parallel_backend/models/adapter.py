@@ -36,10 +36,7 @@ def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model that limit a plan.
-
-    blocks: of all lists together.
-    """
+    """The sizes of a model that limit a plan. blocks: of all lists together."""
 
     heads: int
     head_dim: int
@@ -105,10 +102,8 @@ class Adapter:
 
 
 def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, Tensors], None]:
-    """Returns a `check` for optional conditions. The config says which of them a model needs; no others may be given.
-
-    A rule says whether the condition is needed, or how long its dim 1 must be.
-    """
+    """Returns a `check` for optional conditions. The config says which of them a model needs; no others may be given. A
+    rule says whether the condition is needed, or how long its dim 1 must be."""
 
     def check(config: Config, conditions: Tensors) -> None:
         for name, rule in rules.items():

@@ -19,12 +19,8 @@ START = "position_start"
 
 
 def inputs(_config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
-    """T5's embeddings (B, tokens, width).
-
-    position_start (B, 2): the row and column in the table of positions where the image begins, if not diffusers'
-    choice.
-    sigma: 0 to 1.
-    """
+    """T5's embeddings (B, tokens, width). position_start (B, 2): the row and column in the table of positions where the
+    image begins, if not diffusers' choice. sigma: 0 to 1."""
     return {"hidden_states": latents_BCHW, "timestep": sigma_B, **conditions}
 
 

@@ -22,10 +22,7 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class AttentionSizes(NamedTuple):
-    """Sizes of a model's attention.
-
-    kv_heads: of keys and values, if the model repeats them before it attends.
-    """
+    """Sizes of a model's attention. kv_heads: of keys and values, if the model repeats them before it attends."""
 
     heads: int
     head_dim: int
@@ -83,10 +80,7 @@ def check_module(plan: ParallelPlan, model: torch.nn.Module) -> None:
 
 
 def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | None, shared: list[str]) -> None:
-    """Raises PlanError if the model's tokens cannot be shared.
-
-    shared: the plan's axes that would share them.
-    """
+    """Raises PlanError if the model's tokens cannot be shared. shared: the plan's axes that would share them."""
     name = type(model).__name__
     if spec is None:
         raise PlanError(

@@ -13,10 +13,8 @@ REFERENCE_DISTANCE = 10
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """A latent pixel is a token, at (10 × number of the image, row, column, 0). Text is at (0, 0, 0, place).
-
-    sigma: 0 to 1. References are separate images.
-    """
+    """A latent pixel is a token, at (10 × number of the image, row, column, 0). Text is at (0, 0, 0, place). sigma: 0
+    to 1. References are separate images."""
     device = latents_BCHW.device
     images = [latents_BCHW, *(conditions[name] for name in REFERENCES if name in conditions)]
     places = [

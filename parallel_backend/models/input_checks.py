@@ -15,9 +15,7 @@ def check_inputs(
     adapter: Adapter, config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, patches: int
 ) -> None:
     """Raises RequestError for input that the model cannot take. It depends on the request alone, so all ranks agree.
-
-    patches: PipeFusion's.
-    """
+    patches: PipeFusion's."""
     channels, patch = adapter.geometry(config)
     check_shape(adapter, channels, patch, latents)
     if timestep_B.ndim != 1 and not (adapter.timestep_by_frame and timestep_B.shape[1:] == latents.shape[2:3]):

@@ -7,10 +7,8 @@ from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """T5 embeddings (B, tokens, width), their mask (B, tokens), and frames per second (B). sigma: 0 to 1.
-
-    video_coords: whole numbers (B, 3, tokens): the frame, row and column of the video where each token begins.
-    """
+    """T5 embeddings (B, tokens, width), their mask (B, tokens), and frames per second (B). sigma: 0 to 1. video_coords:
+    whole numbers (B, 3, tokens): the frame, row and column of the video where each token begins."""
     keywords = {"timestep": 1000 * sigma_B, "encoder_attention_mask": None, **conditions}
     seconds_B = 1 / keywords.pop("frame_rate").float()
     if "video_coords" in keywords:

@@ -14,9 +14,7 @@ REFERENCES = tuple(f"reference_latents_{number}" for number in range(1, 9))
 
 def pack(latents: torch.Tensor, conditions: Tensors) -> tuple[torch.Tensor, list[Grid]]:
     """Packs the latents and reference conditions as tokens (B, S, 4C) of patches of 2×2. Returns their grids, too.
-
-    Latents are (B, C, H, W), or (B, C, F, H, W) for video. A grid: frames, rows, columns.
-    """
+    Latents are (B, C, H, W), or (B, C, F, H, W) for video. A grid: frames, rows, columns."""
     images = [latents, *(conditions[name] for name in REFERENCES if name in conditions)]
     videos = [image if image.ndim == 5 else image.unsqueeze(2) for image in images]
     patches = [video.unflatten(4, (-1, 2)).unflatten(3, (-1, 2)) for video in videos]

@@ -24,10 +24,8 @@ def submodules(module: torch.nn.Module, paths: Iterable[str]) -> dict[str, Any]:
 
 
 def attention_rows(rows: str, width: int) -> int:
-    """Returns how many of a layer's rows are for attention.
-
-    width: of all heads. There are as many key heads as query heads.
-    """
+    """Returns how many of a layer's rows are for attention. width: of all heads. There are as many key heads as query
+    heads."""
     return width * len(rows.removesuffix(OTHER))
 
 
@@ -37,10 +35,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def count_mlp_rows(block: torch.nn.Module, rows: Mapping[str, str], width: int) -> dict[torch.nn.Module, int]:
-    """Returns a block's linear layers that can be deferred, with their deferred rows.
-
-    rows: `BlockList.parallel_mlp`.
-    """
+    """Returns a block's linear layers that can be deferred, with their deferred rows. rows:
+    `BlockList.parallel_mlp`."""
     layers = {layer: attention_rows(rows[path], width) for path, layer in submodules(block, rows).items()}
     linear = {layer: first for layer, first in layers.items() if isinstance(layer, torch.nn.Linear)}
     return {each: each.out_features - first for each, first in linear.items() if not first or is_plain(each.weight)}

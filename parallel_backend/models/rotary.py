@@ -16,10 +16,8 @@ Box = tuple[tuple[float, float], tuple[float, float]]
 
 
 def centred_box(grid: tuple[int, int], base: tuple[int, int]) -> Box:
-    """Returns where a token grid (rows, columns) lies on the model's training grid: scaled to fit, and centred.
-
-    Returns its (top, left) and (bottom, right), in whole tokens of the base grid.
-    """
+    """Returns where a token grid (rows, columns) lies on the model's training grid: scaled to fit, and centred. Returns
+    its (top, left) and (bottom, right), in whole tokens of the base grid."""
     scale = min(wanted / size for wanted, size in zip(base, grid, strict=True))
     height, width = (round(scale * size) for size in grid)
     top, left = round((base[0] - height) / 2), round((base[1] - width) / 2)

@@ -36,9 +36,9 @@ class BlockList:
     # "v|a" where queries are of v and keys of a. A tuple has the streams of one call after the other. A submodule that
     # only some blocks have is listed, too.
     attention: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    # Layers of an MLP that reads the same input as attention, if the block reads the MLP's output behind attention: "+"
-    # for a layer of the MLP alone, "qkv+" where rows for queries, keys and values come first. The MLP's rows are
-    # computed while attention exchanges tokens.
+    # Layers of an MLP that reads the same input as attention, if the block reads the MLP's output after attention: "+"
+    # for a layer of the MLP alone, "qkv+" if rows for queries, keys and values come first. The MLP's rows are computed
+    # while attention exchanges tokens.
     parallel_mlp: Mapping[str, str] = field(default_factory=dict)
     # Per-token arguments, such as rotary embeddings: the dim in which tokens run, and their streams. The value may be a
     # tuple or list of tensors; with a tuple of streams, each item has its own. A size of 1 there is for all tokens.
@@ -58,28 +58,28 @@ class BlockList:
     # Arguments that may have a class of the model's own: the function that makes a tensor of it. The other fields
     # describe that tensor.
     converters: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    # Submodules of `attention` whose mask the block makes of its own side arguments, and so of this rank's keys. The
-    # mask is the same in all blocks of a forward.
+    # Submodules of `attention` whose mask the block makes from its own side arguments, so it covers this rank's keys.
+    # The mask is the same in all blocks of a forward.
     local_masks: tuple[str, ...] = ()
-    # Submodules of `attention` that see only so many tokens to either side, and their attribute that says how many;
-    # where it is None, they see all.
+    # Submodules of `attention` that see a limited number of tokens to either side, and their attribute for that number.
+    # If it is None, they see all tokens.
     windows: Mapping[str, str] = field(default_factory=dict)
     # Submodules that derive a token's frame from its place, with their arguments that have tokens. They get these in
     # full length (see `seams/layout.py`). They mix no tokens, and return the first of these streams.
     full_length: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Arguments that every rank takes as they are.
     whole: tuple[str, ...] = ()
-    # Arguments that a block has and that may not be given: we do not know how to shard them.
+    # Arguments that a block has but nobody may pass, because we do not know how to shard them.
     refused: tuple[str, ...] = ()
     # Whether these blocks run between those of another list. Then their weights are not fetched in turn.
     interleaved: bool = False
-    # Whether the model hands what a block returns to the next block of the list as it is. Then streams stay local
-    # between them, and nothing is copied. Of a `head`: whether what lies between the last block and the head works
-    # token by token.
+    # Whether the model passes what a block returns to the next block of the list unchanged. Then streams stay local
+    # between them, and nothing is copied. For a `head`: whether the model works token by token between the last block
+    # and the head.
     chained: bool = False
     # Submodules of blocks that the model reads outside of the blocks, by their paths in it. All stages have them.
     shared: tuple[str, ...] = ()
-    # The dim of tokens; and how many dims they fill, from that one on, where they lie on a grid of (T, H, W).
+    # The dim of tokens. On a grid of (T, H, W), the number of dims that they fill, from that one on.
     dim: int = 1
     grid: int = 1
 
@@ -110,20 +110,20 @@ class ModelSpec:
     # The path to the width of all heads together, or else of one head.
     width: str = ""
     head_dim: str = ""
-    # Where it has the number of heads of keys and values, if attention repeats each of them for the heads of queries
-    # that share it, one after the other, before it attends. They are sent unrepeated.
+    # The path to the number of key and value heads, if attention repeats each of them for the query heads that share
+    # it, one after the other. They are sent unrepeated.
     kv_heads: str = ""
-    # What follows the blocks token by token, as if it were one more block: tokens come together behind it, where they
-    # are narrow. Without it, they come together behind the last block.
+    # What follows the blocks token by token, as if it were one more block. Tokens are gathered after it, because they
+    # are narrow there. Without a head, they are gathered after the last block.
     head: BlockList | None = None
     # Why the rows of a batch cannot be computed separately, if they cannot. If only some models of the class are so, an
     # attribute that is true for those.
     coupled: str = ""
     coupled_where: str = ""
-    # Why its tokens cannot be shared, if they cannot. Nothing of the above is needed then.
+    # Why its tokens cannot be shared, if they cannot. Then none of the fields above is needed.
     unshared: str = ""
-    # The stream whose tokens are the latents' patches, row by row: PipeFusion can run them patch by patch. Without it,
-    # PipeFusion has one patch.
+    # The stream whose tokens are the latents' patches, row by row. PipeFusion can run it patch by patch. Without such a
+    # stream, PipeFusion has one patch.
     image: str = ""
     # The path to the patch size, for ComfyUI's models.
     patch_size: str = ""
@@ -131,7 +131,7 @@ class ModelSpec:
     unstaged: str = ""
     # Whether the first half of its blocks feeds the second, last to first, as the argument "skip".
     skips: bool = False
-    # Why a step cache cannot skip its blocks together, if it cannot. What is unstaged cannot be cached, either.
+    # Why a step cache cannot skip its blocks together, if it cannot. An unstaged class cannot be cached, either.
     uncached: str = ""
 
     @property

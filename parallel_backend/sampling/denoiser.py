@@ -33,11 +33,8 @@ ALONE = Axis(None, 1, 0)
 
 @dataclass(frozen=True)
 class Pass:
-    """One of a step's forwards.
-
-    branches: of its rows, one per batch of latents in order: 0 for cond, 1 for uncond.
-    conditions: the model's inputs beside latents and timesteps.
-    """
+    """One of a step's forwards. branches: of its rows, one per batch of latents in order: 0 for cond, 1 for uncond.
+    conditions: the model's inputs beside latents and timesteps."""
 
     branches: tuple[int, ...]
     conditions: Any
@@ -62,19 +59,13 @@ class Watch:
         return True
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        """Called after a step on the ranks of the first stage.
-
-        denoised: in the shape of the latents, if known.
-        """
+        """Called after a step on the ranks of the first stage. denoised: in the shape of the latents, if known."""
 
 
 @dataclass(frozen=True)
 class Inpainting:
     """Keeps the original where the mask is 0. After every step, it puts the original back, with the step's noise level.
-
-    mask: from 0 to 1, broadcast to the latents.
-    original, noise: in the shape of the latents.
-    """
+    mask: from 0 to 1, broadcast to the latents. original, noise: in the shape of the latents."""
 
     mask: torch.Tensor
     original: torch.Tensor
@@ -139,11 +130,8 @@ def denoise(
     watch: Watch | None = None,
     to_first: bool = False,
 ) -> torch.Tensor | None:
-    """Denoises `latents` with the forwards of each step, see Denoiser.sample.
-
-    stepper: is used up.
-    timestep_scale: the model takes a scheduler's timestep times this.
-    """
+    """Denoises `latents` with the forwards of each step, see Denoiser.sample. stepper: is used up. timestep_scale: the
+    model takes a scheduler's timestep times this."""
     with torch.inference_mode(), model.compiling(len(stepper.timesteps)):
         run = _Run(model, latents, stepper, passes, guidance, timestep_scale, inpainting, watch, to_first)
         timeline = model.mesh.timeline
@@ -357,9 +345,7 @@ class _Run:
 
 def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Pass]:
     """Returns the forwards of a step: cond and uncond in one batch if their shapes allow it, else one after the other.
-
-    uniform: conditions that must be the same for a whole batch.
-    """
+    uniform: conditions that must be the same for a whole batch."""
     if negative is None:
         return [Pass((0,), conditions)]
     alike = conditions.keys() == negative.keys()

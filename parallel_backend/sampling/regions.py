@@ -35,10 +35,7 @@ def part_of(values: torch.Tensor, region: torch.Tensor | None) -> torch.Tensor:
 
 
 def put_part(values: torch.Tensor, region: torch.Tensor | None, part: torch.Tensor) -> None:
-    """Replaces the pixels of a region.
-
-    values: contiguous.
-    """
+    """Replaces the pixels of a region. values: contiguous."""
     if region is None:
         values.copy_(part)
     else:

@@ -49,10 +49,7 @@ class Skipped(NamedTuple):
 
 class Streams(NamedTuple):
     """The streams of one list of blocks, in the order in which a block returns them, with the arguments for them and
-    the dim of tokens.
-
-    Streams that are joined in one tensor have their names joined by "+".
-    """
+    the dim of tokens. Streams that are joined in one tensor have their names joined by "+"."""
 
     path: str
     names: tuple[str, ...]
@@ -129,10 +126,7 @@ class Whole(ModelHook):
 
 
 class Apart(ModelHook):
-    """Makes a block that returns joined streams return them apart.
-
-    lengths: by stream, in this rank's tokens.
-    """
+    """Makes a block that returns joined streams return them apart. lengths: by stream, in this rank's tokens."""
 
     def __init__(self, order: tuple[str, ...], wanted: tuple[str, ...], dim: int, lengths: Callable) -> None:
         super().__init__()
@@ -162,10 +156,7 @@ class Joined(ModelHook):
 
 class Decision:
     """Decides whether a forward's first block has changed enough for the others to run. All ranks decide alike, by
-    construction.
-
-    own: returns the part of a residual that belongs to this rank's tokens.
-    """
+    construction. own: returns the part of a residual that belongs to this rank's tokens."""
 
     def __init__(self, threshold: float, mesh: Mesh, own: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.threshold, self.mesh, self.own = threshold, mesh, own
@@ -184,10 +175,8 @@ class Decision:
         self.agree(torch.zeros(2, device=self.mesh.device))
 
     def agree(self, change_and_size: torch.Tensor) -> bool:
-        """Decides by sums over all ranks whether the change is above the threshold. If one rank finds so, all do.
-
-        This waits for the device once, because what runs next depends on it.
-        """
+        """Decides by sums over all ranks whether the change is above the threshold. If one rank finds so, all do. This
+        waits for the device once, because what runs next depends on it."""
         axes = (self.axis, self.mesh["sequence"])
         for axis in axes:
             change_and_size = gather(change_and_size[None], 0, axis.degree, axis).sum(0)
@@ -218,10 +207,7 @@ class StepCache:
             raise
 
     def begin(self, index: int, axis: Axis) -> None:
-        """Begins one of a step's forwards, each with its own state.
-
-        axis: shares the forward's rows.
-        """
+        """Begins one of a step's forwards, each with its own state. axis: shares the forward's rows."""
         self.forwards += 1
         for states in self.states:
             states.set_context(CacheContext(str(index)))
@@ -234,10 +220,8 @@ class StepCache:
             self.decision.absent()
 
     def skipped(self, over: Axis) -> Skipped:
-        """Counts the forwards on all ranks of an axis that skipped their blocks. All ranks call this together.
-
-        Rank 0's count is right, because it always has rows.
-        """
+        """Counts the forwards on all ranks of an axis that skipped their blocks. All ranks call this together. Rank 0's
+        count is right, because it always has rows."""
         own = torch.tensor([[self.forwards - self.computed.count, self.forwards]], device=self.mesh.device)
         skipped, forwards = gather(own, 0, over.degree, over).sum(0).tolist()
         return Skipped(skipped, forwards)
@@ -336,10 +320,8 @@ def image_stream(spec: ModelSpec | None, streams: Streams) -> str:
 def by_their_names(
     streams: Streams, signature: inspect.Signature, order: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """Returns a block's inputs by diffusers' names.
-
-    order: of the streams. If all of them are joined, the tensor gets the first name.
-    """
+    """Returns a block's inputs by diffusers' names. order: of the streams. If all of them are joined, the tensor gets
+    the first name."""
     given = streams.given(signature, args, kwargs)
     return dict(zip((HIDDEN, OTHER), [given[name] for name in order if name in given] or given.values(), strict=False))
 

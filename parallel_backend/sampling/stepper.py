@@ -27,8 +27,7 @@ class Stepper:
     def __init__(self, scheduler: Any, generator: torch.Generator | None = None, begin: int = 0) -> None:
         """scheduler: its timesteps are set, and no step is taken. It is not changed.
         generator: the source of noise; without one, a generator with a fixed seed.
-        begin: the scheduler's timestep at which the run begins.
-        """
+        begin: the scheduler's timestep at which the run begins."""
         self.scheduler = copy.deepcopy(scheduler)
         self.generator = generator or torch.Generator()
         self.begin = begin

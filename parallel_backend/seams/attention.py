@@ -158,10 +158,8 @@ class ParallelAttention:
         )
 
     def part_count(self, query: torch.Tensor, streams: tuple[str, ...]) -> int:
-        """Returns the number of parts of the exchange.
-
-        It is the same on all ranks and in all forwards of a run, because the cache keeps each part's keys separately.
-        """
+        """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
+        because the cache keeps each part's keys separately."""
         batch, heads = query.shape[:2]
         tokens = sum(sum(self.layout.segments[stream]) for stream in streams)
         rows = batch * heads * tokens // (self.layout.axis.degree * self.layout.patches)
@@ -176,11 +174,8 @@ class ParallelAttention:
         k_BhRE: torch.Tensor,
         v_BhRE: torch.Tensor,
     ) -> torch.Tensor:
-        """Computes attention for one part of this rank's heads, BhRD.
-
-        Keys and values stay in the form in which they were sent until a kernel takes them: in the cache, and on the
-        ring.
-        """
+        """Computes attention for one part of this rank's heads, BhRD. Keys and values stay in the form in which they
+        were sent until a kernel takes them: in the cache, and on the ring."""
         queries, keys = part.queries[self.ulysses.index], part.keys[self.ulysses.index]
         layout = self.layout
         if cache := layout.forward.cache:

@@ -25,11 +25,8 @@ plain_attention = F.scaled_dot_product_attention
 
 
 class Attention:
-    """The functions that a module's attention calls go to, one per call in order. Further calls go to the last.
-
-    path: of the module in its block.
-    calls: how many calls the module's running forward has made.
-    """
+    """The functions that a module's attention calls go to, one per call in order. Further calls go to the last. path:
+    of the module in its block. calls: how many calls the module's running forward has made."""
 
     def __init__(self, path: str, attends: Sequence[Attend]) -> None:
         self.path = path

@@ -34,8 +34,8 @@ class BatchSplit:
     """Hooks on a model that every rank's caller calls alike, with tensors or with lists of one tensor per row.
 
     If the batch is smaller than the axis, a rank without rows runs a row of another rank and drops the result. Only so
-    does it know the output's shape. It takes no longer than the ranks that it waits for. A slow rank that would get no
-    row by its speed gets as many as the others.
+    does it know the output's shape. It takes no longer than the ranks that it waits for. So a slow rank that would get
+    no row by its speed gets as many as the others.
     """
 
     def __init__(self, model: torch.nn.Module, adapter: Adapter, axis: Axis, slot: ForwardSlot, hooks: Hooks) -> None:
@@ -50,10 +50,8 @@ class BatchSplit:
         hooks.after(model, self.leave)
 
     def enter(self, _model: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Cuts the arguments to this rank's rows. Raises RequestError, on every rank alike.
-
-        All arguments are passed by name, because decorators of diffusers look for some of them there.
-        """
+        """Cuts the arguments to this rank's rows. Raises RequestError, on every rank alike. All arguments are passed by
+        name, because decorators of diffusers look for some of them there."""
         self.slot.begin()
         arguments = self.signature.bind(*args, **kwargs).arguments
         given = flatten(arguments)
@@ -96,10 +94,8 @@ class BatchSplit:
                 )
 
     def check_agreement(self, tensors: dict[str, Batch]) -> None:
-        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins.
-
-        Then the conditions are new. After that, each step passes the same tensors.
-        """
+        """Raises RequestError if ranks got different prompts or noise. It runs when a call of the pipeline begins. Then
+        the conditions are new. After that, each step passes the same tensors."""
         conditions = [row for name, value in tensors.items() if name not in NEW_EACH_STEP for row in parts_of(value)]
         if all(self.agreed.get(id(value)) is value for value in conditions):
             return
@@ -146,10 +142,8 @@ def fingerprint(value: Batch | None) -> torch.Tensor:
 
 
 def extremes(numbers: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the least and the greatest of each number over all ranks.
-
-    device: where the default group can reduce them.
-    """
+    """Returns the least and the greatest of each number over all ranks. device: where the default group can reduce
+    them."""
     both = torch.stack([-numbers, numbers]).to(device)
     dist.all_reduce(both, dist.ReduceOp.MAX)
     least, greatest = both.cpu()

@@ -99,10 +99,8 @@ class BlockBoundary:
         return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
 
     def learn_places(self, values: dict[str, Any]) -> None:
-        """Learns the lengths of joined streams from the place of the image in them.
-
-        They are needed if a node skips all blocks that take the streams separately.
-        """
+        """Learns the lengths of joined streams from the place of the image in them. They are needed if a node skips all
+        blocks that take the streams separately."""
         options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
         streams = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
         if isinstance(options, dict) and IMAGE_PLACES in options and len(streams) == 2:
@@ -190,10 +188,7 @@ def each_stream(change: Callable[[torch.Tensor, str], torch.Tensor], value: Any,
 def install_boundary(
     model: torch.nn.Module, spec: ModelSpec, layout: TokenLayout, hooks: Hooks, ends: StageEnds | None
 ) -> None:
-    """Hooks the blocks of a model, and its head.
-
-    ends: of the stage, if there are several.
-    """
+    """Hooks the blocks of a model, and its head. ends: of the stage, if there are several."""
     every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
     own = [(place, *each) for place, each in enumerate(every) if not isinstance(each[1], StandIn)]
     follows = {block: blocks.chained and blocks is after for (blocks, block), (after, _) in pairwise(every)}

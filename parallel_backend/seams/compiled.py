@@ -29,10 +29,8 @@ ALWAYS_CALLED = "_forward_hooks_always_called"
 
 
 class CompiledBlocks:
-    """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node.
-
-    Another plan keeps the graphs. Each graph is for attention at the paths where it found it.
-    """
+    """asked: `torch.compile` arguments from a node, in place of the plan's; None without a node. Another plan keeps the
+    graphs. Each graph is for attention at the paths where it found it."""
 
     def __init__(self, blocks: Iterable[torch.nn.Module], device: torch.device) -> None:
         self.blocks = list(blocks)
@@ -42,11 +40,8 @@ class CompiledBlocks:
         self.forwards: list[Callable[..., Any]] = []
 
     def settings_for(self, plan: ParallelPlan, steps: int) -> Mapping[str, Any]:
-        """Returns the settings for a sampling of this many steps; none if nothing is compiled.
-
-        auto does not compile on a CPU, where it does not pay, or if there is no compiler. That makes no difference to
-        other ranks.
-        """
+        """Returns the settings for a sampling of this many steps; none if nothing is compiled. auto does not compile on
+        a CPU, where it does not pay, or if there is no compiler. That makes no difference to other ranks."""
         if self.asked is not None:
             return self.asked
         if not plan.compiles(steps) or plan.compile == AUTO and (self.device.type == CPU or lack(self.device)):
@@ -97,10 +92,8 @@ def attentions_of(block: torch.nn.Module) -> Mapping[str, Attention]:
 
 
 def run(forward: Callable[..., Any], attentions: Mapping[str, Attention], *args: Any, **kwargs: Any) -> Any:
-    """Runs a compiled forward, whose operators attend by these.
-
-    Its tensors are contiguous: each other memory order that models leave them in would need one more graph.
-    """
+    """Runs a compiled forward, whose operators attend by these. Its tensors are contiguous: each other memory order
+    that models leave them in would need one more graph."""
     RUNNING.by_path, RUNNING.paths = attentions, tuple(attentions)
     return forward(*map(in_order, args), **{name: in_order(value) for name, value in kwargs.items()})
 

@@ -45,10 +45,7 @@ for operator in ("getitem", "neg", "add", "radd", "sub", "rsub", "mul", "rmul", 
 
 
 class DeferredTail(Deferred):
-    """A layer's output whose first rows are computed and whose other rows are deferred.
-
-    first: BLC.
-    """
+    """A layer's output whose first rows are computed and whose other rows are deferred. first: BLC."""
 
     def __init__(self, first: torch.Tensor, others: Deferred, rows: int) -> None:
         """rows: of the layer."""

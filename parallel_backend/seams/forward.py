@@ -77,10 +77,8 @@ class Forward:
 
 
 class ForwardSlot:
-    """Holds the running forward. The hooks of one model share a slot, and forwards run one at a time.
-
-    patches: how many segments the image has.
-    """
+    """Holds the running forward. The hooks of one model share a slot, and forwards run one at a time. patches: how many
+    segments the image has."""
 
     def __init__(self, patches: int = 1) -> None:
         self.patches = patches

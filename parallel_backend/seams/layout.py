@@ -64,11 +64,8 @@ class TokenLayout:
         return self.slot.forward.segments
 
     def learn(self, streams: Names, length: int) -> None:
-        """Learns that the streams have this many tokens together. At most one stream may be new.
-
-        Raises ValueError if that contradicts what is known, and RequestError for an image that cannot be split into
-        patches.
-        """
+        """Learns that the streams have this many tokens together. At most one stream may be new. Raises ValueError if
+        that contradicts what is known, and RequestError for an image that cannot be split into patches."""
         segments = self.segments
         unknown = [name for name in streams if name not in segments]
         rest = length - sum(sum(segments[name]) for name in streams if name in segments)
@@ -181,10 +178,8 @@ class TokenLayout:
         return whole
 
     def gather(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
-        """Returns the streams in full length with every rank's tokens of the running segments, on every rank.
-
-        Segments that do not run are zeros.
-        """
+        """Returns the streams in full length with every rank's tokens of the running segments, on every rank. Segments
+        that do not run are zeros."""
         segments = list(self.running_segments(streams))
         parts = [local.narrow(dim, each.local, each.length) for each in self.token_ranges(streams)]
         found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
@@ -217,10 +212,8 @@ class TokenLayout:
     def token_order(
         self, streams: tuple[str, ...], ranks: range, running: list[int], device: torch.device
     ) -> torch.Tensor:
-        """Returns the places in the whole joined streams of these ranks' tokens, for these segments, in rank order.
-
-        It is made on the device, once per forward, because copying it there would make the host wait.
-        """
+        """Returns the places in the whole joined streams of these ranks' tokens, for these segments, in rank order. It
+        is made on the device, once per forward, because copying it there would make the host wait."""
         key = (streams, ranks, tuple(running), device)
         if key in self.forward.orders:
             return self.forward.orders[key]
@@ -239,10 +232,7 @@ class TokenLayout:
 
     def cache_places(self, streams: Names, ranks: range) -> list[tuple[int, int]]:
         """Returns where the running segments' tokens are among all segments' tokens of these ranks: (start, length), in
-        order.
-
-        Both follow one order: rank by rank, then stream by stream, then segment by segment.
-        """
+        order. Both follow one order: rank by rank, then stream by stream, then segment by segment."""
         places, start = [], 0
         for rank in ranks:
             for stream in streams:

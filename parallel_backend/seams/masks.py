@@ -23,10 +23,7 @@ def attention_of(
     kv_heads: int | None,
 ) -> Attend:
     """Returns the attention of one call of a module, between the streams of its spec, under the mask of the whole
-    model.
-
-    kv_heads: how many key heads the module repeats, if it repeats them.
-    """
+    model. kv_heads: how many key heads the module repeats, if it repeats them."""
     streams, _, seen = call.partition("|")
     layout, owner = attention.layout, (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
@@ -68,10 +65,8 @@ def with_whole_mask(
     attn_mask: torch.Tensor | None = None,
     **more: Any,
 ) -> torch.Tensor:
-    """Computes attention under a mask of this rank's keys. The masks of all ranks are gathered, once per forward.
-
-    Masks of tokens that do not run are kept from the first forward, which has all tokens.
-    """
+    """Computes attention under a mask of this rank's keys. The masks of all ranks are gathered, once per forward. Masks
+    of tokens that do not run are kept from the first forward, which has all tokens."""
     if attn_mask is not None:
         sides, name = layout.forward.sides, f"mask.{seen}"
         if name not in sides:

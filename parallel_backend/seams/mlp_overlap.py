@@ -34,11 +34,8 @@ class ReplaceLinear(TorchFunctionMode):
 
 
 class MlpOverlap:
-    """The hooks that defer the MLP's layers of one block.
-
-    rows: `BlockList.parallel_mlp`. Layers that the block lacks are ignored.
-    width: of all heads. There are as many key heads as query heads.
-    """
+    """The hooks that defer the MLP's layers of one block. rows: `BlockList.parallel_mlp`. Layers that the block lacks
+    are ignored. width: of all heads. There are as many key heads as query heads."""
 
     def __init__(self, block: torch.nn.Module, rows: Mapping[str, str], width: int, slot: ForwardSlot) -> None:
         self.block = block
@@ -70,11 +67,8 @@ class MlpOverlap:
     def defer_others(
         self, layer: torch.nn.Module, first: int, forward: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Runs a layer's own forward, with the rows from `first` on deferred.
-
-        All rows are computed at once if the weights are not plain rows, as quantised ones may be, or if they are on the
-        device for this call only.
-        """
+        """Runs a layer's own forward, with the rows from `first` on deferred. All rows are computed at once if the
+        weights are not plain rows, as quantised ones may be, or if they are on the device for this call only."""
 
         def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
             if not (is_plain(x) and is_plain(weight)) or layer.weight.device != x.device:

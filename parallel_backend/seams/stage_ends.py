@@ -44,11 +44,8 @@ class StageEnds:
         layout.forward.skips = dict(zip(self.stage.incoming, arrived[len(handed) :], strict=True))
 
     def send_before(self, block: StandIn, blocks: BlockList, cut: Callable[[Any, Streams], Any], hooks: Hooks) -> None:
-        """Sends the tokens that the next stage's first block would get.
-
-        block: its stand-in.
-        cut: makes streams local.
-        """
+        """Sends the tokens that the next stage's first block would get. block: its stand-in. cut: makes streams
+        local."""
 
         def leave(_block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             values = Arguments(block.signature, args, kwargs).values

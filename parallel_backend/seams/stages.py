@@ -43,10 +43,8 @@ class StageExit(Exception):
 
 
 class StandIn(torch.nn.Module):
-    """Replaces a block of another stage. Returns the token streams as they came.
-
-    keep: submodules of the block that the model reads outside of the block's own forward.
-    """
+    """Replaces a block of another stage. Returns the token streams as they came. keep: submodules of the block that the
+    model reads outside of the block's own forward."""
 
     def __init__(self, block: torch.nn.Module, returned: tuple[str, ...], keep: dict[str, torch.nn.Module]) -> None:
         super().__init__()
@@ -150,19 +148,14 @@ class Inbox:
         self.posted: tuple[Message, dist.Work | None, torch.Tensor] | None = None
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None) -> None:
-        """Announces the messages of a run. None of them is posted yet.
-
-        proceeds: see `StageLink.expect`.
-        """
+        """Announces the messages of a run. None of them is posted yet. proceeds: see `StageLink.expect`."""
         self.coming, self.proceeds = list(coming), proceeds
         self.step = 0  # of the last message taken
         self.allocate: Allocate = lambda _: None  # the run passes its own with the first message
 
     def take(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """Returns the next message, which must be this one.
-
-        allocate: returns an empty tensor for a message; None if its size is unknown so far.
-        """
+        """Returns the next message, which must be this one. allocate: returns an empty tensor for a message; None if
+        its size is unknown so far."""
         self.allocate = allocate
         if self.posted is None:
             self._post()
@@ -217,21 +210,16 @@ class StageLink:
         self.inbox = Inbox(axis.global_rank((axis.index - 1) % axis.degree), mesh.link_in, mesh.timeline, self.is_due)
 
     def expect(self, coming: list[Message], proceeds: Callable[[int], bool] | None, last_forward: int) -> None:
-        """Announces what the previous stage sends: tokens, or on the first stage latents from the last.
-
-        proceeds: whether a step runs; asked before anything of the step is awaited.
-        last_forward: of each step.
-        """
+        """Announces what the previous stage sends: tokens, or on the first stage latents from the last. proceeds:
+        whether a step runs; asked before anything of the step is awaited. last_forward: of each step."""
         self.inbox.expect(coming, proceeds)
         self.last_forward = last_forward
         self.known.clear()
         self.launched.clear()
 
     def is_due(self, message: Message) -> bool:
-        """Whether this stage has launched what a message waits for.
-
-        Latents wait for the tokens of their step, tokens for the latents of the previous step.
-        """
+        """Whether this stage has launched what a message waits for. Latents wait for the tokens of their step, tokens
+        for the latents of the previous step."""
         step = message.step if self.is_first else message.step - 1
         return step < 0 or all(self.launched.get(segment, -1) >= step for segment in message.segments)
 
@@ -250,10 +238,7 @@ class StageLink:
         raise StageExit
 
     def receive(self, shapes_of: ShapesOf, like: torch.Tensor) -> list[torch.Tensor]:
-        """Receives the local tokens of the running segments from the previous stage.
-
-        like: gives their dtype.
-        """
+        """Receives the local tokens of the running segments from the previous stage. like: gives their dtype."""
         forward = self.slot.forward
         self.known[forward.index] = shapes_of
 
@@ -278,10 +263,7 @@ class StageLink:
         self.inbox.post_next()
 
     def receive_latents(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """Receives latents from the last stage, on the first.
-
-        allocate: see `Inbox.take`.
-        """
+        """Receives latents from the last stage, on the first. allocate: see `Inbox.take`."""
         return self.inbox.take(message, allocate)
 
     def finish(self) -> None:

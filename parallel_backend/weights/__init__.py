@@ -1,1 +1,1 @@
-"""Weights: where they lie in files, how a rank reads its part, what is added to them, where they wait."""
+"""Weights: where files hold them, how a rank reads its part, what is added to them, where they are kept."""

@@ -53,12 +53,8 @@ def write_weights(
     put: Put,
     check: Check = go_on,
 ) -> None:
-    """Reads the named parameters that the model has from the files, adds their additions, and writes them.
-
-    put: takes a parameter's name and value.
-    Sums are in fp32, in the order given.
-    Raises ModelFileError, or what `check` raises.
-    """
+    """Reads the named parameters that the model has from the files, adds their additions, and writes them. put: takes a
+    parameter's name and value. Sums are in fp32, in the order given. Raises ModelFileError, or what `check` raises."""
     state = model.state_dict()
     wanted = [name for name in state if name in names]
     for first in range(0, len(wanted), AT_ONCE):

@@ -19,9 +19,7 @@ OF_HOST = 0.9  # share of the host's free memory that weights may fill
 @dataclass(frozen=True)
 class Links:
     """Bytes per second that arrive at a rank: from the ranks that share its weights, and from the host's memory.
-
-    is_measured: False for assumed rates, those of PCIe 4.0 x16 where GPUs exchange through the host's memory.
-    """
+    is_measured: False for assumed rates, those of PCIe 4.0 x16 where GPUs exchange through the host's memory."""
 
     peers: float = 12 * GB
     host: float = 25 * GB
@@ -36,11 +34,8 @@ ASSUMED = Links()
 
 @dataclass(frozen=True)
 class WeightRoom:
-    """Memory for weights, in bytes.
-
-    device: on the smallest device of the ranks, beside a forward.
-    host: in the RAM of the machine that has the least, for one copy of its ranks' weights.
-    """
+    """Memory for weights, in bytes. device: on the smallest device of the ranks, beside a forward. host: in the RAM of
+    the machine that has the least, for one copy of its ranks' weights."""
 
     device: int
     host: int

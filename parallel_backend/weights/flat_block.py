@@ -13,10 +13,8 @@ Values = Callable[[str], torch.Tensor]  # takes a parameter's name in its block
 
 
 class FlatTensor(NamedTuple):
-    """A plain tensor inside a flat block. A quantised parameter is made of several.
-
-    offset: where it starts, in bytes.
-    """
+    """A plain tensor inside a flat block. A quantised parameter is made of several. offset: where it starts, in
+    bytes."""
 
     name: str
     which: int
@@ -42,8 +40,7 @@ class FlatBlock:
     ) -> None:
         """path: the block's path in the model.
         keep: the ids of parameters to leave out.
-        dtypes: by name in the model, the compute dtype of a parameter whose values have another dtype for now.
-        """
+        dtypes: by name in the model, the compute dtype of a parameter whose values have another dtype for now."""
         self.path = path
         self.block = block
         self.parts: list[FlatTensor] = []
@@ -63,11 +60,8 @@ class FlatBlock:
 
     @torch.no_grad()
     def write(self, target: torch.Tensor, start: int, values: Values, only: str = "") -> None:
-        """Writes the flat bytes from `start` on into `target`, as many as it holds. Reads no other weights.
-
-        start and the target's length are multiples of the alignment, so no element is cut.
-        only: write this parameter alone.
-        """
+        """Writes the flat bytes from `start` on into `target`, as many as it holds. Reads no other weights. start and
+        the target's length are multiples of the alignment, so no element is cut. only: write this parameter alone."""
         stop, name, found = start + len(target), "", []
         for part in self.parts:
             first, last = max(start, part.offset), min(stop, part.offset + part.size)

@@ -19,10 +19,8 @@ SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 
 
 def transformer_source(folder: str | Path, dtype: str = "fp32") -> ModelSource:
-    """Describes the weights in `folder`/transformer: one safetensors file, or several with an index.
-
-    dtype: the dtype to cast weights to; a key of DTYPES. Raises ModelFileError if the folder is something else.
-    """
+    """Describes the weights in `folder`/transformer: one safetensors file, or several with an index. dtype: the dtype
+    to cast weights to; a key of DTYPES. Raises ModelFileError if the folder is something else."""
     transformer = Path(folder) / "transformer"
     config = read_json(transformer / "config.json")
     index = transformer / f"{WEIGHTS}.index.json"

@@ -26,12 +26,8 @@ def go_on() -> None:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A transformer on disk.
-
-    model_class and config: the diffusers class and its configuration.
-    files: the safetensors files that together hold the weights.
-    dtype: the dtype to cast weights to; a key of DTYPES.
-    """
+    """A transformer on disk. model_class and config: the diffusers class and its configuration. files: the safetensors
+    files that together hold the weights. dtype: the dtype to cast weights to; a key of DTYPES."""
 
     model_class: str
     config: Mapping[str, Any]
@@ -55,9 +51,7 @@ def class_of(source: ModelSource) -> Any:
 
 def build_transformer(source: ModelSource) -> ModelMixin:
     """Builds the model without its weights. Parameters are on the meta device, in the dtype to load; buffers are real.
-
-    Raises ModelFileError.
-    """
+    Raises ModelFileError."""
     from diffusers.models.modeling_utils import no_init_weights
 
     try:
@@ -85,10 +79,8 @@ def load_weights(
     check: Check = go_on,
     but: Collection[str] = (),
 ) -> None:
-    """Reads the model's weights, and no others, onto `device`. Raises ModelFileError, or what `check` raises.
-
-    but: names of parameters that have their values already.
-    """
+    """Reads the model's weights, and no others, onto `device`. Raises ModelFileError, or what `check` raises. but:
+    names of parameters that have their values already."""
     wanted = {name: tensor for name, tensor in model.state_dict().items() if name not in but}
     tensors = read_tensors(source, {name: tensor.shape for name, tensor in wanted.items()}, check)
     for name, tensor in tensors.items():

@@ -56,11 +56,8 @@ class Parking:
         return [(name, part.nbytes) for name, part in parts if part.device == self.device]
 
     def copy(self, memory: HostMemory | None = None) -> None:
-        """Copies this rank's part of the weights to RAM. They stay on the device, too.
-
-        memory: from `agree_on_memory`. Without it, this rank uses its own. Raises RequestError if there is too little
-        RAM.
-        """
+        """Copies this rank's part of the weights to RAM. They stay on the device, too. memory: from `agree_on_memory`.
+        Without it, this rank uses its own. Raises RequestError if there is too little RAM."""
         self.storages = [(storage, storage.nbytes()) for storage in self.storages_to_copy()]
         self.emptied = [(tensor.untyped_storage(), tensor.untyped_storage().nbytes()) for tensor in self.scratch]
         total = sum(align(size) for _, size in self.storages)

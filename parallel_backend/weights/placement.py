@@ -61,10 +61,7 @@ class Groups(Protocol):
 
 
 class Ranks(Protocol):
-    """All ranks, as their caller runs them.
-
-    control_group: for tensors on the CPU; None for the default group.
-    """
+    """All ranks, as their caller runs them. control_group: for tensors on the CPU; None for the default group."""
 
     @property
     def groups(self) -> Groups: ...
@@ -105,8 +102,9 @@ class WeightPlacement:
     def place(self, ranks: Ranks, model: PlacedModel, plan: ParallelPlan, working: int = 0) -> None:
         """Moves the weights to where the plan wants them, and reads those that are not read yet.
 
-        working: bytes to leave free beside the weights. All ranks call this together, and it ends alike on all. If it
-        fails, the model can't be used any more.
+        All ranks call this together, and it ends alike on all. If it fails, the model can't be used any more.
+
+        working: bytes to leave free beside the weights.
         """
         model.working_bytes = max(model.working_bytes, working)
         asked = (plan.weights, plan.weight_blocks)

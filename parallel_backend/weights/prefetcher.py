@@ -43,8 +43,7 @@ class BlockPrefetcher:
         """blocks: by path.
         shared: submodules of blocks that the model also reads outside of their block.
         dtypes: by name in the model, the compute dtype of parameters whose values have another dtype for now.
-        timeline: records how long a forward waits for weights.
-        """
+        timeline: records how long a forward waits for weights."""
         self.model = model
         self.paths = list(blocks)
         self.blocks = list(blocks.values())
@@ -152,10 +151,7 @@ class BlockPrefetcher:
 
     @contextmanager
     def forward(self, *ends: type[Exception]) -> Iterator[None]:
-        """Wraps one forward of the model.
-
-        ends: exceptions by which a forward may end early.
-        """
+        """Wraps one forward of the model. ends: exceptions by which a forward may end early."""
         self.begin()
         try:
             yield
@@ -178,9 +174,7 @@ class BlockPrefetcher:
 
     def serve(self, agree: Callable[[], None] | None = None) -> None:
         """Gives the other ranks their shards while this rank has nothing to compute. Call it in place of a forward.
-
-        agree: a collective that the others run after their first block, before they fetch more.
-        """
+        agree: a collective that the others run after their first block, before they fetch more."""
         serves = self.store and self.store.is_collective
         if serves:
             self.begin()
@@ -236,10 +230,8 @@ def blocks_at(model: torch.nn.Module, lists: Sequence[str]) -> dict[str, torch.n
 
 
 def find_shared_parameters(model: torch.nn.Module, shared: Sequence[str]) -> list[torch.Tensor]:
-    """Lists the block parameters that are read outside of their block, or may be.
-
-    Those are parameters with two names, and those of the `shared` submodules.
-    """
+    """Lists the block parameters that are read outside of their block, or may be. Those are parameters with two names,
+    and those of the `shared` submodules."""
     named = list(model.named_parameters(remove_duplicate=False))
     names = Counter(id(parameter) for _, parameter in named)
     return [

@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where another process of the same user finds the memory.
-
-    pid: 0 for no memory.
-    """
+    """Where another process of the same user finds the memory. pid: 0 for no memory."""
 
     pid: int
     descriptor: int
@@ -33,10 +30,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str) -> SharedMemory:
-        """Creates memory. Raises OSError if the process has no descriptors left.
-
-        name: how /proc shows it.
-        """
+        """Creates memory. Raises OSError if the process has no descriptors left. name: how /proc shows it."""
         descriptor = os.memfd_create(f"paralleldit-{name}")
         return cls(descriptor, Address(os.getpid(), descriptor))
 

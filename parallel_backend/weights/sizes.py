@@ -25,11 +25,8 @@ BUFFERS = 2  # for fetched blocks: one block computes while the next arrives
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Sizes in bytes.
-
-    rest: weights outside of blocks; every rank has them.
-    blocks: each block's size, in the order in which the blocks run.
-    """
+    """Sizes in bytes. rest: weights outside of blocks; every rank has them. blocks: each block's size, in the order in
+    which the blocks run."""
 
     rest: int
     blocks: tuple[int, ...] = ()
@@ -76,10 +73,7 @@ def count_freed_bytes(blocks: Sequence[int], plan: ParallelPlan) -> int:
 
 
 def sizes_by_name(sizes: Mapping[str, int], lists: Sequence[str]) -> WeightSizes:
-    """Groups the bytes of parameters by block.
-
-    lists: the paths of the model's block lists.
-    """
+    """Groups the bytes of parameters by block. lists: the paths of the model's block lists."""
     blocks = Counter[tuple[int, int]]()
     rest = 0
     for name, size in sizes.items():
@@ -100,10 +94,8 @@ def place_of(name: str, lists: Sequence[str]) -> tuple[int, int] | None:
 
 
 def sizes_of_model(model: torch.nn.Module, dtypes: Mapping[str, torch.dtype] | None = None) -> WeightSizes:
-    """Returns the sizes of a model, which may be on the meta device.
-
-    dtypes: by name, the dtype that a weight will have.
-    """
+    """Returns the sizes of a model, which may be on the meta device. dtypes: by name, the dtype that a weight will
+    have."""
     spec = spec_of(type(model))
     sizes = bytes_by_name(model)
     sizes |= {name: model.get_parameter(name).numel() * dtype.itemsize for name, dtype in (dtypes or {}).items()}
@@ -124,10 +116,7 @@ def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
 
 def sizes_of_source(source: ModelSource) -> WeightSizes:
     """Returns the sizes of a model in files. It reads their headers only and maps nothing, since there may be no memory
-    left.
-
-    Raises OSError.
-    """
+    left. Raises OSError."""
     spec, sizes = adapter_for(source.model_class).spec, {}
     for path in source.files:
         with Path(path).open("rb") as file:

@@ -102,9 +102,7 @@ class HostStore:
     kind, is_collective, index = HOST, False, 0
 
     def __init__(self, sizes: Sequence[int], device: torch.device, memory: HostMemory | None = None) -> None:
-        """sizes: the flat size of every block.
-        memory: has `total` bytes. Without it, the rank allocates its own.
-        """
+        """sizes: the flat size of every block. memory: has `total` bytes. Without it, the rank allocates its own."""
         self.device = device
         self.offsets = [0, *itertools.accumulate(map(whole_pages, sizes))]
         self.memory = memory or HostMemory(self.total(sizes))

@@ -43,10 +43,8 @@ class Ended(Exception):
 
 
 class Control:
-    """The groups that hold ranks together, and nothing else: one of all ranks, and one of each plan's ranks.
-
-    A plan uses the first ranks of a group. The other ranks sit out what the plan's ranks do.
-    """
+    """The groups that hold ranks together, and nothing else: one of all ranks, and one of each plan's ranks. A plan
+    uses the first ranks of a group. The other ranks sit out what the plan's ranks do."""
 
     def __init__(self, everyone: dist.ProcessGroup) -> None:
         self.world = dist.get_world_size()
@@ -69,10 +67,8 @@ class Control:
 
 
 def agree(own: Outcome, group: dist.ProcessGroup, world: int) -> Outcome:
-    """Returns the worst of the ranks' outcomes; of several, the first rank's.
-
-    group: of the first `world` ranks. All of them call this.
-    """
+    """Returns the worst of the ranks' outcomes; of several, the first rank's. group: of the first `world` ranks. All of
+    them call this."""
     rank = dist.get_rank()
     if world == 1:
         return own

@@ -51,8 +51,7 @@ class Executor:
     ) -> None:
         """control: the groups that only hold the ranks together.
         groups: for all other communication.
-        emit: sends an event of the running request to ComfyUI. It is called on rank 0 only.
-        """
+        emit: sends an event of the running request to ComfyUI. It is called on rank 0 only."""
         self.control = control
         self.groups = groups
         self.heartbeat = heartbeat
@@ -65,10 +64,8 @@ class Executor:
         self.places = gathered_places(state.device, control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
-        """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended.
-
-        Raises errors that the group cannot survive.
-        """
+        """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
+        errors that the group cannot survive."""
         job = self.job = Job(header, tensors, self.state, self.control, self.groups, self.heartbeat)
         self.groups.job = job.id
         started = time.perf_counter()
@@ -134,10 +131,7 @@ class Executor:
 
 
 def use_threads(ranks: int, world: int) -> None:
-    """Limits this rank to its share of the machine's threads.
-
-    world: the number of ranks.
-    """
+    """Limits this rank to its share of the machine's threads. world: the number of ranks."""
     threads = int(os.environ[THREADS]) if ranks == world else count_threads(ranks, os.environ[TOLD_THREADS])
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

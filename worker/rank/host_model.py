@@ -45,8 +45,7 @@ class HostModel:
     module: the model on the mesh.
     in_file: by name, the weights as the file has them, for those that are in its pages.
     dtypes: by name in the module, the dtype of weights that the file has in another dtype.
-    uncast: the weights that are still in the file's dtype.
-    """
+    uncast: the weights that are still in the file's dtype."""
 
     source: HostSource
     patcher: Any
@@ -71,10 +70,7 @@ class HostModel:
     @classmethod
     def build(cls, source: HostSource, mesh: Mesh, check: Check = go_on) -> HostModel:
         """Maps the file, whose pages the ranks of a machine share. `bring` then brings the weights. Runs no
-        collectives.
-
-        Raises ModelFileError, PlanError, or what `check` raises, which is called between the steps.
-        """
+        collectives. Raises ModelFileError, PlanError, or what `check` raises, which is called between the steps."""
         import_comfyui(source)
         import comfy.model_patcher
 
@@ -91,10 +87,10 @@ class HostModel:
         return cls(source, patcher, module, parking, FunctionDecoder(source.comfyui), in_file, dtypes, uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
-        """Makes the weights of these blocks of this rank fetched from a store, and puts all others on the device, or
-        where ComfyUI puts them.
+        """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
+        puts them.
 
-        Raises what `BlockPrefetcher.rearrange` raises, or what `check` raises.
+        places: of this rank's blocks. Raises what `BlockPrefetcher.rearrange` raises, or what `check` raises.
         """
 
         def values(row: FlatBlock) -> Values:
@@ -137,7 +133,8 @@ class HostModel:
 
     @property
     def resident_bytes(self) -> int:
-        """The bytes of those on its device. The others are in RAM and are brought to the device layer by layer."""
+        """The bytes of the weights on its device. The others are in RAM and are brought to the device layer by
+        layer."""
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
     def check_plan(self, plan: ParallelPlan) -> None:
@@ -198,10 +195,8 @@ class HostModel:
         return free - int(left)
 
     def patch(self, patches: Sequence[Patch], tensors: Tensors) -> None:
-        """Gives the weights these changes in place of the earlier ones; without any, the weights are as in the file.
-
-        It runs outside of inference mode, in which quantised weights cannot be changed. Runs no collectives.
-        """
+        """Gives the weights these changes in place of the earlier ones; without any, the weights are as in the file. It
+        runs outside of inference mode, in which quantised weights cannot be changed. Runs no collectives."""
         whole = not self.patcher.model.model_lowvram
         self.patcher.unpatch_model(None if whole else CPU)
         self.on_use = set_patches(self.patcher, patches, tensors, self.mesh.device)
@@ -233,10 +228,7 @@ class HostModel:
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
 
     def give(self, name: str, fetched: tuple[int, str] | None, value: torch.Tensor) -> None:
-        """Gives a weight this value from here on.
-
-        fetched: its block and its name there, if it is fetched.
-        """
+        """Gives a weight this value from here on. fetched: its block and its name there, if it is fetched."""
         if fetched:
             self.fetched.rewrite(*fetched, value)
         else:
@@ -297,10 +289,7 @@ class HostModel:
 
     def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         """Returns a call's arguments on this rank's device, and what the model has to be meanwhile. Raises
-        RequestError.
-
-        Descriptions of functions in the options are replaced by the functions.
-        """
+        RequestError. Descriptions of functions in the options are replaced by the functions."""
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
@@ -309,11 +298,8 @@ class HostModel:
 
 
 def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
-    """Returns ComfyUI's model with its parameters as the file has them.
-
-    It also returns, by name, those that are in the file's pages, and those that the model has in other dtypes. Raises
-    ModelFileError, or what `check` raises.
-    """
+    """Returns ComfyUI's model with its parameters as the file has them. It also returns, by name, those that are in the
+    file's pages, and those that the model has in other dtypes. Raises ModelFileError, or what `check` raises."""
     config, weights, beside = detect(source.file, source.config)
     if config is None:
         raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")

@@ -58,9 +58,7 @@ class Job:
         groups: JobGroups,
         heartbeat: Heartbeat,
     ) -> None:
-        """control: the groups that only hold the ranks together.
-        groups: for all other communication.
-        """
+        """control: the groups that only hold the ranks together. groups: for all other communication."""
         self.header = header
         self.operation = operation_of(header)
         self.latents = latents_of(self.operation, tensors)  # only their shape: the job gives the latents away
@@ -94,9 +92,7 @@ class Job:
 
     def attempt(self, action: Callable[[], Result]) -> tuple[Result | None, Outcome]:
         """Runs an action that may fail on one rank alone. Returns this rank's result, and how it ended for all ranks.
-
-        Raises errors that the group cannot survive.
-        """
+        Raises errors that the group cannot survive."""
         result, own = None, Outcome()
         try:
             result = action()
@@ -171,10 +167,8 @@ class Job:
         return Outcome(BROKEN)
 
     def _report(self, lack: BaseException, full: DeviceMemory) -> Explanation:
-        """Returns a report on a lack of memory. Raises nothing, because the group lives on.
-
-        full: the free memory when it came.
-        """
+        """Returns a report on a lack of memory. Raises nothing, because the group lives on. full: the free memory when
+        it came."""
         rank, device = dist.get_rank(), self.state.device
         try:
             model = plan_of(self.operation, self.header, self.latents, self.state.transformer)

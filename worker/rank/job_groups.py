@@ -81,10 +81,8 @@ class JobGroups:
         return mesh
 
     def replicas(self, plan: ParallelPlan) -> Axis:
-        """Returns the ranks that compute with the same weights as this one under the plan.
-
-        They are the same under every plan that shares the weights out in the same way.
-        """
+        """Returns the ranks that compute with the same weights as this one under the plan. They are the same under
+        every plan that shares the weights out in the same way."""
         degrees = (plan.world_size, *(getattr(plan, axis) for axis in STAGE_AXES))
         if degrees not in self.replica_axes:
             build = lambda: replica_axis(plan, self.device, self.timeline)  # noqa: E731

@@ -31,10 +31,10 @@ def cache_of(call: SamplerCall) -> CacheSettings:
 
 
 def kept_by(cache: CacheSettings, working: int, passes: int) -> int:
-    """Returns the bytes that a cache keeps on a rank, for forwards that need this many beside the weights.
+    """Returns the bytes that a cache keeps on a rank, for forwards that need `working` bytes beside the weights.
 
-    For each pass, it keeps the first block's residual, and five times the streams' share of the tokens. A block needs
-    twenty times that share.
+    For each pass, it keeps the first block's residual and its streams: five times the rank's share of the tokens. A
+    block needs twenty times that share, so this is a quarter.
     """
     return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 

@@ -21,10 +21,8 @@ def source_of(fields: dict[str, Any]) -> Source:
 
 
 def import_ahead(expected: str) -> None:
-    """Imports what the first model will need, for the rank's device.
-
-    expected: its source as JSON, or empty. Errors are left to the load.
-    """
+    """Imports what the first model will need, for the rank's device. expected: its source as JSON, or empty. Errors are
+    left to the load."""
     if not expected:
         return
     try:

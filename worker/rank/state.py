@@ -79,10 +79,8 @@ class RankState:
         self.drop_model()
 
     def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
-        """Keeps the conditions in the request, and returns those that the header names by key. Raises RequestError.
-
-        One of ComfyUI's own models takes them as they are, so they are on its device from here on.
-        """
+        """Keeps the conditions in the request, and returns those that the header names by key. Raises RequestError. One
+        of ComfyUI's own models takes them as they are, so they are on its device from here on."""
         for key in header["drop"]:
             self.conditions.pop(key, None)
         device = self.device if isinstance(self.transformer, HostModel) else CPU
@@ -96,10 +94,7 @@ class RankState:
 
     def memory(self) -> dict[str, int]:
         """Returns what this process holds, see `memory_use`, and the model's weights on this rank and on its device, in
-        bytes.
-
-        read: while weights come, the percentage that has come, judged by memory.
-        """
+        bytes. read: while weights come, the percentage that has come, judged by memory."""
         model, bringing = self.transformer, self.placement.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
         told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}

@@ -69,10 +69,8 @@ class JobWatch(Watch):
         return self.answer
 
     def stepped(self, step: int, timestep: float, denoised: torch.Tensor | None) -> None:
-        """Sends the event from rank 0, with a preview if the last one is old enough, and with the last step.
-
-        seconds: since the last event, and how many of them were communication; on a GPU, as far as it has got.
-        """
+        """Sends the event from rank 0, with a preview if the last one is old enough, and with the last step. seconds:
+        since the last event, and how many of them were communication; on a GPU, as far as it has got."""
         if dist.get_rank():
             return
         now = time.perf_counter()

@@ -77,10 +77,7 @@ def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:
-    """Turns one rank's spans, sorted by end, into events.
-
-    offset: from the rank's clock to the trace's.
-    """
+    """Turns one rank's spans, sorted by end, into events. offset: from the rank's clock to the trace's."""
     events, inside = [], []
     for span in spans:
         length = span.end - span.begin

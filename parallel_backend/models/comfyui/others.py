@@ -1,4 +1,4 @@
-"""Classes of which it is known why they cannot be shared in every way; and the one that is ours."""
+"""Classes that cannot be shared in every way, with the reasons; and our own DiT class."""
 
 from ..spec import BlockList, ModelSpec, register
 

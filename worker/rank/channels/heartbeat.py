@@ -21,7 +21,7 @@ from parallel_backend.errors import is_out_of_memory
 INTERVAL = 0.25
 # From a job's break-off to the cutting of its groups: gloo can lose track of a transfer that is cut midway.
 SETTLE_SECONDS = 0.5
-STUCK_SECONDS = 30.0  # from the cut to the end of the request on every rank
+STUCK_SECONDS = 30.0  # from a job's break-off to the end of the request on every rank
 PATIENCE = timedelta(seconds=10)
 BEAT, CANCELLED, BROKEN = "paralleldit/beat/{}", "paralleldit/cancelled", "paralleldit/broken"
 
@@ -51,8 +51,7 @@ class Heartbeat(threading.Thread):
     ) -> None:
         """measure: returns this rank's memory, see `RankState.memory`.
         on_broken: called with each job that is broken off.
-        on_beat: called at each beat; raises nothing.
-        """
+        on_beat: called at each beat; raises nothing."""
         super().__init__(name="heartbeat", daemon=True)
         self.connect = connect
         self.rank = rank

@@ -24,11 +24,8 @@ FOREVER = timedelta(days=3650)
 
 
 class FrameRelay:
-    """Passes rank 0's frames to every rank, over a group of its own that may idle for any time.
-
-    On one Linux machine, a frame is read from the socket directly into memory that all ranks map. Elsewhere its bytes
-    are broadcast.
-    """
+    """Passes rank 0's frames to every rank, over a group of its own that may idle for any time. On one Linux machine, a
+    frame is read from the socket directly into memory that all ranks map. Elsewhere its bytes are broadcast."""
 
     def __init__(self) -> None:
         self.group = new_group(torch.device(CPU), timeout=FOREVER)
@@ -36,10 +33,8 @@ class FrameRelay:
         self.count = 0
 
     def receive(self, channel: socket.socket | None) -> Buffer:
-        """Returns the next frame on every rank. Rank 0 passes the job channel, the others None.
-
-        A frame is valid until the next but one. Once ComfyUI has closed the channel, the frame's operation is "stop".
-        """
+        """Returns the next frame on every rank. Rank 0 passes the job channel, the others None. A frame is valid until
+        the next but one. Once ComfyUI has closed the channel, the frame's operation is "stop"."""
         self.count += 1
         frame: WritableBuffer = bytearray()
         if channel:

@@ -66,9 +66,7 @@ def kibibytes(path: str) -> dict[str, int]:
 
 def memory_use(device: torch.device) -> dict[str, int]:
     """Returns what this process holds in bytes: resident in RAM (0 if the system does not say), and on the accelerator.
-
-    total: the size of the memory that it computes in, accelerator or RAM.
-    """
+    total: the size of the memory that it computes in, accelerator or RAM."""
     try:
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -79,10 +77,8 @@ def memory_use(device: torch.device) -> dict[str, int]:
 
 
 def own_bytes(device: torch.device) -> int:
-    """Returns what this process has taken of the memory in which weights are computed with.
-
-    That is the accelerator's memory, or RAM without the pages of files. It is 0 if the system does not say.
-    """
+    """Returns what this process has taken of the memory in which weights are computed with. That is the accelerator's
+    memory, or RAM without the pages of files. It is 0 if the system does not say."""
     if is_accelerator(device):
         return allocated_bytes(device)
     process = kibibytes("/proc/self/status")

@@ -200,10 +200,8 @@ def plan_of(
 
 
 def devices_of(device: torch.device) -> int | None:
-    """Returns how many ranks can have a device of their own on the group's machines; None on the CPU.
-
-    It assumes that the machines are alike.
-    """
+    """Returns how many ranks can have a device of their own on the group's machines; None on the CPU. It assumes that
+    the machines are alike."""
     if not is_accelerator(device):
         return None
     return count(device.type) * int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])

@@ -13,9 +13,7 @@ CPU = torch.device("cpu")
 
 
 class RankVae:
-    """host: as ComfyUI built it.
-    parallel: the same VAE, run by all ranks together.
-    """
+    """host: as ComfyUI built it. parallel: the same VAE, run by all ranks together."""
 
     def __init__(self, host: HostVae, groups: JobGroups) -> None:
         """Runs collectives. Raises RequestError for a VAE that cannot be split."""
