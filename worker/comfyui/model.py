@@ -49,13 +49,15 @@ def is_gguf(file: str | Path) -> bool:
 
 
 def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
-    """Returns the tensors of a file, or of all files in a folder, and a file's metadata. Raises ModelFileError for a
-    GGUF file that cannot be read."""
+    """Returns the tensors of a file, or of a folder's files, and a file's metadata. Raises ModelFileError for a GGUF
+    file that cannot be read, and for a folder without safetensors."""
     import comfy.utils
 
     if not is_gguf(file):
         weights, metadata = {}, None
-        for path in weight_files(file):
+        if not (files := weight_files(file)):
+            raise ModelFileError(f"{file} holds no safetensors file.", "Download the model again.")
+        for path in files:
             tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
             weights |= tensors
         return weights, metadata

@@ -9,6 +9,9 @@ from typing import Any
 
 # Other methods of a diffusion model than its forward that use its weights. ComfyUI calls them before the first step.
 PARTS = ("preprocess_text_embeds",)
+# How diffusers names the weights in a transformer's folder.
+WHOLE = "diffusion_pytorch_model.safetensors"
+SHARDS = "diffusion_pytorch_model-*-of-*.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,15 @@ class HostSource:
 
 
 def weight_files(file: str | Path) -> list[Path]:
-    """The files of a model: itself, or the safetensors files in the folder, of which large models have several."""
+    """Lists the files of a model: the file itself, or of a folder the whole file, the shards, or whatever safetensors
+    files there are. A folder may hold variants (fp16) beside the whole file; these are left out."""
     path = Path(file)
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if not path.is_dir():
+        return [path]
+    for pattern in (WHOLE, SHARDS, "*.safetensors"):
+        if found := sorted(path.glob(pattern)):
+            return found
+    return []
 
 
 @dataclass(frozen=True)

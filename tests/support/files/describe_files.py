@@ -17,7 +17,7 @@ from tests.support.host.mounted import mount
 def main(comfyui: str, *files: str) -> None:
     mount(comfyui)
     host_file = importlib.import_module("pack.nodes.model.host_file")
-    specs = importlib.import_module("pack.parallel_backend.models.comfyui")
+    specs = importlib.import_module("pack.parallel_backend.models")
     found = {}
     for file in files:
         try:

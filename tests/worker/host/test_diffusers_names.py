@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import diffusers
 import pytest
 import torch
 
 from tests.support.cases.families import FAMILIES
 from worker.comfyui.diffusers_names import convert_names, list_classes, read_settings
+from worker.comfyui.source import weight_files
 from worker.errors import ModelFileError
 
 Tensors = dict[str, torch.Tensor]
@@ -109,3 +112,22 @@ def test_the_pipeline_says_where_ltx_has_its_first_frame() -> None:
     config = FAMILIES["ltx"].build().config
     of_pipeline = read_settings("LTXVideoTransformer3DModel", config, "LTXConditionPipeline")
     assert of_pipeline == {**read_settings("LTXVideoTransformer3DModel", config), "causal_temporal_positioning": True}
+
+
+@pytest.mark.parametrize(
+    ("there", "read"),
+    [
+        (("diffusion_pytorch_model", "diffusion_pytorch_model.fp16"), ("diffusion_pytorch_model",)),
+        (("model-1-of-2", "model-2-of-2"), ("model-1-of-2", "model-2-of-2")),
+        (
+            ("diffusion_pytorch_model-1-of-2", "diffusion_pytorch_model-2-of-2", "diffusion_pytorch_model.fp16"),
+            ("diffusion_pytorch_model-1-of-2", "diffusion_pytorch_model-2-of-2"),
+        ),
+        ((), ()),
+    ],
+    ids=["a variant beside it", "names of its own", "shards and a variant", "none"],
+)
+def test_of_a_folder_one_set_of_weights_is_read(there: tuple[str, ...], read: tuple[str, ...], tmp_path: Path) -> None:
+    for name in there:
+        (tmp_path / f"{name}.safetensors").touch()
+    assert weight_files(tmp_path) == [tmp_path / f"{name}.safetensors" for name in read]
