@@ -72,9 +72,9 @@ def most_bytes(run: Callable[[torch.Tensor], Any], given: torch.Tensor, model: t
 def of_large(case: HostVae, axis: Axis) -> dict[str, int]:
     """By direction, of the large case; beside the whole result, which rank 0 has in the host's memory."""
     parallel = ParallelVAE(case.made(), axis, case.sizes)
-    parallel.assembled = lambda band, _scale: None
     runs = {"decode": parallel.decode, "encode": parallel.encode}
-    return {name: most_bytes(runs[name], given, parallel.vae)[1] for name, given in case.large().items()}
+    with patch.object(parallel, "assemble", lambda _band, _scale: None):
+        return {name: most_bytes(runs[name], given, parallel.vae)[1] for name, given in case.large().items()}
 
 
 def timed(call: dict[str, Any], axis: Axis) -> tuple[torch.Tensor | None, dict[str, float]]:
