@@ -10,6 +10,7 @@ import torch
 from comfy.ldm.common_dit import pad_to_patch_size
 from comfy.ldm.modules.attention import attention_pytorch
 from comfy.ldm.modules.diffusionmodules.mmdit import get_1d_sincos_pos_embed_from_grid_torch
+from comfy.model_management import supports_fp64
 from torch.nn import Module, ModuleDict, ModuleList
 from torch.nn.functional import gelu, layer_norm, silu
 
@@ -96,7 +97,7 @@ class DiT(Module):
         x = self.pos_embed["proj"](pad_to_patch_size(x, (self.patch_size,) * 2))
         rows, columns = x.shape[2:]
         x = x.flatten(2).transpose(1, 2)
-        x = x + self.positions(rows, columns).to(x)
+        x = x + self.positions(rows, columns, x.device).to(x)
         for block in self.transformer_blocks:
             x = block(x, timesteps, class_labels, transformer_options=transformer_options or {})
         embedding = self.transformer_blocks[0].norm1.emb(timesteps, class_labels, x.dtype)
@@ -106,13 +107,15 @@ class DiT(Module):
         x = x[..., : self.channels].permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
         return x[..., :height, :width]
 
-    def positions(self, rows: int, columns: int) -> torch.Tensor:
+    def positions(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
         """(1, rows × columns, width)"""
-        grid = [torch.arange(count, dtype=torch.float32) / (count / self.base_size) for count in (rows, columns)]
+        device = device if supports_fp64(device) else torch.device("cpu")
+        steps = [torch.arange(count, dtype=torch.float32, device=device) for count in (rows, columns)]
+        grid = [each / (len(each) / self.base_size) for each in steps]
         down, right = torch.meshgrid(*grid, indexing="ij")
         half = self.hidden_size // 2
         parts = [
-            get_1d_sincos_pos_embed_from_grid_torch(half, each, dtype=torch.float64)
+            get_1d_sincos_pos_embed_from_grid_torch(half, each, device=device, dtype=torch.float64)
             for each in (right.double(), down.double())
         ]
         return torch.cat(parts, dim=1).float()[None]
