@@ -417,7 +417,7 @@ def test_a_rank_killed_during_a_job_is_named_and_replaced(host: ComfyHost, sched
 
     with pytest.raises(PromptError) as caught:
         host.run(Job("tiny-dit", steps=5000, scheduler=scheduler).prompt(), on_event=kill)
-    assert_says(caught.value.message, f"Rank {rank}", "SIGKILL", "queue the prompt again")
+    assert_says(caught.value.message, f"Rank {rank}", "SIGKILL", "Queue the prompt again")
     assert latents(host, GOOD.prompt()).isfinite().all()
     assert set(ranks(host)).isdisjoint(before)
 

@@ -205,7 +205,7 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
     card = card_of(page)
     expect(card.locator(TITLE)).to_have_text("The worker group failed")
     expect(card.get_by_test_id(f"{CARD}-cause")).to_have_text(re.compile(r"Rank 1 .* was killed by SIGKILL"))
-    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("queue the prompt again")
+    expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Queue the prompt again")
     log = card.get_by_text("The last lines of rank-1.log")
     expect(log).to_be_hidden()
     card.get_by_text("Details").click()

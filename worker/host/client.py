@@ -103,10 +103,7 @@ class WorkerGroup:
         Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
-            if self.runs.is_ended:
-                raise WorkerGroupError(
-                    "The worker group ended between two steps. It was stopped.", "Queue the prompt again."
-                )
+            self.runs.check_stopped()
             self.supervisor.ensure(ranks, check, source=source)
             known = self._known
             known.note_import(source)
@@ -372,6 +369,7 @@ class WorkerGroup:
     ) -> Tensors:
         """Sends a request and returns its results. size: of what its steps compute, if it has steps."""
         session = self.session
+        self.runs.check_stopped()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
         operation, known, done = OPERATIONS[header["op"]], session.known, False

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..errors import WorkerGroupError
 from ..wire.operations import SAMPLE
 from ..wire.protocol import Header
 
@@ -117,10 +118,12 @@ class Runs:
         if run:
             run.is_ended = True
 
-    @property
-    def is_ended(self) -> bool:
+    def check_stopped(self) -> None:
+        """Raises WorkerGroupError if the group was stopped in the current run."""
         run = self.current
-        return run is not None and run.is_ended
+        if run and run.is_ended:
+            cause = "The worker group ended between two steps. It was stopped."
+            raise WorkerGroupError(cause, "Queue the prompt again.")
 
     def planned(self, plan: RunPlan) -> None:
         """Notes the plan of the current run from now on."""

@@ -1,12 +1,16 @@
-"""A run of several ranks, of whose model nothing is predicted, is compared with the last such run on one."""
+"""A run of several ranks is compared with the last such run on one. It ends when its group is stopped."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from worker.errors import WorkerGroupError
+from worker.host.client import WorkerGroup
 from worker.host.runs import Run, RunPlan, Runs
 from worker.wire.operations import FORWARD, SAMPLE
 
@@ -57,3 +61,15 @@ def test_what_was_predicted_stays() -> None:
         runs.compared(0.5, False, True)
         runs.sized(SAMPLE.name, SIZE)
         assert (runs.kept[0].alone, runs.kept[0].is_alone_run) == (0.5, False)
+
+
+def test_a_stop_within_a_step_ends_the_run_with_that_reason(tmp_path: Path) -> None:
+    """A step checks its model, then computes it. A stop may come between the two."""
+    group, nothing = WorkerGroup("cpu", tmp_path), torch.zeros(1)
+    with (
+        pytest.raises(WorkerGroupError, match="It was stopped"),
+        group.runs.run("3", "a model", ALONE),
+        group.turn(lambda: None),
+    ):
+        group.stop()
+        group.forward(nothing, nothing, {}, lambda: None)

@@ -36,7 +36,7 @@ def find_table(model_class: str) -> Names:
     if model_class not in TABLES:
         raise ModelFileError(
             f"ComfyUI's names for the weights of diffusers' {model_class} are not known.",
-            f"{OTHER_FILE} docs/scripts.md says how a script runs diffusers' own class.",
+            "Use a single file of this model, in ComfyUI's format, or run the folder in a script (docs/scripts.md).",
         )
     return TABLES[model_class]
 
