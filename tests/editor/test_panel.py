@@ -272,14 +272,15 @@ def test_plans_are_compared_with_one_device_by_running_each_once(shared_editor: 
     expect(panel.get_by_test_id("paralleldit-run").first).to_contain_text("done", timeout=3 * PATIENCE_MS)
     panel.get_by_test_id("paralleldit-compare").click()
     lines = panel.get_by_test_id("paralleldit-comparison").locator("tbody tr")
-    expect(lines).to_have_count(2)
-    for name, line in (("cfg=2", lines.first), ("One device", lines.last)):
+    expect(lines).to_have_count(4)  # the three fastest plans, and one device
+    for line in lines.all():
         expect(line).to_have_attribute("data-state", "done", timeout=3 * PATIENCE_MS)
-        expect(line).to_contain_text(name)
         assert len(line.get_by_role("cell").all_inner_texts()) == 3
+        expect(line).to_contain_text("×")
     expect(lines.last).to_contain_text("×1.0")
-    expect(lines.first).to_contain_text("×")
-    plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:2]]
-    assert "one rank" in plans[0] and "cfg=2" in plans[1]
+    *names, alone = lines.get_by_role("rowheader").all_inner_texts()
+    assert alone == "One device" and "cfg=2" in names and len(set(names)) == 3
+    plans = [each.inner_text() for each in panel.get_by_test_id("paralleldit-run").all()[:4]]
+    assert all(name in plan for name, plan in zip(["one rank", *reversed(names)], plans, strict=True)), plans
     assert panel.get_by_test_id("paralleldit-compare").is_enabled() and shared_editor.problems == []
     shared_editor.screenshot("compared")

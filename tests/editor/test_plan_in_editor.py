@@ -120,7 +120,9 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
     page = shared_editor.page
     shared_editor.prompt(template("demo"))
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
-    expect(page.locator(".paralleldit-plan-memory")).to_have_text(MEMORY)
+    memory = page.locator(".paralleldit-plan-memory")
+    expect(memory.first).to_have_text(MEMORY)
+    expect(memory.last).to_contain_text("Fastest, as predicted by")
     shared_editor.set_widgets("ParallelDiT_Plan", weights="shared", weight_blocks=3)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
     expect(content).to_contain_text("Shared weights: of 3 of a rank's")
