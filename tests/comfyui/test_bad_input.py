@@ -410,10 +410,11 @@ def test_a_rank_killed_while_idle_is_replaced_without_being_asked(host: ComfyHos
 def test_a_rank_killed_during_a_job_is_named_and_replaced(host: ComfyHost, scheduler: str | None, rank: int) -> None:
     latents(host, GOOD.prompt())
     before = ranks(host)
+    process = psutil.Process(before[rank])
 
     def kill(event: dict) -> None:
-        if event["type"] == "progress" and alive(psutil.Process(before[rank])):
-            os.kill(before[rank], signal.SIGKILL)
+        if event["type"] == "progress" and alive(process):
+            process.kill()
 
     with pytest.raises(PromptError) as caught:
         host.run(Job("tiny-dit", steps=5000, scheduler=scheduler).prompt(), on_event=kill)
