@@ -1,7 +1,7 @@
-"""What a user drags: nodes that turn ComfyUI's objects into requests to the worker group.
+"""The nodes in ComfyUI's menu. They turn ComfyUI's objects into requests to the worker group.
 
-Imports comfy.*, `worker.host`, `worker.wire`, and of the engine what describes a request: plans, specs, names of
-schedulers, where weights lie in files. Never what runs one: no torch.distributed, no diffusers.
+They import comfy.*, `worker.host`, `worker.wire`, and the engine modules that describe a request: plans, specs,
+scheduler names, the layout of weights in files. They never import what runs a request: torch.distributed or diffusers.
 """
 
 from comfy_api.latest import ComfyExtension, io
@@ -38,5 +38,5 @@ class ParallelDiTExtension(ComfyExtension):
 
 
 async def comfy_entrypoint() -> ParallelDiTExtension:
-    """Called by ComfyUI when it loads the pack."""
+    """ComfyUI calls this when it loads the pack."""
     return ParallelDiTExtension()

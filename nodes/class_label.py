@@ -1,4 +1,4 @@
-"""The node `DiT Class Label`: a class, by name or number, as CONDITIONING."""
+"""The node `DiT Class Label` turns a class name or number into CONDITIONING."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class DiTClassLabel(io.ComfyNode):
 
 
 def class_index(label: str, classes: int, id2label: dict[int, str]) -> int:
-    """The index of a class; `classes` itself, the null class, for an empty label.
+    """Returns the index of a class. An empty label means the null class, whose index is `classes`.
 
-    Raises Refused, with the nearest names, for a class that the model does not have.
+    Raises Refused, with the nearest names, if the model has no such class.
     """
     label = label.strip()
     if not label:

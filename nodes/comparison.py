@@ -1,4 +1,4 @@
-"""A lossy setting beside the exact one: both run once, and what came of it is kept for the prompts that follow."""
+"""Runs a lossy setting and the exact one once each, and keeps the measured difference for later prompts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
 from .model.remote_module import RemoteModule
 
-FOLDER, FILE = "paralleldit", "comparisons.json"  # of ComfyUI's user directory, where no page reaches it
-KEPT = 200  # the last ones
-WARM_UP = 1  # steps whose time is not counted
+FOLDER, FILE = "paralleldit", "comparisons.json"  # in ComfyUI's user directory, which no page can read
+KEPT = 200  # newest entries
+WARM_UP = 1  # untimed steps
 
 NEVER, ONCE = "never", "once"
 
@@ -36,8 +36,9 @@ Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """error: of the lossy latents, as the norm of the difference by that of the exact ones. plan, exact_plan: in words.
-    seconds, exact_seconds: of a step, the mean of all but the first; None for a single step."""
+    """error: the norm of the latents' difference divided by the norm of the exact latents. plan, exact_plan: in words.
+    seconds, exact_seconds: the mean time of a step, without the first. None if there is only one step.
+    """
 
     error: float
     plan: str
@@ -58,7 +59,7 @@ class Comparison:
 
 
 class Comparisons:
-    """What was compared, by `key_of`, in a file that outlives ComfyUI."""
+    """Comparisons by `key_of`, in a file that outlives ComfyUI."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(folder_paths.get_system_user_directory(FOLDER), FILE)
@@ -76,7 +77,7 @@ class Comparisons:
         fresh.replace(self.path)
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """Nothing where the file is not there, or not as it was written here."""
+        """Returns an empty dict if the file is missing or not in the format of `put`."""
         try:
             found = json.loads(self.path.read_text("utf-8"))
             return {key: asdict(Comparison(**fields)) for key, fields in found.items()}
@@ -94,8 +95,9 @@ def compared(
     sample: Callable[[SamplerCall, StepClock], torch.Tensor],
     vae: comfy.sd.VAE | None,
 ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
-    """The latents of a call, what is to be said of its setting, and where they were made now, the lossy picture and the
-    exact one, see `pictures`."""
+    """Returns the latents of a call and a text about its setting. If this call made the comparison, also returns the
+    lossy and the exact picture (see `pictures`); else None.
+    """
     clock, exact_clock = StepClock(), StepClock()
     latents = sample(call, clock)
     skipped = f"{clock.text} " if clock.text else ""
@@ -118,15 +120,17 @@ def compared(
 
 
 def key_of(remote: RemoteModule, call: SamplerCall, shape: torch.Size) -> str:
-    """Of a setting: the model, its plan, how it is sampled and at which size; not of the prompt and the seed."""
+    """Identifies a setting by model, plan, sampling and size. Prompt and seed do not count."""
     setting = asdict(replace(call, seed=0, previews=False))
     told = json.dumps([remote.source, remote.plan.to_json(), setting, list(shape)], sort_keys=True, default=str)
     return hashlib.sha256(told.encode()).hexdigest()
 
 
 def exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
-    """The plan by which as many ranks come to the exact image: they send the model's own numbers, and without
-    PipeFusion's patches share tokens in place of blocks, where the model allows that; its own plan where that is exact.
+    """Returns a plan that computes the exact image on the same number of ranks.
+
+    It sends tokens in the model's own dtype. If PipeFusion's patches make the plan lossy, the ranks share tokens
+    instead of blocks. If the model does not allow that, every step runs whole.
     """
     plan = replace(remote.plan, exchange_dtype=MODEL)
     if plan.patch_count == 1 or plan.sync_steps >= steps:
@@ -138,7 +142,7 @@ def exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
 
 @contextlib.contextmanager
 def under(remote: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
-    """While entered, the model's calls run under this plan."""
+    """Runs the model's calls under this plan inside the context."""
     before, remote.plan = remote.plan, plan
     try:
         yield
@@ -147,18 +151,18 @@ def under(remote: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
 
 
 class StepClock:
-    """What a sampler's step takes, and what a cache skipped of the steps."""
+    """Measures the time of a sampler's step, and records what a cache skipped."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
-        self.text = ""  # of what was skipped
+        self.text = ""  # what the cache skipped
 
     def skip(self, skipped: int, forwards: int) -> None:
-        """So many of the forwards went without their blocks."""
+        """Records how many of the forwards skipped their blocks."""
         self.text = f"Cache: {skipped} of {forwards} forwards skipped, {skipped / forwards:.0%}."
 
     def before(self, callback: Callback) -> Callback:
-        """The callback, told after this clock."""
+        """Returns a callback that records the time and then calls `callback`."""
 
         def both(step: int, denoised: torch.Tensor, latents: torch.Tensor, steps: int) -> None:
             self.ends.append(time.monotonic())
@@ -168,7 +172,7 @@ class StepClock:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, the mean of those after the first."""
+        """Returns the mean time of a step, without the first. None if there is only one step."""
         counted = len(self.ends) - WARM_UP
         return (self.ends[-1] - self.ends[WARM_UP - 1]) / counted if counted > 0 else None
 
@@ -178,8 +182,11 @@ def relative_error(latents: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def pictures(latents: list[torch.Tensor], patcher: Any, vae: comfy.sd.VAE | None) -> torch.Tensor | None:
-    """The first image of each of these latents, or the first frame, (N, H, W, 3) from 0 to 1: by the VAE, or else as
-    ComfyUI's previews show them; None where it has none."""
+    """Returns the first image or frame of each of these latents: (N, H, W, 3), from 0 to 1.
+
+    The VAE decodes them. Without a VAE, ComfyUI's previewer does. Returns None if ComfyUI has no preview for these
+    latents.
+    """
     if vae is not None:
         decoded = [vae.decode(each[:1]) for each in latents]
         return torch.stack([each.reshape(-1, *each.shape[-3:])[0] for each in decoded])[..., :3].cpu()

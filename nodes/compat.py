@@ -1,4 +1,4 @@
-"""Private names of ComfyUI's, each with why there is no public way."""
+"""Private names of ComfyUI that the nodes use, each with the reason why no public name serves."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 def replace_inner_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> bool:
-    """Has a diffusion model's `_forward` be another function; False for a class that has none with forward's arguments.
+    """Replaces a diffusion model's `_forward`. Returns False if its class has none with the arguments of `forward`.
 
-    ComfyUI's classes run the wrappers that nodes ask for around it, each in its own way to pass arguments on, which
-    wrappers count on.
+    ComfyUI's classes run the wrappers of nodes around `_forward`. Each class passes the arguments on in its own way,
+    and the wrappers rely on that way.
     """
     inner = getattr(type(module), "_forward", None)
     outer = inspect.signature(module.forward).parameters.keys()

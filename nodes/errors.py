@@ -1,4 +1,4 @@
-"""What the nodes refuse by themselves, in words for the person in the editor."""
+"""The errors that the nodes raise themselves, with texts for the person in the editor."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from ..parallel_backend.errors import Explained
 
 
 class Refused(Explained, ValueError):
-    """An input, or another node, with which this one cannot work."""
+    """An input or another node that this node cannot work with."""
 
 
 class NotInstalled(Explained, RuntimeError):
-    """A package that the workers need, and that is not there."""
+    """A package that the workers need is not installed."""

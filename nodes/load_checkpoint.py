@@ -1,4 +1,4 @@
-"""The node `Load Checkpoint (Parallel)`: a checkpoint's MODEL runs on the worker group, CLIP and VAE are stock's."""
+"""The node `Load Checkpoint (Parallel)`. MODEL runs on the worker group; CLIP and VAE are ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LoadCheckpointParallel(io.ComfyNode):
     async def execute(
         cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
-        """Asynchronous, as the other loader's, so that ComfyUI runs it first."""
+        """This is asynchronous, like the other loader, so that ComfyUI runs it first."""
         check_installed()
         checkpoints = list_checkpoints()
         if model_name not in checkpoints:
@@ -65,8 +65,11 @@ class LoadCheckpointParallel(io.ComfyNode):
 
 
 def beside(path: Path, has_more: bool) -> tuple[Any, Any, Any]:
-    """A checkpoint's CLIP, VAE and CLIP vision by ComfyUI's own loader, as the stock nodes give them. Of a file with a
-    diffusion model alone, which that loader would read whole, what it gives: a VAE that says so when it is used."""
+    """Loads a checkpoint's CLIP, VAE and CLIP vision with ComfyUI's own loader, as the stock nodes do.
+
+    That loader would read a file with only a diffusion model whole. For such a file this returns what the loader would
+    return: a VAE that raises an error when it is used.
+    """
     if not has_more:
         return None, comfy.sd.VAE(sd={}), None
     embeddings = folder_paths.get_folder_paths("embeddings")

@@ -1,4 +1,4 @@
-"""The node `Load Diffusion Model (Parallel)`: a model in, a stock MODEL out that runs on the worker group."""
+"""The node `Load Diffusion Model (Parallel)`. It returns a stock MODEL that runs on the worker group."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
     async def execute(
         cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
-        """Asynchronous, so that ComfyUI runs it before other nodes that could run, while which the ranks start."""
+        """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
         check_installed()
         models = list_models()
         if model_name not in models:
@@ -65,7 +65,7 @@ class LoadDiffusionModelParallel(io.ComfyNode):
 
 
 def common_inputs() -> list[io.Input]:
-    """Of every loader, behind its file."""
+    """Returns the inputs that every loader has after its file."""
     return [
         io.Combo.Input(
             "dtype",
@@ -91,7 +91,7 @@ def common_inputs() -> list[io.Input]:
 
 
 def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
-    """The MODEL of a file or a folder, which ComfyUI's own class runs. Raises PlanError."""
+    """Returns the MODEL of a file or folder, run by ComfyUI's own class. Raises PlanError."""
     auto, costs = None, file.costs()
     if plan is None:
         auto = PlanOfRun(functools.partial(auto_host_plan, module=file.module, costs=costs))

@@ -1,4 +1,4 @@
-"""The node `Parallel Plan`: how the ranks share the work."""
+"""The node `Parallel Plan` sets how the ranks share the work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AUTO = "auto"
 MANUAL = "manual"
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
-ON_THE_CPU = (AUTO, "native")  # the kernels of attention that need no GPU
+ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 
 PlanType = io.Custom("PARALLEL_PLAN")
 
@@ -107,12 +107,12 @@ class ParallelPlanNode(io.ComfyNode):
 
 
 def plan_of(values: Mapping[str, int | str]) -> ParallelPlan:
-    """The plan of the node's values. Raises PlanError."""
+    """Returns the plan for the node's values. Raises PlanError."""
     return ParallelPlan.from_json({**values, "speeds": speeds_of(values.get("speeds", ""))})
 
 
 def speeds_of(words: int | str) -> tuple[float, ...]:
-    """Those in a text such as "1, 0.5"; none in an empty one. Raises PlanError."""
+    """Parses speeds from a text such as "1, 0.5". An empty text has none. Raises PlanError."""
     try:
         return tuple(float(word) for word in re.split(r"[\s,;:]+", str(words).strip()) if word)
     except ValueError as error:
@@ -125,7 +125,7 @@ def speeds_of(words: int | str) -> tuple[float, ...]:
 
 
 def weight_inputs() -> list[io.Input]:
-    """Where the weights of blocks wait, and of how many."""
+    """Returns the inputs that set where the blocks' weights are kept, and for how many blocks."""
     return [
         io.Combo.Input(
             "weights",
@@ -151,7 +151,7 @@ def weight_inputs() -> list[io.Input]:
 
 
 def exchange_dtype_input() -> io.Input:
-    """In which numbers ranks send tokens to one another."""
+    """Returns the input that sets the dtype in which ranks exchange tokens."""
     return io.Combo.Input(
         "exchange_dtype",
         options=list(EXCHANGE_DTYPES),
@@ -164,7 +164,7 @@ def exchange_dtype_input() -> io.Input:
 
 
 def speeds_input() -> io.Input:
-    """How fast the ranks' devices are."""
+    """Returns the input that sets how fast each rank's device is."""
     return io.String.Input(
         "speeds",
         default="",
@@ -176,7 +176,7 @@ def speeds_input() -> io.Input:
 
 
 def compile_input() -> io.Input:
-    """Whether blocks run compiled."""
+    """Returns the input that sets whether blocks are compiled."""
     return io.Combo.Input(
         "compile",
         options=list(COMPILE),
@@ -189,7 +189,7 @@ def compile_input() -> io.Input:
 
 
 class ResolvedPlan(NamedTuple):
-    """The plan that runs, and where it is not the one that was asked for, or may not be, why."""
+    """The plan that runs. note: why it differs, or may differ, from the requested plan."""
 
     plan: ParallelPlan
     note: tuple[Remark, ...] = ()
@@ -201,13 +201,13 @@ def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPl
     Raises PlanError if the model or the machine forbids it.
     """
     resolved = fit_to_machine(plan)
-    check_module(replace(plan, attention=AUTO), module)  # another kernel may be left out, where there is no GPU
+    check_module(replace(plan, attention=AUTO), module)  # without a GPU, the plan falls back to the auto kernel
     check_module(resolved.plan, module)
     return resolved
 
 
 def devices_of_machine() -> Devices:
-    """What an automatic plan has here."""
+    """Returns the devices that an automatic plan has on this machine."""
     given = comfy.cli_args.args
     choices = (("--cuda-device", given.cuda_device), ("--oneapi-device-selector", given.oneapi_device_selector))
     chosen = " ".join(f"{flag}={value}" for flag, value in choices if value is not None)
@@ -217,8 +217,10 @@ def devices_of_machine() -> Devices:
 
 
 def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
-    """The automatic plan for one of ComfyUI's own diffusion models, of which this is asked: the fastest by what a
-    forward takes, where that is known. Its note is why."""
+    """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
+
+    It is the plan with the fastest predicted forward, if there is a prediction. Its note says why.
+    """
     devices = device_count()
     found = costs.rank_plans(work.forward, work) if work.forward else []
     plan = found[0].plan if found else auto_plan(devices, module, work)
@@ -235,7 +237,7 @@ def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> Re
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
-    """The plan as ParallelPlan.fitted has it on this machine, or on all that the settings name. Raises PlanError."""
+    """Applies ParallelPlan.fitted to this machine, or to all machines in the settings. Raises PlanError."""
     most, on_gpus, note = most_ranks(), device_type() != CPU, ()
     fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
     if fitted is not plan:

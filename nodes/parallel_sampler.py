@@ -1,4 +1,6 @@
-"""The node `Parallel Sampler`: a whole sampler call on the worker group, with diffusers' schedulers and any plan."""
+"""The node `Parallel Sampler` runs a whole sampler call on the worker group, with diffusers' schedulers and any
+plan.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ from .model.loop_mode import LoopSampler, stand_in
 from .model.own_schedule import own_schedule
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
-CACHE = CacheSettings()  # what a call without a word on it has
+CACHE = CacheSettings()  # the defaults of the cache inputs
 
 
 def cache_inputs() -> list[io.Input]:
-    """What the node asks about a step cache."""
+    """Returns the node's inputs for a step cache."""
     return [
         io.Combo.Input(
             "cache",
@@ -174,7 +176,7 @@ class ParallelSampler(io.ComfyNode):
 
 
 def compare_inputs() -> list[io.Input]:
-    """Whether a lossy setting is compared with the exact one."""
+    """Returns the inputs that compare a lossy setting with the exact one."""
     return [
         io.Combo.Input(
             "compare",
@@ -201,7 +203,7 @@ def run_sampler(
     call: SamplerCall,
     clock: StepClock,
 ) -> torch.Tensor:
-    """The denoised latents, as ComfyUI hands them on. clock: is told of the steps."""
+    """Returns the denoised latents on ComfyUI's device and in its dtype. clock: records the steps."""
     samples = latent["samples"]
     guider = comfy.samplers.CFGGuider(model)
     guider.set_conds(positive, negative)
@@ -211,7 +213,7 @@ def run_sampler(
         comfy.sample.prepare_noise(samples, call.seed, latent.get("batch_index")),
         samples,
         LoopSampler(lambda guidance: replace(call, guidance=guidance), clock.skip),
-        torch.tensor([sigma_max, 0.0]),  # the schedule is diffusers'; these are for the host's conditioning alone
+        torch.tensor([sigma_max, 0.0]),  # for the host's conditioning only: diffusers sets the schedule
         denoise_mask=latent.get("noise_mask"),
         callback=clock.before(latent_preview.prepare_callback(model, call.steps)),
         disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,

@@ -1,5 +1,7 @@
-"""The nodes `Parallel VAE Decode` and `Parallel VAE Encode`: a VAE of images or videos over all ranks, a band of the
-rows on each."""
+"""The nodes `Parallel VAE Decode` and `Parallel VAE Encode`.
+
+They run a VAE for images or videos on all ranks. Each rank computes one band of rows.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ NO_FILE = "(no file in models/vae)"
 
 
 def vae_inputs() -> list[io.Input]:
-    """Which VAE, and in what precision."""
+    """Returns the inputs that choose the VAE and its precision."""
     return [
         io.Combo.Input(
             "vae_name",
@@ -59,12 +61,12 @@ class ParallelVAEDecode(io.ComfyNode):
     @classmethod
     def execute(cls, samples: dict[str, Any], vae_name: str, dtype: str, vae: Any = None) -> io.NodeOutput:
         latents = samples["samples"]
-        if latents.is_nested:  # of a video with its sound, as VAE Decode takes it
+        if latents.is_nested:  # a video with its sound; VAE Decode accepts this too
             latents = latents.unbind()[0]
         shared = vae_of(vae_name, dtype, vae)
         check_latents(latents, shared)
         images = shared.decode(latents)
-        return io.NodeOutput(images.flatten(0, -4))  # videos as their frames, as VAE Decode gives them
+        return io.NodeOutput(images.flatten(0, -4))  # videos become their frames, as VAE Decode returns them
 
 
 class ParallelVAEEncode(io.ComfyNode):
@@ -87,8 +89,11 @@ class ParallelVAEEncode(io.ComfyNode):
 
 
 def vae_of(vae_name: str, dtype: str, vae: comfy.sd.VAE | None) -> Any:
-    """A VAE of ComfyUI's, whose model runs on all ranks. Raises Refused for a file that is not there, and for a VAE
-    that cannot be split over ranks, and NotInstalled where diffusers is not installed."""
+    """Returns one of ComfyUI's VAEs whose model runs on all ranks.
+
+    Raises Refused for a missing file and for a VAE that cannot be split over ranks. Raises NotInstalled if diffusers is
+    missing.
+    """
     check_installed()
     wanted, file = DTYPES.get(dtype), ""
     if vae is None:
@@ -101,7 +106,7 @@ def vae_of(vae_name: str, dtype: str, vae: comfy.sd.VAE | None) -> Any:
 
 
 def check_latents(latents: torch.Tensor, vae: Any) -> None:
-    """Raises Refused for latents that the VAE cannot take. An image's VAE takes the first frame of a video's."""
+    """Raises Refused for latents that the VAE cannot take. An image VAE takes the first frame of a video's latents."""
     channels, dims = vae.latent_channels, vae.latent_dim + 2
     if latents.shape[1] != channels or latents.ndim not in (dims, 5):
         frames = "frames, " if dims > 4 else ""
@@ -113,7 +118,7 @@ def check_latents(latents: torch.Tensor, vae: Any) -> None:
 
 
 def file_vae(file: str, name: str, dtype: torch.dtype | None) -> comfy.sd.VAE:
-    """ComfyUI's VAE of a file, without its weights. Raises Refused for a file of no VAE, or a broken one."""
+    """Returns ComfyUI's VAE for a file, without its weights. Raises Refused if the file has no VAE or is broken."""
     try:
         read_header(Path(file))
         return describe_vae(file, dtype).vae

@@ -1,6 +1,6 @@
-"""What is said of a plan beside its errors: why auto chose it, why another one runs, what it is good for.
+"""Remarks about a plan: why auto chose it, why another one runs, what it is good for.
 
-The sentences are in `locales/*/main.json` under plan.remarks, where the editor has them in its own language.
+The sentences are in `locales/*/main.json` under plan.remarks, so that the editor can show them in its own language.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEXTS: dict[str, str] = json.loads((LOCALES / "en" / "main.json").read_text("utf
 
 
 class Remark(NamedTuple):
-    """A sentence. key: of TEXTS. values: what is filled in there."""
+    """A sentence. key: its key in TEXTS. values: what fills its placeholders."""
 
     key: str
     values: dict[str, int | str]
@@ -31,10 +31,10 @@ class Remark(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What an automatic plan has. count: ranks. is_set: whether the settings say how many.
+    """The devices of an automatic plan. count: ranks. is_set: whether the settings give the count.
 
-    chosen: the arguments that ComfyUI was started with which hide GPUs from it, and so from the ranks; empty if it has
-    all. own: ComfyUI's own GPU, in words. unlike: those that are left out, as they are unlike it.
+    chosen: ComfyUI's start arguments that hide GPUs from it, and so from the ranks; empty if it sees all. own:
+    ComfyUI's own GPU, in words. unlike: the GPUs that are left out because they differ from it.
     """
 
     count: int
@@ -50,36 +50,36 @@ def remark(key: str, **values: int | str) -> Remark:
 
 
 def gibibytes(count: float) -> str:
-    """Bytes as the editor's panel has them: "412 MiB", "1.2 GiB"."""
+    """Formats bytes as the editor's panel does: "412 MiB", "1.2 GiB"."""
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 def seconds(count: float) -> str:
-    """ "3 ms", "0.42 s", "12.3 s"."""
+    """Formats a time: "3 ms", "0.42 s", "12.3 s"."""
     return f"{count * 1000:.0f} ms" if count < 0.1 else f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
 
 
 def in_words(remarks: Iterable[Remark]) -> str:
-    """The sentences as one text."""
+    """Joins the sentences to one text."""
     return " ".join(each.text for each in remarks)
 
 
 def remarks_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
-    """The sentences for a page, which has them in its own language."""
+    """Returns the sentences for a page, which shows them in its own language."""
     return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
 
 
 def why_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
-    """What there is to say of an automatic plan where no model is known, on which it depends.
+    """Returns the remarks on an automatic plan while no model is known. The plan depends on the model.
 
-    lacks_file: whether that is for want of a loader's file, and not of a loader.
+    lacks_file: True if there is a loader without a file; False if there is no loader.
     """
     said, count = devices_of_auto(devices), devices.count
     return said if count <= 1 else [*said, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
 
 
 def devices_of_auto(devices: Devices) -> list[Remark]:
-    """How many ranks an automatic plan has, and why so many."""
+    """Says how many ranks an automatic plan has, and why."""
     hidden = [remark("hidden_gpus", chosen=devices.chosen)] if devices.on_gpus and devices.chosen else []
     hidden += left_out(devices)
     if devices.count <= 1:
@@ -90,16 +90,16 @@ def devices_of_auto(devices: Devices) -> list[Remark]:
 
 
 def left_out(devices: Devices) -> list[Remark]:
-    """Which GPUs an automatic plan leaves out, and why."""
+    """Says which GPUs an automatic plan leaves out, and why."""
     if not devices.unlike:
         return []
     return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own)]
 
 
 def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:
-    """Why an automatic plan for a model of ComfyUI's is what it is for this work.
+    """Says why the automatic plan for one of ComfyUI's models suits this work.
 
-    heads: 0 where its tokens cannot be shared. couples: whether the rows of its batch cannot be computed apart.
+    heads: 0 if the model's tokens cannot be shared. couples: whether the rows of its batch depend on each other.
     """
     said, ways = [], plan.ways(BATCH_AXES)
     if couples:
@@ -118,7 +118,7 @@ def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> li
 
 
 def one_faster(found: Sequence[Prediction]) -> Remark:
-    """That the best of these plans shares no tokens though there are ranks that have nothing else to do."""
+    """Says that the fastest plan shares no tokens and leaves some ranks idle."""
     alone = found[0]
     shared = [each for each in found if each.plan.token_ways > 1]
     if not shared:
@@ -128,7 +128,7 @@ def one_faster(found: Sequence[Prediction]) -> Remark:
 
 
 def token_remarks(plan: ParallelPlan, heads: int) -> list[Remark]:
-    """Why tokens are shared as they are."""
+    """Says why the plan shares tokens as it does."""
     said = []
     if plan.ulysses > 1:
         said.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
@@ -139,7 +139,7 @@ def token_remarks(plan: ParallelPlan, heads: int) -> list[Remark]:
 
 
 def why_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:
-    """Why one rank runs in place of this plan's, what becomes of the image, and what to do. most: ranks to be had."""
+    """Says why one rank runs instead of this plan, what the image will be, and what to do. most: available ranks."""
     asked, ranks = str(plan), plan.world_size
     machine = remark("one_device", asked=asked, ranks=ranks)
     if not on_gpus:

@@ -1,4 +1,4 @@
-"""A VAE of ComfyUI's own whose model runs in the worker group: ComfyUI's object does all else."""
+"""One of ComfyUI's VAEs whose model runs in the worker group. ComfyUI's own object does everything else."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ CPU = torch.device("cpu")
 
 
 class RemoteStage:
-    """In place of a VAE's first_stage_model: its calls go to the worker group."""
+    """Replaces a VAE's first_stage_model and sends its calls to the worker group."""
 
     def __init__(
         self, group: WorkerGroup, ranks: int, source: VaeSource, original: torch.nn.Module, device: torch.device
     ) -> None:
-        """ranks: how many to start if none run. original: the model, of which the group has the weights where these
-        are sent. device: that it would compute on."""
+        """ranks: how many to start if none run. original: the model whose weights the group has or is sent. device:
+        where the original would compute.
+        """
         self.group = group
         self.device = device
         self.ranks = ranks
@@ -56,13 +57,13 @@ class RemoteStage:
         return pictures if output_buffer is None else output_buffer.copy_(pictures)
 
     def encode(self, pictures: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-        """device: that a model which moves parts of a video there by itself would compute on."""
+        """device: where the original would compute, if it moves parts of a video there itself."""
         return self.run("encode", pictures)
 
     def run(self, direction: str, given: torch.Tensor) -> torch.Tensor:
         """Raises RequestRefused and WorkerGroupError."""
         tensors, generator = {"input": given}, None
-        if self.draws_noise:  # which is then what ComfyUI would draw
+        if self.draws_noise:  # the ranks then draw what ComfyUI would draw
             generator = generators(self.device if self.device.type == self.group.device else CPU)[-1]
             tensors[RANDOM] = generator.get_state()
         source = self.source.to_json()
@@ -72,22 +73,26 @@ class RemoteStage:
         return results["result"]
 
     def weights(self) -> Tensors:
-        """As they are sent."""
+        """Returns the weights to send."""
         return weights_of(self.original)
 
 
 class NothingToLoad(comfy.model_patcher.ModelPatcher):
-    """The patcher of a VAE whose weights are in the ranks. ComfyUI makes room on its device for rank 0's share of the
-    work, and takes as many of a batch at a time as leave it that."""
+    """The patcher of a VAE whose weights are in the ranks.
+
+    ComfyUI makes room on its device for rank 0's share of the work. It limits how much of a batch it takes at a time by
+    that device's free memory.
+    """
 
     def get_free_memory(self, device: torch.device) -> float:
         return super().get_free_memory(self.load_device)
 
 
 def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.dtype | None, file: str = "") -> Any:
-    """The same VAE, its model in the worker group. file: that the ranks read; without, its weights are sent.
+    """Returns the same VAE with its model in the worker group. file: the ranks read it. Without one, its weights are
+    sent.
 
-    dtype: instead of its own. Raises Refused for one that cannot be split over ranks, or that nodes have changed.
+    dtype: replaces the VAE's own. Raises Refused for a VAE that cannot be split over ranks, or that nodes have changed.
     """
     vae.throw_exception_if_invalid()
     module: Any = vae.first_stage_model
@@ -119,7 +124,7 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
 
 
 def refuse_tiles(*_given: Any, **_options: Any) -> Any:
-    """ComfyUI's VAE goes over to tiles where memory is short; a lack of it in the ranks is an error of theirs."""
+    """ComfyUI's VAE switches to tiles if its memory runs out. The ranks report their own lack of memory as an error."""
     raise Refused(
         "ComfyUI ran out of memory beside the parallel VAE, whose pictures are not cut into tiles.",
         "Use a smaller size or batch, or free models in ComfyUI.",
@@ -127,12 +132,12 @@ def refuse_tiles(*_given: Any, **_options: Any) -> Any:
 
 
 def share_of(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:
-    """What rank 0 takes of ComfyUI's device. kept: the weights, in bytes."""
+    """Returns an estimate of rank 0's memory on ComfyUI's device. kept: the weights, in bytes."""
     return lambda shape, dtype: estimate(shape, dtype) / ranks + kept
 
 
 def refuse_changed(vae: Any) -> None:
-    """Raises Refused for a VAE with what a node has put on it, which the ranks would not have."""
+    """Raises Refused if a node has changed the VAE, because the ranks would not have the change."""
     patcher, module = vae.patcher, vae.first_stage_model
     changes = [name for name in PATCHES if getattr(patcher, name, None)]
     for name, part in module.named_modules():

@@ -1,4 +1,4 @@
-"""A plan on an unmodified model: what each of its techniques puts on the model, from outside, by hooks."""
+"""Applies a plan to an unmodified model. Each technique of the plan adds its hooks from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .weights.sizes import WeightSizes
 
 @dataclass(frozen=True)
 class AppliedPlan:
-    """What hooks and forwards share. stage: this rank's blocks. link: to the stages beside it, if there are any."""
+    """What hooks and forwards share. stage: this rank's blocks. link: to the neighbouring stages, if any."""
 
     slot: ForwardSlot
     stage: Stage
@@ -36,21 +36,21 @@ class AppliedPlan:
 def apply_plan(
     model: torch.nn.Module, spec: ModelSpec | None, mesh: Mesh, dtype: torch.dtype, weights: WeightSizes, hooks: Hooks
 ) -> AppliedPlan:
-    """Puts a plan on a model that has none on it, technique by technique; each wraps those that follow it.
+    """Applies a plan to a model that has none, technique by technique. Each technique wraps the later ones.
 
-    The batch (dp, cfg) is shared outside of all of them, where the model is called. Blocks are compiled and their
-    weights fetched outside of the hooks, see `ParallelModel`. dtype: what the model computes in. hooks: take all of it
-    off again. Raises PlanError; nothing is on the model then.
+    The batch (dp, cfg) is split outside all of them, where the model is called. `ParallelModel` compiles blocks and
+    fetches their weights outside the hooks. dtype: what the model computes in. hooks: undo everything. Raises PlanError
+    and leaves the model unchanged then.
     """
     plan, slot = mesh.plan, ForwardSlot(mesh.plan.patch_count)
     check_module(plan, model)
     sizes = sizes_of(model, spec) if spec and can_share(spec, plan) else None
     kernel = choose_kernel(sizes, mesh, dtype)
-    stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: the blocks of other stages go
+    stage = keep_own_blocks(model, spec, mesh, weights, hooks)  # pipefusion: removes other stages' blocks
     if spec is None or sizes is None or kernel is None:
         return AppliedPlan(slot, stage)
     layout = TokenLayout(spec.image, mesh["sequence"], slot)
-    link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: tokens go from stage to stage
+    link = StageLink(mesh, slot) if plan.pipefusion > 1 else None  # pipefusion: passes tokens between stages
     ends = StageEnds(layout, stage, link) if link else None
     install_boundary(model, spec, layout, hooks, ends)  # ulysses, ring, patches: blocks see this rank's tokens
     overlap_mlp(model, spec, sizes, mesh, slot, hooks)  # ulysses: the MLP is computed while attention's tokens travel
@@ -60,17 +60,17 @@ def apply_plan(
 
 
 def can_share(spec: ModelSpec, plan: ParallelPlan) -> bool:
-    """Whether attention may be ours. ComfyUI attends by itself where no tokens are shared."""
+    """Returns whether this package may run the attention. ComfyUI runs its own if no tokens are shared."""
     return not spec.unshared and (shares_tokens(plan) or not spec.is_comfyui)
 
 
 def shares_tokens(plan: ParallelPlan) -> bool:
-    """Whether blocks see a part of the tokens, or a rank has a part of the blocks."""
+    """Returns whether a block sees only some tokens, or a rank has only some blocks."""
     return plan.ulysses * plan.ring * plan.pipefusion * plan.patch_count > 1
 
 
 def choose_kernel(sizes: AttentionSizes | None, mesh: Mesh, dtype: torch.dtype) -> Backend | None:
-    """The kernel of shared attention; None where a block's attention stays the model's own. Raises PlanError."""
+    """Returns the kernel of shared attention. None if blocks keep the model's own attention. Raises PlanError."""
     if sizes is None:
         return None
     kernel = choose_backend(mesh.plan.attention, mesh.device, dtype, sizes.head_dim, mesh.plan.ring)
@@ -80,7 +80,7 @@ def choose_kernel(sizes: AttentionSizes | None, mesh: Mesh, dtype: torch.dtype) 
 def keep_own_blocks(
     model: torch.nn.Module, spec: ModelSpec | None, mesh: Mesh, weights: WeightSizes, hooks: Hooks
 ) -> Stage:
-    """Takes the blocks of other stages out of the model."""
+    """Removes other stages' blocks from the model."""
     lists, plan = spec.blocks if spec else (), mesh.plan
     count = sum(len(modules_at(model, blocks.path)) for blocks in lists)
     own = stages_of(plan, weights.blocks)[mesh["pipefusion"].index] if plan.pipefusion > 1 else range(count)
@@ -90,7 +90,7 @@ def keep_own_blocks(
 def overlap_mlp(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, mesh: Mesh, slot: ForwardSlot, hooks: Hooks
 ) -> None:
-    """Has blocks with a parallel MLP compute it while attention's tokens travel."""
+    """Makes blocks with a parallel MLP compute it while attention's tokens travel."""
     if mesh.plan.ulysses == 1:
         return
     width = sizes.heads * sizes.head_dim
@@ -102,7 +102,7 @@ def overlap_mlp(
 def share_attention(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, attention: ParallelAttention, hooks: Hooks
 ) -> None:
-    """Hands the attention of every block to `attention`."""
+    """Passes the attention of every block to `attention`."""
     for blocks in spec.blocks:
         for block in own_blocks(model, blocks.path):
             for path in attention_paths(block, blocks):
@@ -113,5 +113,5 @@ def share_attention(
 
 
 def own_blocks(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
-    """Those of a list's blocks that are on this stage."""
+    """Returns the blocks of a list that are on this stage."""
     return [block for block in modules_at(model, path) if not isinstance(block, StandIn)]

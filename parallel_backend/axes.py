@@ -50,5 +50,5 @@ STAGE_AXES = names_that(splits=BLOCKS)
 REPLICA_AXES = tuple(axis.name for axis in AXES if axis.name not in STAGE_AXES)
 LAST_AXES = names_that(result=LAST)
 EVERY_AXES = names_that(result=EVERY)
-# Axes that are taken as one, by their joint name on the mesh.
+# Joint axes: each stands for several axes, by its joint name on the mesh.
 JOINT_AXES = {"batch": BATCH_AXES, "sequence": TOKEN_AXES}

@@ -1,4 +1,4 @@
-"""A transformer of diffusers on a mesh: read from its files, called with latents and conditions."""
+"""A diffusers transformer on a mesh. It is loaded from its files and called with latents and conditions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .weights.tensors import held_bytes
 if TYPE_CHECKING:
     from diffusers import ModelMixin
 
-SPARE = 400 << 20  # bytes of a device, for what is neither weights nor a forward's
-MAX_CONDITIONS = 64  # how many conditions a rank keeps its own rows of
+SPARE = 400 << 20  # bytes of a device, kept free of weights and of a forward's tensors
+MAX_CONDITIONS = 64  # a rank keeps its own rows of this many conditions
 
 Conditions = dict[str, torch.Tensor]
 
 
 class DiffusersModel(ParallelModel):
-    """A parallel model that takes conditions, and gives a prediction in the shape of the latents, as its adapter says.
+    """A parallel model that takes conditions. Its prediction has the latents' shape, as its adapter defines.
 
     Raises PlanError if the model does not allow the plan, and UnknownModelError if its class has no adapter.
     """
@@ -46,18 +46,18 @@ class DiffusersModel(ParallelModel):
     model: ModelMixin
 
     def __init__(self, model: ModelMixin, mesh: Mesh, remembers: bool = True) -> None:
-        """remembers: whether work on the conditions alone is done once; only where nobody else writes to them."""
+        """remembers: compute what depends only on the conditions once. Nobody else may write to them then."""
         self.adapter = adapter_for(type(model).__name__)
         self.remembers = remembers
         self.memos: list[Memo] = []
         self.parking = Parking(model, mesh.device)
         self.source: ModelSource | None = None
-        self.unread: ModelSource | None = None  # where the weights are to be read from
+        self.unread: ModelSource | None = None  # the source of weights that are not read yet
         self.adapted: set[str] = set()
-        self.working_bytes = 0  # what the device has room for beside the weights
+        self.working_bytes = 0  # bytes that weights leave free on the device
         self.local_conditions: deque[tuple[torch.Tensor, Axis, torch.Tensor]] = deque(maxlen=MAX_CONDITIONS)
         super().__init__(model, mesh, model.dtype)
-        self.whole_bytes = held_bytes(model)  # other threads read this, and do not look into the model
+        self.whole_bytes = held_bytes(model)  # other threads read this instead of the model
 
     def install(self, mesh: Mesh) -> None:
         super().install(mesh)
@@ -67,36 +67,41 @@ class DiffusersModel(ParallelModel):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights that this rank keeps on its device."""
+        """The bytes of the weights that this rank keeps on its device."""
         return self.whole_bytes - self.fetched.elsewhere
 
     @property
     def resident_bytes(self) -> int:
-        """Of those that are there now."""
+        """The bytes of those weights that are on the device now."""
         return 0 if self.parking.is_parked else self.weight_bytes
 
     def working(self, latents: Sequence[int]) -> int:
-        """The bytes that a forward takes beside the weights, for latents of this shape, (B, C, …), on the rank that has
-        the most of it; alike on all."""
+        """Returns the bytes that a forward needs beyond the weights, for latents of this shape (B, C, …).
+
+        The value is that of the rank that needs the most, so it is the same on all ranks.
+        """
         heads, head_dim, _ = sizes_of(self.model, self.adapter.spec)
         activation = self.token_count(latents) * heads * head_dim * self.dtype.itemsize
         return math.ceil(rank_bytes(device_bytes(activation), latents[0], self.mesh.plan))
 
     def limit_weights(self, free: int) -> int:
-        """What weights may have of so much memory of the device."""
+        """Returns how much of this free device memory the weights may use."""
         return free - SPARE
 
     def replan(self, mesh: Mesh) -> None:
-        """Puts another plan on the weights that are there, parked ones too. Raises ValueError for a plan that would
-        leave a rank other weights, see `same_weights`; and as ParallelModel.replan does."""
+        """Applies another plan to the same weights, which may be parked.
+
+        Raises ValueError if the plan would give a rank other weights (see `same_weights`). Raises as
+        ParallelModel.replan does.
+        """
         if not same_weights(self.mesh.plan, mesh.plan):
             raise ValueError(f"{mesh.plan} shares out the weights in another way than {self.mesh.plan}.")
         super().replan(mesh)
 
     def remove(self) -> None:
-        """Takes all of it off the model, which then is as it was before; this object is of no use then. Additions to
-        the weights stay in them. Raises RequestError where other stages' weights were never read; nothing has changed
-        then.
+        """Restores the model as it was. This object cannot be used afterwards. Additions to the weights stay in them.
+
+        Raises RequestError, and changes nothing, if the weights of other stages were never read.
         """
         if self.stage.missing:
             raise RequestError(
@@ -112,9 +117,9 @@ class DiffusersModel(ParallelModel):
 
     @classmethod
     def load(cls, source: ModelSource, mesh: Mesh, check: Check = go_on) -> DiffusersModel:
-        """Builds the model, cuts it to this rank's part, and reads that part's weights. Runs no collectives.
+        """Builds the model, keeps only this rank's part, and reads that part's weights. Runs no collectives.
 
-        Raises ModelFileError too, and what `check` does.
+        Also raises ModelFileError and whatever `check` raises.
         """
         model = cls.build(source, mesh)
         model.bring((), None, check)
@@ -122,16 +127,16 @@ class DiffusersModel(ParallelModel):
 
     @classmethod
     def build(cls, source: ModelSource, mesh: Mesh) -> DiffusersModel:
-        """The model cut to this rank's part, without weights, which `bring` reads. Raises ModelFileError too."""
+        """Builds this rank's part of the model. `bring` reads its weights. Also raises ModelFileError."""
         model = cls(build_transformer(source), mesh)
         model.source = model.unread = source
         return model
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
-        """Has the weights of these of this rank's blocks fetched from a store, and all others on the device.
+        """Keeps the weights of these blocks of this rank in a store and all others on the device.
 
-        Weights that are not there yet are read, this rank's part of them; runs no collectives then. Raises
-        ModelFileError, or what `check` does; the model is of no use then.
+        Reads this rank's weights if they are not read yet, and runs no collectives then. Raises ModelFileError or
+        whatever `check` raises. The model cannot be used after that.
         """
         unread, self.unread = self.unread, None
         self.fetched.rearrange(places, store, partial(self.stored_values, unread, check) if unread else None)
@@ -141,16 +146,16 @@ class DiffusersModel(ParallelModel):
         self.fetched.park_with(self.parking)
 
     def stored_values(self, source: ModelSource, check: Check, row: FlatBlock) -> Values:
-        """A block's parameters as the files have them, whose pages are read once somebody looks."""
+        """Returns a block's parameters from the files. A page is read from disk on first access."""
         shapes = {f"{row.path}.{name}": row.block.get_parameter(name).shape for name in row.names}
         tensors = read_tensors(source, shapes, check)
         return lambda name: tensors[f"{row.path}.{name}"]
 
     def adapt(self, additions: list[Addition], tensors: dict[str, torch.Tensor], check: Check = go_on) -> None:
-        """Gives the weights these additions in place of those that they had; without any, they are as in the files.
+        """Replaces the weights' additions by these. Without any, the weights are as in the files.
 
-        Only for a model that was loaded. Runs no collectives. Raises ModelFileError, or what `check` does, and then
-        some have been changed.
+        The model must come from files. Runs no collectives. Raises ModelFileError or whatever `check` raises. Some
+        weights have changed then.
         """
         if self.source is None:
             raise ValueError("Additions need a model that was loaded from files, to read the weights again.")
@@ -171,11 +176,11 @@ class DiffusersModel(ParallelModel):
     def __call__(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, steps: int = 1
     ) -> torch.Tensor | None:
-        """The model's prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
+        """Returns the prediction for a batch, in the shape of `latents`, on global rank 0; None elsewhere.
 
         latents: (B, C, H, W), or (B, C, F, H, W) for video. timestep_B: in the model's own units. conditions: the
-        adapter's, each batch first. steps: of its sampling. Raises RequestError, on every rank alike, for input that
-        the model cannot take.
+        adapter's, each with the batch first. steps: of the whole sampling. Raises RequestError on every rank alike for
+        input that the model cannot take.
         """
         self.mesh.plan.check_one_forward()
         self.check(latents, timestep_B, conditions)
@@ -190,7 +195,7 @@ class DiffusersModel(ParallelModel):
     def predict_rows(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
-        """The prediction for this rank's rows of the batch; None if it has none, or they went to the next stage."""
+        """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
         if not axis.own_size(len(latents)):
             self.fetched.serve(forward.absent)
             return None
@@ -202,11 +207,11 @@ class DiffusersModel(ParallelModel):
         return None if output is None else self.adapter.output(config, output[0], rows)
 
     def patch_sides(self, dims: int) -> tuple[int, ...]:
-        """What of the latents becomes a token, over their last dims."""
+        """Returns the sides of the patch of latents that becomes one token, over their last dims."""
         return self.adapter.geometry(self.model.config)[1]
 
     def local_condition(self, name: str, whole: torch.Tensor, axis: Axis) -> torch.Tensor:
-        """This rank's rows of a condition, on its device; the same tensor as long as the whole one is the same."""
+        """Returns this rank's rows of a condition, on its device. The same whole tensor gives the same result."""
         known = (local for condition, over, local in self.local_conditions if condition is whole and over is axis)
         if (local := next(known, None)) is None:
             dtype = self.dtype if whole.is_floating_point() and name not in self.adapter.exact else None
@@ -215,12 +220,12 @@ class DiffusersModel(ParallelModel):
         return local
 
     def forget(self) -> None:
-        """Drops what is remembered of the last request's conditions."""
+        """Drops everything cached for the last request's conditions."""
         self.local_conditions.clear()
         for memo in self.memos:
             memo.forget()
 
     def check(self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Conditions) -> None:
-        """Raises RequestError for what the model cannot take; depends on the request alone, so all ranks agree."""
+        """Raises RequestError for input that the model cannot take. Only the request decides, so all ranks agree."""
         patches = self.mesh.plan.patch_count
         check_inputs(self.adapter, self.model.config, latents, timestep_B, conditions, patches)

@@ -1,6 +1,6 @@
-"""How the pack says what went wrong; what the engine refuses; and what is lack of memory.
+"""Error texts, the errors that the engine raises, and the detection of missing memory.
 
-The form of an error's text is here, below all that raises one, and nowhere else.
+Only this module defines the form of an error's text. Every module that raises an error may import it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-DETAILS = "Details:"  # `web/errors/message.mjs` has it, too
-# In the texts of errors for which torch and safetensors have no class of their own.
+DETAILS = "Details:"  # `web/errors/message.mjs` repeats this word
+# The texts of memory errors for which torch and safetensors have no class of their own.
 NO_MEMORY = (
     "can't allocate memory",
     "bad_alloc",
@@ -30,14 +30,13 @@ NO_MEMORY = (
 
 
 class Explanation(NamedTuple):
-    """What went wrong, for a person.
+    """Describes an error for a person.
 
-    cause: what happened, and in further lines why. advice: what to do; each line is one that `errors.advices` of
-    `locales/*/main.json` may translate. details: a traceback, the end of a log.
+    cause: what happened; further lines say why. advice: what to do; `errors.advices` in `locales/*/main.json` may
+    translate each line. details: a traceback or the end of a log.
 
-    ComfyUI passes on the text of an error alone, so this has one: paragraphs in the order of importance, of which the
-    last is the details, under a line of their own. Every other way, between ranks, processes and machines, has the
-    fields.
+    ComfyUI passes on only the text of an error. The text has the fields as paragraphs, the most important first. The
+    details come last, below a line of their own. Ranks, processes and machines send each other the fields.
     """
 
     cause: str
@@ -49,11 +48,11 @@ class Explanation(NamedTuple):
         return "\n\n".join(filter(None, (one_paragraph(self.cause), one_paragraph(self.advice), details)))
 
     def because(self, said: str) -> Explanation:
-        """The same as the cause of something else, that these words say."""
+        """Returns this explanation with these words put before its cause."""
         return self._replace(cause=f"{said}{self.cause}")
 
     def advised(self, advice: str) -> Explanation:
-        """The same with this advice after its own."""
+        """Returns this explanation with this advice added at the end."""
         return self._replace(advice="\n".join(filter(None, (self.advice, advice))))
 
 
@@ -62,7 +61,7 @@ def one_paragraph(text: str) -> str:
 
 
 class Explained(Exception):
-    """An error whose text is that of an Explanation."""
+    """An error whose text comes from an Explanation."""
 
     def __init__(self, cause: str, advice: str = "", details: str = "") -> None:
         self.explanation = Explanation(cause, advice, details)
@@ -70,15 +69,15 @@ class Explained(Exception):
 
 
 class GroupError(Explained, RuntimeError):
-    """The ranks have no group, or could not be connected to each other."""
+    """The ranks have no group, or could not connect to each other."""
 
 
 class RequestError(Explained, ValueError):
-    """A request that cannot be served as asked. Raised on every rank alike, before any collective runs."""
+    """The request cannot be served. Every rank raises this alike, before any collective runs."""
 
 
 class PlanError(RequestError):
-    """A plan that the model, the input or the machine does not allow. fields: of the plan, those that it is about."""
+    """The model, the input or the machine does not allow the plan. fields: the fields of the plan that cause this."""
 
     def __init__(self, cause: str, advice: str = "", *fields: str) -> None:
         super().__init__(cause, advice)
@@ -86,15 +85,15 @@ class PlanError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """A transformer class without a spec."""
+    """The transformer class has no spec."""
 
 
 class ModelFileError(RequestError):
-    """Model files that are missing, broken, or do not belong to the model they are loaded as."""
+    """Model files are missing, broken, or belong to another model."""
 
 
 def reasons(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, what it was raised from or in the handling of, and so on, as a traceback shows them."""
+    """Yields an error and the chain of its causes and contexts, as a traceback shows them."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error
@@ -103,21 +102,21 @@ def reasons(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def lack_of_memory(error: BaseException) -> BaseException | None:
-    """The failed allocation, on whichever device, that the error is or comes of; None if there is none.
+    """Returns the failed allocation, on any device, that is or caused this error. None if there is none.
 
-    A RequestError is none, and none is looked for behind it.
+    A RequestError does not count, and the search stops there.
     """
     unforeseen = itertools.takewhile(lambda reason: not isinstance(reason, RequestError), reasons(error))
     return next(filter(_lacks_memory, unforeseen), None)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; also where a library says so in an error of its own."""
+    """Returns whether an allocation failed. This includes errors in which a library reports it in its own way."""
     return lack_of_memory(error) is not None
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    import torch  # what only describes requests needs none
+    import torch  # code that only describes requests needs no torch
 
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or getattr(error, "errno", None) == errno.ENOMEM:
         return True

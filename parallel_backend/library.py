@@ -1,5 +1,7 @@
-"""The engine in a plain script under torchrun: a diffusers pipeline made parallel in place, or its transformer loaded
-in parts for the loop that PipeFusion needs."""
+"""Uses the engine in a plain script under torchrun.
+
+It makes a diffusers pipeline parallel in place, or loads a transformer in parts for the loop that PipeFusion needs.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,16 @@ from .weights.sizes import FETCHED
 if TYPE_CHECKING:
     from diffusers import ModelMixin
 
-ATTRIBUTE = "parallel_transformer"  # of a model that is parallel
-TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low
+ATTRIBUTE = "parallel_transformer"  # the attribute that marks a parallel model
+TRANSFORMERS = ("transformer", "transformer_2")  # Wan 2.2 has one for high noise and one for low noise
 
 
 def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
-    """Makes the pipeline's transformer run on all ranks by the plan; the pipeline's own call stays as it is.
+    """Makes the pipeline's transformer run on all ranks by the plan. The way to call the pipeline does not change.
 
     pipeline: a diffusers pipeline with whole weights, on this rank's device. Every rank calls it with the same
-    arguments, runs text encoders and VAE by itself, and returns the same images. Where no generator is given, all draw
-    what rank 0 would: its random state, as it is now, becomes every rank's.
+    arguments, runs text encoders and VAE itself, and returns the same images. Without a generator, all ranks draw the
+    same numbers: this call copies rank 0's current random state to every rank.
     Raises PlanError, UnknownModelError, or RequestError for a pipeline without a transformer, on every rank alike.
     """
     models = transformers_of(pipeline)
@@ -70,8 +72,8 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             "Use compile=off, or load_transformer and Denoiser.",
             "compile",
         )
-    for model in models:  # before any group is made
-        adapter_for(type(model).__name__)  # refuses an unknown class
+    for model in models:  # before any group exists
+        adapter_for(type(model).__name__)  # raises for an unknown class
         check_module(plan, model)
     mesh = build_mesh(plan, models[0].device)
     for model in models:
@@ -82,7 +84,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
 
 
 def unparallelize(pipeline: Any) -> None:
-    """Undoes `parallelize`: every rank's pipeline computes by itself again, with whole weights.
+    """Undoes `parallelize`: every rank's pipeline computes alone again, with whole weights.
 
     Every rank calls it. Random states stay as they are. Raises RequestError for a pipeline that is not parallel.
     """
@@ -95,7 +97,7 @@ def unparallelize(pipeline: Any) -> None:
     transformers: list[DiffusersModel] = [getattr(model, ATTRIBUTE) for model in models]
     for transformer in transformers:
         transformer.remove()
-    transformers[0].mesh.close()  # they share it
+    transformers[0].mesh.close()  # all transformers share one mesh
 
 
 def transformers_of(pipeline: Any) -> list[ModelMixin]:
@@ -105,9 +107,9 @@ def transformers_of(pipeline: Any) -> list[ModelMixin]:
 def load_transformer(
     folder: str | Path, plan: ParallelPlan, device: torch.device, dtype: str = "fp32"
 ) -> DiffusersModel:
-    """This rank's part of the transformer in a diffusers pipeline folder; no other weights are read.
+    """Returns this rank's part of the transformer in a diffusers pipeline folder. Reads no other weights.
 
-    device: what `start_distributed` returned. dtype: fp32, bf16 or fp16. Raises PlanError, UnknownModelError,
+    device: the result of `start_distributed`. dtype: fp32, bf16 or fp16. Raises PlanError, UnknownModelError,
     ModelFileError.
     """
     check_world(plan)
@@ -117,7 +119,7 @@ def load_transformer(
 
 
 class AllRanks:
-    """Those of the default group, which a script runs: what fails on one fails the script."""
+    """The ranks of the default group, in a script. A failure on one rank fails the script."""
 
     control_group = None
 
@@ -137,11 +139,11 @@ class AllRanks:
         return action()
 
     def check(self) -> None:
-        """Nobody gives up."""
+        """Does nothing: a script's ranks have no agreement on failures."""
 
 
 def check_world(plan: ParallelPlan) -> None:
-    """Raises PlanError if the plan is for another number of ranks than there are."""
+    """Raises PlanError if the plan needs another number of ranks than torchrun started."""
     if not dist.is_initialized():
         raise GroupError("The ranks have no group yet.", "Call start_distributed() first.")
     world = dist.get_world_size()
@@ -153,7 +155,7 @@ def check_world(plan: ParallelPlan) -> None:
 
 
 def share_random_state(device: torch.device) -> None:
-    """Gives every rank the state of rank 0's generators, of the CPU and of the device."""
+    """Copies the state of rank 0's generators, for the CPU and the device, to every rank."""
     for generator in generators(device):
         state = generator.get_state().to(device)
         dist.broadcast(state, 0)

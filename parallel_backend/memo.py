@@ -1,6 +1,6 @@
-"""Work that depends on the conditions alone, done once a request in place of once a forward.
+"""Computes what depends only on the conditions once per request instead of once per forward.
 
-Every rank of a sequence group, every patch and every step would do it again: it is what a plan cannot share out.
+A plan cannot split this work: every rank of a sequence group, every patch and every step would repeat it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import torch
 
 from .hooks import Hooks
 
-MAX_KEPT = 2  # cond and uncond, where they run apart
+MAX_KEPT = 2  # cond and uncond, if they run separately
 
 
 class Memo:
-    """Stands before a module's forward: an earlier result is given again for the same input, known by its memory.
+    """Replaces a module's forward and returns the earlier result for the same input memory.
 
-    Inputs are kept, so that their memory cannot become another tensor's; nothing may write to it.
+    It keeps the inputs, so that no other tensor can get their memory. Nothing may write to that memory.
     """
 
     def __init__(self, module: torch.nn.Module, hooks: Hooks) -> None:
@@ -26,7 +26,7 @@ class Memo:
         hooks.on_removal(self.take_off)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) is not torch.Tensor:  # a subclass's memory may say nothing of what it is
+        if type(tensor) is not torch.Tensor:  # a subclass's memory may not identify its value
             return self.compute(tensor)
         key = identity(tensor)
         if key not in self.kept:
@@ -39,7 +39,7 @@ class Memo:
         self.kept.clear()
 
     def take_off(self) -> None:
-        """Gives the module back the forward behind this one, which may have come after it."""
+        """Gives the module back its earlier forward: the class's, or one that was set on the module."""
         self.forget()
         del self.module.forward
         if self.module.forward != self.compute:
@@ -51,7 +51,7 @@ def identity(tensor: torch.Tensor) -> tuple:
 
 
 def memoise(model: torch.nn.Module, names: tuple[str, ...], hooks: Hooks) -> list[Memo]:
-    """Memos of the modules with these names, in the model itself or in its blocks."""
+    """Adds a Memo to each module with one of these names, in the model itself or in its blocks."""
     suffixes = tuple(f".{name}" for name in names)
     if not names:
         return []
@@ -59,7 +59,7 @@ def memoise(model: torch.nn.Module, names: tuple[str, ...], hooks: Hooks) -> lis
 
 
 def pause_memos(model: torch.nn.Module, hooks: Hooks) -> None:
-    """Has a model do without, until `hooks` are removed: a graph would be for the memory of one input."""
+    """Turns a model's memos off until `hooks` are removed, because a graph would fix the memory of one input."""
     for module in model.modules():
         memo = vars(module).get("forward")
         if isinstance(memo, Memo):

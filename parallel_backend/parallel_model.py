@@ -1,4 +1,4 @@
-"""A model on a mesh: the call that every rank makes together, with whatever the model's forward takes."""
+"""A model on a mesh. Every rank makes the same call together, with any arguments that the model's forward takes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ BATCH_DIM, CHANNEL_DIM = 0, 1
 
 
 class ModelConditions(NamedTuple):
-    """What a model gets beside latents and timesteps: the rest of its arguments, and channels that are no part of what
-    is sampled, which follow the latents' own."""
+    """A model's arguments other than latents and timesteps. channels: appended to the latents' own, and not sampled."""
 
     kwargs: dict[str, Any]
     channels: torch.Tensor | None = None
@@ -40,9 +39,9 @@ class ModelConditions(NamedTuple):
 class ParallelModel:
     """Applies a plan to an unmodified model, from outside.
 
-    The batch is shared over dp and cfg, tokens over ulysses and ring, blocks over pipefusion, as the spec of the
-    model's class says. A class without a spec has its batch shared alone. Raises PlanError where the plan asks for more
-    than that.
+    dp and cfg split the batch, ulysses and ring split the tokens, pipefusion splits the blocks, as the spec of the
+    model's class says. For a class without a spec, only the batch can be split. Raises PlanError if the plan asks for
+    more.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class ParallelModel:
         dtype: torch.dtype,
         dtypes: Mapping[str, torch.dtype] | None = None,
     ) -> None:
-        """dtype: what the model computes in. dtypes: by name, of parameters whose values are of another yet."""
+        """dtype: what the model computes in. dtypes: by name, for parameters that still have another dtype."""
         self.model = model
         self.dtype = dtype
         self.hooks = Hooks()
@@ -66,13 +65,15 @@ class ParallelModel:
         self.compiled = CompiledBlocks(self.stage.blocks or [model], mesh.device)
 
     def install(self, mesh: Mesh) -> None:
-        """Puts a mesh's plan on a model that has none on it. Raises PlanError; nothing is on the model then."""
+        """Applies a mesh's plan to a model that has none. Raises PlanError and leaves the model unchanged then."""
         applied = apply_plan(self.model, self.spec, mesh, self.dtype, self.sizes, self.hooks)
         self.mesh, self.slot, self.stage, self.link = mesh, applied.slot, applied.stage, applied.link
 
     def replan(self, mesh: Mesh) -> None:
-        """Puts another plan on the weights that are there, for which the stages stay. Runs no collectives. Raises
-        PlanError; nothing has changed then."""
+        """Applies another plan with the same stages to the same weights. Runs no collectives.
+
+        Raises PlanError and changes nothing then.
+        """
         before = self.mesh
         self.forget()
         self.hooks.remove()
@@ -85,12 +86,14 @@ class ParallelModel:
             self.fetched.install()
 
     def remove(self) -> None:
-        """Takes all of it off the model, which then is as it was before."""
+        """Removes the plan and restores the model as it was."""
         self.hooks.remove()
 
     def compiling(self, steps: int) -> AbstractContextManager[None]:
-        """While entered, the blocks run as a sampling of so many steps wants them: compiled, or as they are. Of a class
-        without a spec, the whole model does."""
+        """Runs the blocks inside the context compiled or not, as suits a sampling of this many steps.
+
+        For a class without a spec, this applies to the whole model.
+        """
         return self.compiled.running(self.compiled.settings_for(self.mesh.plan, steps))
 
     def check_plan(self, plan: ParallelPlan) -> None:
@@ -98,17 +101,17 @@ class ParallelModel:
         check_module(plan, self.model)
 
     def token_count(self, latents: Sequence[int]) -> int:
-        """Of latents of this shape, (B, C, …); 0 where the class has no spec."""
+        """Returns the number of tokens of latents of this shape (B, C, …). 0 if the class has no spec."""
         if self.spec is None:
             return 0
         sides = self.patch_sides(len(latents) - 2)
         return latents[0] * math.prod(-(-size // side) for size, side in zip(latents[2:], sides, strict=False))
 
     def run_calls(self, calls: Sequence[Call], steps: int = 1) -> list[Output] | None:
-        """What the model's forward returns for each call, a tensor or several, on global rank 0; None elsewhere.
+        """Returns the forward's output, one or several tensors, for each call on global rank 0; None elsewhere.
 
-        Every rank calls it with the same values, whose tensors may be anywhere. steps: of their sampling. Raises
-        RequestError.
+        Every rank calls it with the same values. Their tensors may be on any device. steps: of the whole sampling.
+        Raises RequestError.
         """
         self.mesh.plan.check_one_forward()
         if len({tuple(each.ndim for each in call.latents) for call in calls}) != 1:
@@ -128,17 +131,17 @@ class ParallelModel:
 
     @property
     def has_result(self) -> bool:
-        """Whether this rank is the one of its batch group that sends the result."""
+        """Whether this rank sends the result of its batch group."""
         return not any(self.mesh[name].index for name in EVERY_AXES)
 
     def predict(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
-        """The whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W), on every rank of the last stage;
-        None on others.
+        """Returns the whole batch's prediction for latents (B, C, H, W) or (B, C, F, H, W) on every rank of the last
+        stage. None on other ranks.
 
-        conditions: ModelConditions. axis: over which the batch is shared. The prediction is of the segments that run in
-        `forward`; values elsewhere mean nothing.
+        conditions: ModelConditions. axis: splits the batch. Only the segments that run in `forward` are valid in the
+        prediction.
         """
         sides = zip(latents.shape[2:], self.patch(latents), strict=True)
         forward.image_tokens = math.prod(length // side for length, side in sides)
@@ -149,13 +152,13 @@ class ParallelModel:
         return gather(own, BATCH_DIM, len(latents), axis)
 
     def no_rows(self, latents: torch.Tensor) -> torch.Tensor:
-        """The prediction of a rank without rows of the batch."""
+        """Returns the prediction of a rank that has no rows."""
         return latents[:0].to(self.mesh.device, self.dtype)
 
     def predict_rows(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward
     ) -> torch.Tensor | None:
-        """The prediction for this rank's rows of the batch; None if it has none, or they went to the next stage."""
+        """Returns the prediction for this rank's rows. None if it has no rows, or its tokens went to the next stage."""
         given = latents.to(self.mesh.device, self.dtype)
         if conditions.channels is not None:
             given = torch.cat([given, conditions.channels.to(given)], CHANNEL_DIM)
@@ -163,7 +166,7 @@ class ParallelModel:
         return self.run_rows(args, conditions.kwargs, len(latents), axis, forward)
 
     def run_rows(self, args: tuple, kwargs: dict[str, Any], size: int, axis: Axis, forward: Forward) -> Any:
-        """Runs the model on this rank's rows of the batch; None if it has none, or they went to the next stage."""
+        """Runs the model on this rank's rows. None if it has no rows, or its tokens went to the next stage."""
         if not axis.own_size(size):
             self.fetched.serve(forward.absent)
             return None
@@ -172,7 +175,7 @@ class ParallelModel:
         return self.run(args, kwargs, forward)
 
     def run(self, args: tuple, kwargs: dict[str, Any], forward: Forward) -> Any:
-        """Runs the model on this rank's arguments; None if the tokens went to the next stage."""
+        """Runs the model on this rank's arguments. None if the tokens went to the next stage."""
         try:
             with self.slot.enter(forward), self.fetched.forward(StageExit):
                 output = self.model(*args, **kwargs)
@@ -186,15 +189,15 @@ class ParallelModel:
         return output
 
     def patch(self, latents: torch.Tensor) -> tuple[int, ...]:
-        """What of these latents becomes a token, over their last dims; ones where that is not known."""
+        """Returns the sides of the patch of latents that becomes a token, over their last dims. All 1 if not known."""
         return self.patch_sides(latents.ndim - 2)
 
     def patch_sides(self, dims: int) -> tuple[int, ...]:
-        """The same, of latents with so many last dims."""
+        """Returns the same for latents with this many last dims."""
         return patch_of(self.model, self.spec, dims) if self.spec else (1,) * dims
 
     def check(self, latents: torch.Tensor, _timestep_B: torch.Tensor, _conditions: Any) -> None:
-        """Raises RequestError, on every rank alike, for latents that do not fall into PipeFusion's patches."""
+        """Raises RequestError, on every rank alike, for latents that PipeFusion's patches do not divide evenly."""
         patch = self.patch(latents)
         if self.mesh.plan.patch_count > 1 and any(
             size % side for size, side in zip(latents.shape[2:], patch, strict=True)
@@ -206,11 +209,11 @@ class ParallelModel:
             )
 
     def forget(self) -> None:
-        """Drops what is remembered of the last request: nothing is."""
+        """Drops what is cached for the last request. This class caches nothing."""
 
 
 def rows_of(value: Any, size: int, axis: Axis) -> Any:
-    """This rank's rows of a value, or of each in a list or a dict, that has as many as the batch."""
+    """Returns this rank's rows of a tensor as long as the batch, also in lists and dicts. Other values stay whole."""
     if axis.degree == 1:
         return value
     if isinstance(value, (list, tuple)):
@@ -223,7 +226,7 @@ def rows_of(value: Any, size: int, axis: Axis) -> Any:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """A value with all of its tensors on a device."""
+    """Returns a value with all its tensors on a device."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, (list, tuple)):

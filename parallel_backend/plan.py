@@ -1,4 +1,4 @@
-"""The parallel plan: one degree an axis. Checked against a model before anything starts."""
+"""The parallel plan: one degree per axis. It is checked against a model before anything starts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MAX_SPEED = 1e6
 ATTENTION = ("auto", "native", "flash3", "flash", "cudnn", "sage")
 AUTO, WHOLE, SHARED, HOST = WEIGHTS = ("auto", "whole", "shared", "host")
 OFF, ON, AUTO = COMPILE = ("off", "on", AUTO)
-COMPILED_STEPS = 16  # from which on auto compiles; see docs/dev/10-decisions.md
-# Into how many parts heads are exchanged at most: the first one's way in and the last one's way out are waited for.
+COMPILED_STEPS = 16  # auto compiles from this many steps on; see docs/dev/10-decisions.md
+# The most parts that heads are exchanged in. Attention waits only for the first part's way in and the last's way out.
 EXCHANGE_PARTS = 4
 MODEL, FP8 = EXCHANGE_DTYPES = ("model", "fp8")
 CHOICES = {
@@ -27,36 +27,37 @@ CHOICES = {
     "compile": COMPILE,
 }
 FROM_ZERO = ("patches", "weight_blocks")
-UNEVEN = Fraction(5, 4)  # of an even share of the heads, what an automatic plan gives a rank at most
+UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank in an automatic plan, relative to an even share
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How ranks share a model's work: degrees, execution, placement. The degrees' product is the world size.
+    """How ranks share a model's work: degrees, execution, placement. The world size is the product of the degrees.
 
     Degrees:
-    dp: groups that share the batch by images.
-    cfg: groups that share the batch so that cond and uncond of classifier-free guidance run side by side.
-    pipefusion: stages that share the blocks (https://arxiv.org/abs/2405.14430).
-    ring: ranks that share the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
-    ulysses: ranks that share the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
+    dp: groups that split the batch by images.
+    cfg: groups that split the batch so that cond and uncond of classifier-free guidance run side by side.
+    pipefusion: stages that split the blocks (https://arxiv.org/abs/2405.14430).
+    ring: ranks that split the tokens; keys and values travel round (https://arxiv.org/abs/2310.01889).
+    ulysses: ranks that split the tokens; attention is parallel over heads (https://arxiv.org/abs/2309.14509).
     ring × ulysses together is USP (https://arxiv.org/abs/2405.07719).
 
     Execution:
-    patches: how many parts PipeFusion cuts the image's tokens into; 0 is one a stage.
-    sync_steps: how many steps run whole before patches see stale keys.
-    attention: attention's kernel; auto takes the best that the device has.
-    compile: whether blocks run through `torch.compile`; auto: on a GPU, for samplings of at least COMPILED_STEPS steps.
-    exchange_dtype: the numbers in which ulysses and ring send keys, values, queries and results: the model's own, or
-    fp8, float8 e4m3 with a scale for each token's head, which is lossy.
+    patches: how many parts PipeFusion cuts the image's tokens into; 0 means one per stage.
+    sync_steps: how many steps run whole before patches use stale keys.
+    attention: the attention kernel; auto chooses the best that the device has.
+    compile: whether blocks run through `torch.compile`. auto compiles on a GPU, for samplings of at least
+    COMPILED_STEPS steps.
+    exchange_dtype: the dtype in which ulysses and ring send keys, values, queries and results. It is the model's own,
+    or fp8: float8 e4m3 with a scale for each token's head, which is lossy.
 
     Placement:
-    weights: whole on each rank; or shared out over the ranks that compute with the same weights, or in the host's
-    memory, from where they are fetched for each forward, block by block. auto: whole where that fits, else as few
-    fetched blocks as possible.
-    weight_blocks: how many of a rank's blocks are fetched; 0 is all. auto chooses these, too.
-    speeds: how fast each rank's device is beside the others, by rank, in any unit. Ranks share work in this proportion.
-    Empty: all are alike.
+    weights: where the weights are kept: whole on each rank, split over the ranks that compute with the same weights, or
+    in the host's memory. Split and host weights are fetched block by block for each forward. auto keeps them whole if
+    they fit, and else fetches as few blocks as possible.
+    weight_blocks: how many of a rank's blocks are fetched; 0 means all. auto also chooses these.
+    speeds: the relative speed of each rank's device, by rank, in any unit. Ranks share work in this proportion. Empty
+    means that all are alike.
     """
 
     # Degrees.
@@ -91,7 +92,7 @@ class ParallelPlan:
         object.__setattr__(self, "speeds", self.checked_speeds())
 
     def checked_speeds(self) -> tuple[float, ...]:
-        """The speeds; none where all are alike, so that plans that do the same are equal. Raises PlanError."""
+        """Returns the speeds. Equal speeds become empty, so that plans of one effect are equal. Raises PlanError."""
         speeds = self.speeds
         if not isinstance(speeds, (list, tuple)) or not all(map(is_speed, speeds)):
             raise PlanError(
@@ -110,7 +111,7 @@ class ParallelPlan:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ParallelPlan:
-        """The plan with these values. Raises PlanError for a name that does not exist."""
+        """Returns the plan with these values. Raises PlanError for an unknown name."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
@@ -118,26 +119,29 @@ class ParallelPlan:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` takes."""
+        """Returns the values that `from_json` takes."""
         return asdict(self) | {"speeds": [*self.speeds]}
 
     def degrees(self) -> dict[str, int]:
-        """Axis name to degree, outermost axis first."""
+        """Returns the degree of each axis by name, outermost axis first."""
         return {axis.name: getattr(self, axis.name) for axis in AXES}
 
     def compiles(self, steps: int) -> bool:
-        """Whether blocks run compiled in a sampling of so many steps."""
+        """Returns whether blocks run compiled in a sampling of this many steps."""
         return self.compile == ON or self.compile == AUTO and steps >= COMPILED_STEPS
 
     @property
     def patch_count(self) -> int:
-        """Into how many patches the image's tokens fall."""
+        """The number of patches of the image's tokens."""
         return self.patches or self.pipefusion
 
     @property
     def stages_by_time(self) -> bool:
-        """Whether the pipeline's stages are to take as long as one another, each on its device, and not as much memory:
-        where speeds are given, or all blocks wait elsewhere, so that no stage has more of them on its device."""
+        """Whether the pipeline's stages are balanced by time on each device, and not by memory.
+
+        This is so if speeds are given. It is also so if all blocks are fetched, because then no stage keeps more blocks
+        on its device.
+        """
         return bool(self.speeds) or (self.weights in (SHARED, HOST) and not self.weight_blocks)
 
     @property
@@ -145,12 +149,12 @@ class ParallelPlan:
         return math.prod(self.degrees().values())
 
     def ways(self, axes: Iterable[str]) -> int:
-        """Into how many parts these axes together split what they split."""
+        """Returns the number of parts that these axes together split their work into."""
         return math.prod(getattr(self, axis) for axis in axes)
 
     @property
     def token_ways(self) -> int:
-        """A rank computes, outside of attention, one part of so many of an image's tokens."""
+        """Outside attention, a rank computes one of this many parts of an image's tokens."""
         return self.ways(TOKEN_AXES)
 
     def check_model(
@@ -159,9 +163,9 @@ class ParallelPlan:
         blocks: int | None = None,
         pipefusion: bool = True,
     ) -> None:
-        """Raises PlanError, naming the degree and the nearest that works, if a model of this size forbids it.
+        """Raises PlanError, with the degree and its nearest valid value, if the model's sizes forbid the plan.
 
-        pipefusion: whether its family can be, as its spec says. blocks: all of them, if known.
+        pipefusion: whether the model's family supports it, as its spec says. blocks: their total number, if known.
         """
         self.check_weights()
         if self.patch_count > 1 and not pipefusion:
@@ -186,7 +190,7 @@ class ParallelPlan:
             )
 
     def check_weights(self) -> None:
-        """Raises PlanError if there is nobody to share the weights with."""
+        """Raises PlanError if no other rank has the same weights to share."""
         if self.weights == SHARED and self.replicas == 1:
             raise PlanError(
                 f"weights={SHARED} needs ranks that compute with the same weights, and this plan has no two that do.",
@@ -195,7 +199,7 @@ class ParallelPlan:
             )
 
     def check_step_mode(self) -> None:
-        """Raises PlanError if the plan cannot serve one forward at a time, as a stock sampler asks for them."""
+        """Raises PlanError if the plan cannot serve one forward at a time, as a stock sampler sends them."""
         if self.patch_count > 1:
             raise PlanError(
                 f"The plan {self} has PipeFusion, which carries state from step to step, and a stock sampler sends "
@@ -205,7 +209,7 @@ class ParallelPlan:
             )
 
     def check_one_forward(self) -> None:
-        """Raises PlanError if the plan cannot serve a forward that is asked for by itself, on rank 0."""
+        """Raises PlanError if the plan cannot serve a single forward with its result on rank 0."""
         self.check_step_mode()
         if self.ways(LAST_AXES) > 1:
             raise PlanError(
@@ -225,10 +229,10 @@ class ParallelPlan:
             )
 
     def fitted(self, devices: int, cores: bool) -> ParallelPlan:
-        """This plan; or, where one device is all there is, one of a single rank, so that a plan made elsewhere runs.
+        """Returns this plan, or a plan of one rank if there is only one device. So a plan made elsewhere still runs.
 
-        cores: whether the devices are CPU cores, of which too few are no more than one. Raises PlanError where there
-        are several accelerators, but too few.
+        cores: whether the devices are CPU cores. Too few cores count as one device. Raises PlanError if there are
+        several accelerators, but too few.
         """
         if self.world_size <= devices:
             return self
@@ -241,7 +245,7 @@ class ParallelPlan:
 
     @property
     def replicas(self) -> int:
-        """How many ranks compute with the same weights, and can share them out."""
+        """How many ranks compute with the same weights and can share them."""
         return self.ways(REPLICA_AXES)
 
     def __str__(self) -> str:
@@ -263,18 +267,20 @@ class ParallelPlan:
 
 
 def is_speed(value: object) -> bool:
-    """Whether it is a number that a speed can be."""
+    """Returns whether a value is a valid speed."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 / MAX_SPEED <= value <= MAX_SPEED
 
 
 def in_proportion(speeds: Iterable[float]) -> str:
-    """Speeds in words, the fastest being 1."""
+    """Formats speeds as a proportion; the fastest is 1."""
     known = [*speeds]
     return ":".join(f"{speed / max(known):.3g}" for speed in known)
 
 
 def ulysses_of(ranks: int, heads: int) -> int:
-    """How many of these ranks go to Ulysses in an automatic plan, the others going to ring: as many as have heads, and
-    the fullest not too many."""
+    """Returns the Ulysses degree of an automatic plan; the ring takes the other ranks.
+
+    It is the largest degree at which each rank has a head and no rank has too many.
+    """
     degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
     return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)

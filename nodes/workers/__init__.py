@@ -1,1 +1,1 @@
-"""The worker groups of this ComfyUI, their settings, and what they tell the editor."""
+"""The worker groups of this ComfyUI, their settings, and their reports to the editor."""

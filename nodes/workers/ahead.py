@@ -1,4 +1,4 @@
-"""What is done for a model before a sampler asks for it, while ComfyUI runs other nodes or none."""
+"""Prepares a model before a sampler needs it, while ComfyUI runs other nodes or none."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ CHUNK = 8 << 20  # bytes
 
 
 def prepare(group: WorkerGroup, ranks: int, source: Header, files: Sequence[str]) -> None:
-    """Has so many ranks of a group start, with what this model takes imported, and its files come into the system's
-    cache. Returns at once; does nothing where the group holds the model, nor where the setting `start` says so."""
+    """Starts this many ranks of a group, imports what the model needs, and reads its files into the system's cache.
+
+    Returns at once. Does nothing if the group already holds the model, or if the setting `start` forbids it.
+    """
     if group.settings.start == WITH_SAMPLER or (group.loaded and group.loaded[0] == source):
         return
     group.start_ahead(ranks, source)
@@ -30,20 +32,22 @@ def prepare(group: WorkerGroup, ranks: int, source: Header, files: Sequence[str]
 
 
 def start_with_comfyui() -> None:
-    """Has the ranks of an automatic plan start now, if that is set."""
+    """Starts the ranks of an automatic plan now, if the settings say so."""
     try:
         if settings().start == WITH_COMFYUI:
             worker_group().start_ahead(device_count())
-    except SettingsError as error:  # a prompt is told
+    except SettingsError as error:  # a prompt reports it
         logging.error("[ParallelDiT] %s", error)
 
 
 def read(files: Sequence[str]) -> None:
-    """Reads files through, so that the ranks find them in memory; not where they are more than is free of it. What is
-    wrong with a file, its load will say."""
+    """Reads files so that the ranks find them in memory. Does nothing if they are larger than the free memory.
+
+    It ignores errors, because the load reports them.
+    """
     try:
         paths = [Path(file) for file in files]
-        free: Any = comfy.model_management.get_free_memory(torch.device(CPU))  # files in the cache count as free
+        free: Any = comfy.model_management.get_free_memory(torch.device(CPU))  # cached files count as free memory
         if sum(path.stat().st_size for path in paths) > free:
             return
         buffer = bytearray(CHUNK)

@@ -1,4 +1,4 @@
-"""What the editor's panel shows of a worker group, sent to every open page as it happens."""
+"""Sends the state of a worker group to the panel of every open page, as it changes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...worker.launch.logs import log_path
 
 EVENT = "paralleldit.group"
 LEAST_SECONDS = 0.25  # between two events
-BUSY_SECONDS, STARTING_SECONDS, IDLE_SECONDS = 0.5, 1.0, 2.0  # between two looks at what the ranks alone know
+BUSY_SECONDS, STARTING_SECONDS, IDLE_SECONDS = 0.5, 1.0, 2.0  # between two polls of the ranks
 LOG_BYTES = 64 << 10  # of one rank's log, in one event
 
 
 class Feed(threading.Thread):
-    """Sends an event when something of the group has changed, and now and then: its ranks alone know how they are."""
+    """Sends an event when the group changes, and at intervals, because only the ranks know their own state."""
 
     def __init__(self, number: int, group: WorkerGroup, server: PromptServer) -> None:
         super().__init__(name=f"paralleldit-feed-{number}", daemon=True)
@@ -47,7 +47,7 @@ class Feed(threading.Thread):
         return BUSY_SECONDS if session.operation else IDLE_SECONDS
 
     def event(self) -> dict[str, Any]:
-        """The status whole; the runs that have changed since the last event; of the logs the lines since then."""
+        """Returns the full status, the runs that changed since the last event, and the new lines of the logs."""
         status = self.group.status()
         runs = {run["id"]: run for run in self.group.runs.to_json()}
         changed, self.told_runs = [run for number, run in runs.items() if run != self.told_runs.get(number)], runs
@@ -58,40 +58,44 @@ class Feed(threading.Thread):
 
 
 class Listeners:
-    """The open pages that listen: those that have said so since they connected. What comes to a page before it
-    listens, its console complains of."""
+    """The open pages that asked for events since they connected. A page logs a console warning for each event it gets
+    before.
+    """
 
     def __init__(self, server: PromptServer) -> None:
         self.server = server
-        self.connections: dict[str, Any] = {}  # by ComfyUI's id of the page
+        self.connections: dict[str, Any] = {}  # keyed by ComfyUI's id of the page
 
     def add(self, page: str) -> None:
-        """Nothing where there is no such page. Called by the server's thread."""
+        """Adds a page. Does nothing if there is no such page. Only the server's thread calls it."""
         for other in self.connections.keys() - set(self.here()):
             del self.connections[other]
         if connection := self.server.sockets.get(page):
             self.connections[page] = connection
 
     def here(self) -> list[str]:
-        """A page that was loaded anew has the same id, and another connection. Called by any thread."""
+        """Returns the pages that still listen. A reloaded page keeps its id, but not its connection.
+
+        Any thread may call this.
+        """
         return [page for page, each in [*self.connections.items()] if self.server.sockets.get(page) is each]
 
 
 @functools.cache
 def listeners() -> Listeners:
-    """Of this ComfyUI."""
+    """Returns the listeners of this ComfyUI."""
     return Listeners(PromptServer.instance)
 
 
 class LogReader:
-    """The lines of a log as they are written, from its first."""
+    """Reads the lines of a log as they are written, from the first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.at = 0
 
     def new_lines(self) -> str:
-        """Whole lines, the last ones where there are many; a log that was rotated is read from its beginning."""
+        """Returns whole new lines; if there are many, only the last. Reads a rotated log from its start."""
         size = self._size()
         if size < self.at:
             self.at = 0
@@ -113,5 +117,5 @@ class LogReader:
     def _size(self) -> int:
         try:
             return self.path.stat().st_size
-        except OSError:  # nothing is written yet
+        except OSError:  # the file does not exist yet
             return 0

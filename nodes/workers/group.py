@@ -1,4 +1,4 @@
-"""The worker groups of this ComfyUI, what is set for them, and the devices that they may use."""
+"""The worker groups of this ComfyUI, their settings, and the devices that they may use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .feed import Feed
 CPU_RANKS = 2
 GROUPS = 8
 
-_making = threading.Lock()  # prompts and the server's requests come in threads of their own
+_making = threading.Lock()  # prompts and the server's requests run in different threads
 _made: dict[int, WorkerGroup] = {}
 
 
 def worker_group(number: int = 1) -> WorkerGroup:
-    """A group; its processes start with its first request and end with ComfyUI. number: from 1 to GROUPS.
+    """Returns a group. Its processes start with its first request and end with ComfyUI. number: 1 to GROUPS.
 
     Raises SettingsError.
     """
@@ -42,27 +42,27 @@ def worker_group(number: int = 1) -> WorkerGroup:
 
 
 def made_groups() -> dict[int, WorkerGroup]:
-    """The groups that something has asked for, by number, and the first in any case. Raises SettingsError."""
+    """Returns the groups created so far, by number, and always the first. Raises SettingsError."""
     worker_group()
     return dict(sorted(_made.items()))
 
 
 def told_weights(number: int) -> dict[str, Any]:
-    """What a group's ranks have told of where their model's weights wait; nothing if they have none, or none run."""
+    """Returns where a group's ranks reported that their weights are kept. Empty if they reported nothing."""
     group = _made.get(number)
     return (group.status().get("weights") or {}) if group else {}
 
 
 @functools.cache
 def settings() -> Settings:
-    """Raises SettingsError."""
+    """Returns the settings. Raises SettingsError."""
     return Settings.read(os.environ, Path(folder_paths.get_user_directory()) / FILE_NAME)
 
 
 def device_type() -> str:
-    """The kind of device that the ranks compute on: as it is set, else what ComfyUI computes on.
+    """Returns the kind of device that the ranks compute on: from the settings, else ComfyUI's own kind.
 
-    Raises SettingsError for one that ranks cannot compute on, or that is not here.
+    Raises SettingsError if ranks cannot compute on it, or this machine has none.
     """
     set_to, management = settings().device, comfy.model_management
     on_cpu = management.cpu_state == management.CPUState.CPU
@@ -76,26 +76,27 @@ def device_type() -> str:
 
 
 def like_cards() -> tuple[list[Card], list[Card]]:
-    """ComfyUI's own GPU and those like it, which an automatic plan uses, and the others. None on the CPU."""
+    """Returns an automatic plan's GPUs (ComfyUI's own and those like it), and the other GPUs. None on the CPU."""
     kind = device_type()
     return ([], []) if kind == CPU else like_first(cards(kind))
 
 
 def cards_in_order() -> list[Card]:
-    """This machine's cards as ranks take them, those like ComfyUI's own first. None on the CPU."""
+    """Returns this machine's cards in the ranks' order: first ComfyUI's own and those like it. Empty on the CPU."""
     alike, others = like_cards()
     return [*alike, *others]
 
 
 def device_count() -> int:
-    """How many ranks an automatic plan uses: as it is set, else ComfyUI's own GPU and those like it, or 2 CPU ranks, of
-    every machine."""
+    """Returns how many ranks an automatic plan uses: as set, else ComfyUI's own GPU and those like it, or 2 CPU ranks,
+    of every machine.
+    """
     here = len(like_cards()[0]) or CPU_RANKS
     return settings().ranks or here * max(1, len(settings().machines))
 
 
 def most_ranks() -> int:
-    """How many ranks any plan may ask for, on all machines together: one a GPU, or one a CPU core and 2 at least."""
+    """Returns the most ranks of any plan, on all machines together: one per GPU, or one per CPU core and at least 2."""
     if (kind := device_type()) != CPU:
         return count(kind) * max(1, len(settings().machines))
     here = settings().cpu_ranks or max(CPU_RANKS, usable_cores())
@@ -103,5 +104,5 @@ def most_ranks() -> int:
 
 
 def usable_cores() -> int:
-    """The CPU cores that this process may run on."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

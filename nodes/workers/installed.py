@@ -1,4 +1,4 @@
-"""Whether what the workers need beside ComfyUI's own requirements is installed."""
+"""Checks that the packages are installed which the workers need in addition to ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[2]
 
 
 def check_installed() -> None:
-    """Raises NotInstalled, with the command that installs it, where diffusers is missing."""
+    """Raises NotInstalled, with the install command, if diffusers is missing."""
     if importlib.util.find_spec("diffusers") is None:
         raise NotInstalled(
             "ParallelDiT needs the diffusers package, which is not installed.",

@@ -1,5 +1,4 @@
-"""What room there is for weights on the cards that the ranks compute on, and what the ranks will make of it, as far as
-ComfyUI's process can tell before they do."""
+"""Estimates in ComfyUI's process how much room weights have on the ranks' cards, and where the ranks will put them."""
 
 from __future__ import annotations
 
@@ -20,27 +19,33 @@ from .group import cards_in_order, settings
 
 
 def cards_of(plan: ParallelPlan) -> list[Card]:
-    """Those of this machine that a plan's ranks compute on, in the ranks' order; none on the CPU."""
+    """Returns this machine's cards that a plan's ranks compute on, in the ranks' order. Empty on the CPU."""
     return cards_in_order()[: math.ceil(plan.world_size / max(1, len(settings().machines)))]
 
 
 def smallest_card(plan: ParallelPlan) -> int:
-    """Bytes of the smallest of this machine's cards that a plan's ranks compute on; 0 on the CPU."""
+    """Returns the bytes of the smallest of a plan's cards on this machine; 0 on the CPU."""
     return min((card.total for card in cards_of(plan)), default=0)
 
 
 def kept_free(working: float) -> int:
-    """Bytes of a card that weights cannot have: what ComfyUI keeps free on its own, or a forward that takes `working`
-    bytes and what ComfyUI keeps for other programs."""
+    """Returns the bytes of a card that weights cannot use.
+
+    It is the larger of two: what ComfyUI keeps free for inference, or a forward's `working` bytes plus what ComfyUI
+    reserves for other programs.
+    """
     management = comfy.model_management
     return math.ceil(max(management.minimum_inference_memory(), working + management.extra_reserved_memory()))
 
 
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
-    """What is left of the smallest card by what ComfyUI keeps free on its own, and by a forward that takes `working`
-    bytes; if ComfyUI's other models leave, as they do when it makes room. As its arguments have it (--highvram,
-    --novram), all or none. None on the CPU. Whole GB of RAM: it changes all the time, and what follows is asked for
-    often."""
+    """Returns the room for weights on the smallest card and in RAM. None on the CPU.
+
+    The card's room is what `kept_free` leaves. It assumes that ComfyUI's other models leave the card, as they do when
+    ComfyUI makes room. With --highvram all weights have room on the card, with --novram none.
+
+    RAM is rounded down to whole GB. It changes all the time, and `expected_weights` caches by it.
+    """
     management = comfy.model_management
     if not (card := smallest_card(plan)):
         return None
@@ -55,7 +60,7 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | Non
 
 @functools.lru_cache(maxsize=64)
 def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom | None) -> ParallelPlan:
-    """The plan with its weights as the ranks will decide on them, if this is the room that they find."""
+    """Returns the plan with the weight placement that the ranks will choose, if they find this room."""
     if room is None:
         return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan
     return fit_weights(plan, sizes, room)

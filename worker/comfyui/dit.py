@@ -1,5 +1,7 @@
-"""The class-conditional DiT (https://arxiv.org/abs/2212.09748), which ComfyUI lacks, of ComfyUI's layers, by the names
-that diffusers' DiTTransformer2DModel has."""
+"""The class-conditional DiT (https://arxiv.org/abs/2212.09748), which ComfyUI lacks.
+
+It is built from ComfyUI's layers. Its parameter names are those of diffusers' DiTTransformer2DModel.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ TIME_CHANNELS = 256
 
 
 class Conditioning(Module):
-    """The embedding of a timestep and a class."""
+    """Embeds a timestep and a class."""
 
     def __init__(self, width: int, classes: int, ops: Any, **made: Any) -> None:
         super().__init__()
@@ -62,10 +64,10 @@ class Block(Module):
 
 
 class DiT(Module):
-    __module__ = "paralleldit"  # in ComfyUI's process and in the ranks: by it the engine knows the class
+    __module__ = "paralleldit"  # in ComfyUI's process and in the ranks: the engine finds the spec by this name
 
     def __init__(self, config: dict[str, Any], dtype: torch.dtype, device: Any, operations: Any) -> None:
-        """config: of the diffusers class."""
+        """config: the config of the diffusers class."""
         super().__init__()
         self.num_heads, self.patch_size, self.dtype = config["num_attention_heads"], config["patch_size"], dtype
         self.hidden_size = width = self.num_heads * config["attention_head_dim"]
@@ -89,8 +91,10 @@ class DiT(Module):
         transformer_options: dict[str, Any] | None = None,
         **_others: Any,
     ) -> torch.Tensor:
-        """The prediction for latents (B, C, H, W) at timesteps (B), of classes (B), by default of no class; without
-        learned variances."""
+        """Returns the prediction for latents (B, C, H, W) at timesteps (B), of classes (B), without learned variances.
+
+        Without classes, it uses the null class.
+        """
         height, width = x.shape[2:]
         if class_labels is None:
             class_labels = torch.full_like(timesteps, self.classes, dtype=torch.int64)
@@ -108,7 +112,7 @@ class DiT(Module):
         return x[..., :height, :width]
 
     def positions(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """(1, rows × columns, width)"""
+        """Returns the position embeddings (1, rows × columns, width)."""
         device = device if supports_fp64(device) else torch.device("cpu")
         steps = [torch.arange(count, dtype=torch.float32, device=device) for count in (rows, columns)]
         grid = [each / (len(each) / self.base_size) for each in steps]

@@ -1,4 +1,4 @@
-"""ComfyUI's model around a class-conditional DiT: its latents, its noise, its classes."""
+"""ComfyUI's model of a class-conditional DiT: its latents, its noise, its classes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .dit import DiT
 LATENT_FORMATS = {3: comfy.latent_formats.ChromaRadiance, 4: comfy.latent_formats.SD15}
 PREDICTIONS = {"epsilon": ModelType.EPS, "v_prediction": ModelType.V_PREDICTION}
 BETAS = {"linear": "sqrt_linear", "scaled_linear": "linear"}  # the same two under ComfyUI's names
-# What the module takes for granted, of diffusers' config.
+# The values of diffusers' config that the module requires.
 ONLY = {"norm_type": "ada_norm_zero", "activation_fn": "gelu-approximate", "norm_elementwise_affine": False}
 
 
 class ClassConditionalDiT(comfy.model_base.BaseModel):
-    """DiT as ComfyUI sees it: conditioned on a one-hot class vector (B, 1, classes + 1), the last being no class.
+    """ComfyUI's model of DiT. Its condition is a one-hot class vector (B, 1, classes + 1). Its last entry is no class.
 
     id2label: the names of its classes.
     """
@@ -34,7 +34,7 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
         self.id2label: dict[int, str] = {}
 
     def extra_conds(self, **given: Any) -> dict[str, Any]:
-        """One-hot vectors to labels (B). All zeros, as ConditioningZeroOut makes, mean no class."""
+        """Converts one-hot vectors to labels (B). All zeros, as ConditioningZeroOut makes them, mean no class."""
         context = given.get("cross_attn")
         if context is None or context.shape[1:] != (1, self.classes + 1):
             raise RequestRefused(
@@ -52,7 +52,7 @@ class ClassConditionalDiT(comfy.model_base.BaseModel):
         return {"class_labels": comfy.conds.CONDRegular(labels)}
 
     def apply_model(self, x: Any, t: Any, *args: Any, **given: Any) -> torch.Tensor:
-        """Raises RequestRefused for what nodes would have run inside of the model, which has no place for it."""
+        """Raises RequestRefused if nodes add something inside the model, because this model has no place for it."""
         if x.ndim != 4:  # ComfyUI packs the parts of a nested latent into one line
             raise RequestRefused("The DiT takes no latent of several parts (a nested latent).", "Use one of one part.")
         if x.shape[1] != self.diffusion_model.channels:
@@ -74,7 +74,7 @@ class DiTConfig(comfy.supported_models_base.BASE):
     unet_extra_config = {}
 
     def __init__(self, config: Mapping[str, Any], scheduler: Mapping[str, Any]) -> None:
-        """config: of diffusers' class. scheduler: its scheduler's. Raises ModelFileError."""
+        """config: the config of diffusers' class. scheduler: the config of its scheduler. Raises ModelFileError."""
         channels = config["in_channels"]
         if channels not in LATENT_FORMATS:
             raise ModelFileError(
@@ -95,9 +95,9 @@ DEFAULTS = {"attention_bias": True, "norm_eps": 1e-5, "sample_size": 32}
 
 
 def noise_schedule(scheduler: Mapping[str, Any]) -> tuple[ModelType, dict[str, Any]]:
-    """ComfyUI's model type and sampling settings for a diffusers scheduler config.
+    """Returns ComfyUI's model type and sampling settings for a diffusers scheduler config.
 
-    Without one, DiT's own: epsilon prediction, linear betas.
+    An empty config means DiT's own schedule: epsilon prediction, linear betas.
     """
     if "FlowMatch" in scheduler.get("_class_name", ""):
         return ModelType.FLOW, {"shift": scheduler.get("shift", 1.0)}

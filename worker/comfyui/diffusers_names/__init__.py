@@ -1,4 +1,4 @@
-"""ComfyUI's names for the weights of a diffusers folder. Imported by `worker/comfyui` and by what may import that."""
+"""ComfyUI's names for a diffusers folder's weights. `worker/comfyui`, and what may import it, may import this."""
 
 from .convert import convert_names, list_classes, read_settings
 

@@ -1,4 +1,4 @@
-"""Gives a diffusers folder's weights ComfyUI's names, by tables."""
+"""Renames the weights of a diffusers folder to ComfyUI's names, by tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_FILE = "Use a single file of this model, in ComfyUI's format."
 
 
 class Source(NamedTuple):
-    """The tensors of diffusers that make one of ComfyUI's, below each other. optional: the model may lack them."""
+    """The diffusers tensors that are joined along dim 0 to one ComfyUI tensor. optional: the model may lack them."""
 
     names: tuple[str, ...]
     swapped: bool = False
@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
 
 def list_classes() -> tuple[str, ...]:
-    """The classes of diffusers that a table covers."""
+    """Returns the diffusers classes that have a table."""
     return tuple(sorted(TABLES))
 
 
@@ -42,10 +42,12 @@ def find_table(model_class: str) -> Names:
 
 
 def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of a diffusers model by ComfyUI's names. Renamed ones are the tensors that were given, mapped pages
-    included. Joined and swapped ones are new tensors. Works on the meta device, too.
+    """Returns the weights of a diffusers model by ComfyUI's names.
 
-    Raises ModelFileError for a class without a table, a name that the table lacks, and a weight that is not there.
+    A renamed weight is the given tensor itself and keeps its mapped pages. Joined and swapped weights are new tensors.
+    This also works on the meta device.
+
+    Raises ModelFileError for a class without a table, for a name that the table lacks, and for a missing weight.
     """
     table = find_table(model_class)
     given = [name for name in tensors if not matches(name, table.unused)]
@@ -74,8 +76,8 @@ def convert_names(model_class: str, config: Config, tensors: Mapping[str, torch.
 
 
 def read_settings(model_class: str, config: Config, pipeline: str = "") -> dict[str, Any]:
-    """What ComfyUI's config (`unet_config`) of this model is to say where the weights' shapes do not. pipeline: the
-    class of the folder's pipeline.
+    """Returns the fields of ComfyUI's config (`unet_config`) that the weights' shapes do not determine.
+    pipeline: the class of the folder's pipeline.
 
     Raises ModelFileError for a class without a table, and for a setting that ComfyUI's class does not have.
     """
@@ -107,8 +109,11 @@ def join(parts: list[torch.Tensor], swapped: bool) -> torch.Tensor:
 
 
 def own_sources(table: Names, config: Config, given: Collection[str]) -> dict[str, Source]:
-    """By ComfyUI's own map, whose rows are diffusers' name to ComfyUI's; with the place in it, of a part; and with what
-    is done to it, which is to swap the halves. A map may have several of diffusers' names for one of ComfyUI's."""
+    """Returns the sources from ComfyUI's own map of diffusers' names to its own.
+
+    A row of the map may add the place of a part in the whole, and a function that swaps the halves. Several diffusers
+    names may map to one ComfyUI name.
+    """
     if table.own_map is None:
         return {}
     import comfy.utils
@@ -128,7 +133,7 @@ def own_sources(table: Names, config: Config, given: Collection[str]) -> dict[st
 
 
 def row_sources(table: Names, config: Config, given: Iterable[str]) -> dict[str, Source]:
-    """By the rows: for each, what diffusers has of it, such as weight and bias, in any block."""
+    """Returns the sources from the table's rows. A row covers a layer's tensors (weight, bias) in all blocks."""
     ends: dict[str, set[str]] = {}
     for name in given:
         pattern = leave_out_number(name, table.blocks)
@@ -150,7 +155,7 @@ def row_sources(table: Names, config: Config, given: Iterable[str]) -> dict[str,
 
 
 def leave_out_number(name: str, blocks: Iterable[str]) -> str:
-    """The name with `*` for the number of its block."""
+    """Replaces the number of the block in a name with `*`."""
     for prefix in blocks:
         if name.startswith(f"{prefix}."):
             number, _, rest = name.removeprefix(f"{prefix}.").partition(".")
@@ -159,7 +164,7 @@ def leave_out_number(name: str, blocks: Iterable[str]) -> str:
 
 
 def block_numbers(name: str, blocks: Mapping[str, Count], config: Config) -> Iterator[str]:
-    """The numbers of the blocks that have a layer of this name; one empty text for a layer outside of blocks."""
+    """Yields the numbers of the blocks that have a layer of this name. A layer outside blocks yields one empty text."""
     prefix, star, _rest = name.partition(".*")
     if not star:
         yield ""

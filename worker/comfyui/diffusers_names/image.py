@@ -1,4 +1,4 @@
-"""ComfyUI's names of diffusers' classes for images."""
+"""The tables of ComfyUI's names for diffusers' image classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a table of names says of one class of diffusers."""
+"""The form of a table of names for one diffusers class."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Rows = Mapping[str, str | tuple[str, ...]]
 class Names:
     """How ComfyUI names the weights of a diffusers class.
 
-    rows: ComfyUI's name of a layer, or of a parameter, to diffusers' name. A tuple names layers whose weights ComfyUI
-    has in one, below each other. `*` is the number of a block. blocks: diffusers' lists of blocks, each with the field
-    of the config that says how many there are, or what counts them by it.
-    swapped: names of ComfyUI's whose weights diffusers has with the halves exchanged: scale before shift.
+    rows: ComfyUI's name of a layer or parameter, to diffusers' name. ComfyUI joins the layers of a tuple into one,
+    along dim 0. `*` is the number of a block.
+    blocks: diffusers' lists of blocks, each with its count: a field of the config, or a function of the config.
+    swapped: ComfyUI's names of weights whose halves diffusers has in the other order: scale before shift.
     optional: patterns of diffusers' names that only some models of the class have.
-    unused: patterns of names that published folders have, and that diffusers leaves unread.
-    own_map: the function in `comfy.utils` that has ComfyUI's own map of the names, and what it asks of the config.
-    per_channel: patterns of ComfyUI's names whose tensors have a dim of channels between others of 1: (1, C, 1, 1).
+    unused: patterns of names that published folders have and diffusers does not read.
+    own_map: the function in `comfy.utils` with ComfyUI's own map of the names, and the sizes it needs from the config.
+    per_channel: patterns of ComfyUI's names whose tensors have the shape (1, C, 1, 1).
     constants: ComfyUI's names of tensors that diffusers' class computes, to their values.
-    markers: ComfyUI's name of an empty tensor that tells ComfyUI of a setting, to the field of the config.
-    settings: fields of ComfyUI's config that it does not find in the weights, to fields of diffusers' config, or to
-    what makes it of that. by_pipeline: the same for one class of pipelines, as values.
-    fixed: fields of diffusers' config that ComfyUI's class has no setting for, to what makes the value that it computes
-    with of the config.
+    markers: ComfyUI's name of an empty tensor that turns a setting on, to the field of the config.
+    settings: fields of ComfyUI's config that it does not find in the weights, to a field or a function of diffusers'
+    config. by_pipeline: such fields with their values, for one class of pipelines.
+    fixed: fields of diffusers' config that ComfyUI's class has no setting for, to a function of the config that gives
+    the value it computes with.
     """
 
     rows: Rows = field(default_factory=dict)
@@ -45,17 +45,17 @@ class Names:
 
 
 def width_of(config: Config) -> int:
-    """How many features a token has."""
+    """Returns the number of features of a token."""
     return int(config["num_attention_heads"] * config["attention_head_dim"])
 
 
 def always(value: Any) -> Callable[[Config], Any]:
-    """The same for each model of the class."""
+    """Returns a function that gives the same value for each model of the class."""
     return lambda _config: value
 
 
 def add_prefix(comfyui: str, diffusers: str, rows: Rows) -> dict[str, str | tuple[str, ...]]:
-    """The rows of a module, by their full names."""
+    """Returns the rows of a module with their full names."""
     return {
         f"{comfyui}{own}": f"{diffusers}{theirs}"
         if isinstance(theirs, str)

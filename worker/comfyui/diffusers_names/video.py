@@ -1,4 +1,4 @@
-"""ComfyUI's names of diffusers' classes for video."""
+"""The tables of ComfyUI's names for diffusers' video classes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WAN_FIXED = {
 }
 
 
-# The encoder of a face's motion, of 7 residual blocks; what blurs before a convolution that halves the sizes.
+# The encoder of a face's motion has 7 residual blocks. A blur comes before each convolution that halves the sizes.
 CONVOLUTIONS = "motion_encoder.enc.net_app.convs"
 BLUR = [[high * wide / 64 for wide in (1.0, 3.0, 3.0, 1.0)] for high in (1.0, 3.0, 3.0, 1.0)]
 RESIDUAL_BLOCK = {
@@ -83,7 +83,7 @@ WAN_ANIMATE = {
 
 
 def space_evenly(config: Config) -> list[int]:
-    """The blocks after which ComfyUI's class adds those of VACE."""
+    """Returns the blocks after which ComfyUI's class adds those of VACE."""
     blocks, added = config["num_layers"], len(config["vace_layers"])
     return list(range(0, blocks, blocks // added))
 
@@ -221,10 +221,10 @@ VIDEO_CLASSES = {
                     "temporal_compression_ratio",
                 )
             },
-            # ComfyUI's class multiplies the rotary positions by it, diffusers' does not.
+            # ComfyUI's class multiplies the rotary positions by this value. Diffusers' class does not.
             "spatial_interpolation_scale": always(1.0),
         },
-        # ComfyUI's sine and cosine positions, those of CogVideoX 2B, are others than diffusers'.
+        # CogVideoX 2B uses sine and cosine positions. ComfyUI's differ from diffusers'.
         fixed={"use_rotary_positional_embeddings": always(True), "patch_size": always(2)},
     ),
     "HunyuanVideoTransformer3DModel": Names(
@@ -251,7 +251,7 @@ VIDEO_CLASSES = {
                 "caption_channels",
             )
         },
-        # Its latents' first frame is one of the video's.
+        # The first frame of its latents is one frame of the video.
         by_pipeline={"LTXConditionPipeline": {"causal_temporal_positioning": True}},
     ),
     "WanTransformer3DModel": Names(
