@@ -85,7 +85,7 @@ NOT_FROM_HOST = {
     "pyopengl",
 }
 # So many processes share out the tests by files: while one waits for ranks or a page, another computes.
-PROCESSES = 3
+PROCESSES = 2
 # What the fast tests need of the host's requirements.
 FOR_FAST_TESTS = {"aiohttp", "av", "numpy", "pillow", "psutil", "scipy", "sentencepiece", "torchsde", "transformers"}
 CPU_TORCH = "torch==2.13.0"  # the version that a CPU build is at hand for
