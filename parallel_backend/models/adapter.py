@@ -75,8 +75,6 @@ class Adapter:
     sizes: Callable[[Config], Sizes] = usual_sizes
     # Config to latent channels and patch.
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
-    # Config to whether the model is sampled with classifier-free guidance, that is, has not been distilled with it.
-    guided: Callable[[Config], bool] = lambda _config: True
     # Config to the most patches along each of the latents' last dims, if the model's positions are limited.
     largest: Callable[[Config], tuple[int, ...]] | None = None
     # Raises RequestError for conditions that the model cannot take. It sees the whole batch, on every rank.

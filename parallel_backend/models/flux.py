@@ -64,7 +64,6 @@ register_adapter(
         uniform=("image_ids",),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),
-        guided=lambda _config: False,
         timestep_scale=1e-3,
         check=needs(
             guidance=lambda config: config["guidance_embeds"],

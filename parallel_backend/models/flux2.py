@@ -68,7 +68,6 @@ register_adapter(
         appended=REFERENCES,
         widths={"encoder_hidden_states": "joint_attention_dim"},
         timestep_scale=1e-3,
-        guided=lambda config: not config["guidance_embeds"],
         check=needs(guidance=lambda config: config["guidance_embeds"]),
         inputs=inputs,
         output=output,

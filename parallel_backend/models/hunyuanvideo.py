@@ -50,7 +50,6 @@ register_adapter(
         optional=("encoder_attention_mask", "guidance", "image_latents"),
         widths={"encoder_hidden_states": "text_embed_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (config["out_channels"], (config["patch_size_t"], *[config["patch_size"]] * 2)),
-        guided=lambda config: not config["guidance_embeds"],
         check=needs(
             guidance=lambda config: config["guidance_embeds"],
             image_latents=lambda config: config["in_channels"] - config["out_channels"],
