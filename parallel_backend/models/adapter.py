@@ -65,8 +65,6 @@ class Adapter:
     optional: tuple[str, ...] = ()
     # Conditions that are latents of any size. Their tokens follow the latents' tokens in the image's stream.
     appended: tuple[str, ...] = ()
-    # Conditions of which `inputs` reads the first row for all rows.
-    uniform: tuple[str, ...] = ()
     # Conditions that are not cast to the model's dtype.
     exact: tuple[str, ...] = ()
     # The config's key for a condition's last dim.
@@ -81,8 +79,6 @@ class Adapter:
     check: Callable[[Config, Tensors], None] | None = None
     # `inputs`, and mostly the model's forward, take a diffusers scheduler's timestep times this.
     timestep_scale: float = 1.0
-    # Whether `inputs` takes a timestep for each frame too, (B, F).
-    timestep_by_frame: bool = False
     # Modules of the model or its blocks whose result only depends on the conditions. They run once per request.
     memoised: tuple[str, ...] = ()
     # Adds what else the class needs to the loaded model, by removable hooks.

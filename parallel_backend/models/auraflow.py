@@ -1,52 +1,10 @@
 """AuraFlow (https://huggingface.co/fal/AuraFlow-v0.3)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-import torch
-
-from ..hooks import Hooks
-from .adapter import Adapter, Config, Sizes, Tensors, register_adapter
+from .adapter import Adapter, Sizes, register_adapter
 from .spec import BlockList, ModelSpec
-
-if TYPE_CHECKING:
-    from diffusers import ModelMixin
-
-START = "position_start"
-
-
-def inputs(_config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
-    """T5's embeddings (B, tokens, width). position_start (B, 2): the row and column in the table of positions where the
-    image begins, if not diffusers' choice. sigma: 0 to 1."""
-    return {"hidden_states": latents_BCHW, "timestep": sigma_B, **conditions}
-
-
-def place_by_start(model: ModelMixin, hooks: Hooks) -> None:
-    """Lets AuraFlow's forward take `position_start`."""
-    table = model.pos_embed
-    choose = table.pe_selection_index_based_on_dim
-    start: list[int] | None = None
-
-    def take_start(_model: torch.nn.Module, args: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        nonlocal start
-        start = keywords[START][0].tolist() if START in keywords else None
-        return args, {name: value for name, value in keywords.items() if name != START}
-
-    def positions(height: int, width: int) -> torch.Tensor:
-        if start is None:
-            return choose(height, width)
-        side = math.isqrt(table.pos_embed_max_size)
-        whole = torch.arange(side**2, device=table.pos_embed.device).view(side, side)
-        sizes = zip(start, (height, width), strict=True)
-        rows, columns = (slice(first, first + size // table.patch_size) for first, size in sizes)
-        return whole[rows, columns].flatten()
-
-    hooks.before(model, take_start, with_kwargs=True)
-    hooks.replace(table, "pe_selection_index_based_on_dim", positions)
-
 
 JOINT = BlockList(
     path="joint_transformer_blocks",
@@ -72,8 +30,7 @@ register_adapter(
             head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
             image="img",
         ),
-        conditions=("encoder_hidden_states", START),
-        optional=(START,),
+        conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "joint_attention_dim"},
         sizes=lambda config: Sizes(
             config["num_attention_heads"],
@@ -82,7 +39,6 @@ register_adapter(
         ),
         largest=lambda config: (math.isqrt(config["pos_embed_max_size"]),) * 2,
         timestep_scale=1e-3,
-        prepare=place_by_start,
-        inputs=inputs,
+        inputs=lambda config, latents, sigma, conditions: {"hidden_states": latents, "timestep": sigma, **conditions},
     )
 )

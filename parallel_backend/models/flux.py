@@ -10,7 +10,7 @@ from .spec import OTHER, BlockList, ModelSpec
 
 # The MLP that runs parallel to attention in single blocks.
 PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}
-OPTIONAL = ("guidance", "image_latents", "image_ids", *REFERENCES)
+OPTIONAL = ("guidance", "image_latents", *REFERENCES)
 
 
 def channels(config: Config) -> int:
@@ -26,16 +26,13 @@ def ids(grids: list[Grid], device: torch.device) -> torch.Tensor:
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
-    """Patches of 2×2 become tokens. Text tokens are at (0, 0, 0). sigma: 0 to 1.
-
-    image_latents are channels below the latents. References are separate images.
-    image_ids (B, tokens, 3): the places of all image tokens, if not (number of the image, row, column).
-    """
+    """Patches of 2×2 become tokens. Text tokens are at (0, 0, 0). sigma: 0 to 1. image_latents are channels below the
+    latents. References are separate images."""
     seen_BCHW = torch.cat([latents_BCHW, *(conditions[name] for name in ("image_latents",) if name in conditions)], 1)
     tokens_BSD, grids = pack(seen_BCHW, conditions)
-    image_ids = conditions["image_ids"][0] if "image_ids" in conditions else ids(grids, latents_BCHW.device)
+    image_ids = ids(grids, latents_BCHW.device)
     txt_ids = image_ids.new_zeros(conditions["encoder_hidden_states"].shape[1], 3)
-    others = without(conditions, "image_latents", "image_ids", *REFERENCES)
+    others = without(conditions, "image_latents", *REFERENCES)
     return {"hidden_states": tokens_BSD, "img_ids": image_ids, "txt_ids": txt_ids, "timestep": sigma_B, **others}
 
 
@@ -61,7 +58,6 @@ register_adapter(
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,
         appended=REFERENCES,
-        uniform=("image_ids",),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         geometry=lambda config: (channels(config), (2, 2)),
         timestep_scale=1e-3,

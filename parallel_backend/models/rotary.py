@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from diffusers import ModelMixin
 
-    from ..hooks import Hooks
     from .adapter import Config
 
 
@@ -55,33 +53,3 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
         device=latents_BCFHW.device,
     )
     return cosines_and_sines
-
-
-class Placed(list):
-    """Image shapes for Qwen-Image's forward, with the places (S, 3) of the image tokens and the text tokens."""
-
-    def __init__(self, shapes: list, image_ids: torch.Tensor | None = None, text_ids: torch.Tensor | None = None):
-        super().__init__(shapes)
-        self.ids = None if image_ids is None or text_ids is None else (image_ids, text_ids)
-        self.clean: bool | None = None  # whether references are free of noise; None means the config's choice
-
-
-def place_by_ids(model: ModelMixin, hooks: Hooks) -> None:
-    """Lets Qwen-Image's rotary embedding take the places of tokens from `Placed`, if it has them."""
-    import torch
-
-    rope = model.pos_embed
-    compute = rope.forward
-
-    def frequencies(ids_S3: torch.Tensor, length: int, device: torch.device) -> torch.Tensor:
-        padded_S3 = torch.nn.functional.pad(ids_S3.cpu(), (0, 0, 0, length - len(ids_S3)))
-        axes = zip(padded_S3.unbind(1), rope.axes_dim, strict=True)
-        return torch.cat([rope.rope_params(ids_S, dim, rope.theta) for ids_S, dim in axes], 1).to(device)
-
-    def forward(shapes: list, device: Any = None, max_txt_seq_len: Any = None) -> tuple:
-        if not isinstance(shapes, Placed) or shapes.ids is None:
-            return compute(shapes, device=device, max_txt_seq_len=max_txt_seq_len)
-        image_ids, text_ids = shapes.ids
-        return frequencies(image_ids, len(image_ids), device), frequencies(text_ids, max_txt_seq_len, device)
-
-    hooks.replace(rope, "forward", forward)

@@ -102,7 +102,7 @@ class Denoiser:
         """
         stepper = scheduler.copy() if isinstance(scheduler, Stepper) else Stepper(scheduler)
         adapter = self.transformer.adapter
-        passes = passes_of(conditions, negative, adapter.uniform)
+        passes = passes_of(conditions, negative)
         return denoise(
             self.transformer,
             latents,
@@ -343,13 +343,12 @@ class _Run:
             self.step_cache.remove()
 
 
-def passes_of(conditions: Conditions, negative: Conditions | None, uniform: tuple[str, ...] = ()) -> list[Pass]:
-    """Returns the forwards of a step: cond and uncond in one batch if their shapes allow it, else one after the other.
-    uniform: conditions that must be the same for a whole batch."""
+def passes_of(conditions: Conditions, negative: Conditions | None) -> list[Pass]:
+    """Returns the forwards of a step: cond and uncond in one batch if their shapes allow it, else one after the
+    other."""
     if negative is None:
         return [Pass((0,), conditions)]
-    alike = conditions.keys() == negative.keys()
-    alike = alike and all(negative[name].equal(conditions[name]) for name in uniform if name in conditions)
-    if alike and all(negative[name].shape == value.shape for name, value in conditions.items()):
+    shapes, others = ({name: value.shape for name, value in each.items()} for each in (conditions, negative))
+    if shapes == others:
         return [Pass((0, 1), {name: torch.cat([value, negative[name]]) for name, value in conditions.items()})]
     return [Pass((0,), conditions), Pass((1,), negative)]

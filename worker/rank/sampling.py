@@ -52,7 +52,7 @@ def given_passes(passes: Sequence[dict], tensors: Tensors, model: ParallelModel)
     for each, conditions in zip(found, given, strict=True):
         for place, branch in enumerate(each.branches):
             branches[branch] = {name: rows.chunk(len(each.branches))[place] for name, rows in conditions.items()}
-    return passes_of(branches[0], branches.get(1), model.adapter.uniform)
+    return passes_of(branches[0], branches.get(1))
 
 
 def stepper_of(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> Stepper:

@@ -32,12 +32,6 @@ def test_an_image_to_edit_of_a_wrong_shape_is_refused(shape: tuple[int, ...]) ->
         transformer("qwenimage-edit").check(latents, timestep, {**conditions, "reference_latents_1": torch.ones(shape)})
 
 
-def test_conditions_of_a_whole_batch_that_differ_keep_the_prompts_apart() -> None:
-    one, other = ({"image_ids": torch.full((1, 4, 3), value)} for value in (0, 1))
-    assert [each.conditions for each in passes_of(one, other, ("image_ids",))] == [one, other]
-    assert [each.branches for each in passes_of(one, one, ("image_ids",))] == [(0, 1)]
-
-
 def test_a_mask_of_one_prompt_alone_keeps_the_prompts_apart() -> None:
     text = {"encoder_hidden_states": torch.ones(1, 3, 2)}
     masked = {**text, "encoder_hidden_states_mask": torch.ones(1, 3)}
