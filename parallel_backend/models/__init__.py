@@ -1,5 +1,6 @@
 """Model classes as data: one spec per class. Imports neither diffusers nor ComfyUI; see README.md to add one."""
 
+# ruff: noqa: F401 (each file registers its classes)
 from . import (
     auraflow,
     chroma,
@@ -20,32 +21,4 @@ from . import (
     zimage,
 )
 from .adapter import Adapter, adapter_for, model_classes
-from .spec import BlockList, ModelSpec, comfyui_classes, spec_named, spec_of
-
-__all__ = [
-    "Adapter",
-    "BlockList",
-    "ModelSpec",
-    "adapter_for",
-    "auraflow",
-    "chroma",
-    "cogvideox",
-    "cogview4",
-    "comfyui",
-    "comfyui_classes",
-    "dit",
-    "flux",
-    "flux2",
-    "hunyuandit",
-    "hunyuanvideo",
-    "ltx",
-    "lumina2",
-    "model_classes",
-    "pixart",
-    "qwenimage",
-    "sd3",
-    "spec_named",
-    "spec_of",
-    "wan",
-    "zimage",
-]
+from .spec import BlockList, ModelSpec, spec_named, spec_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..errors import RequestError, UnknownModelError
 from ..hooks import Hooks
-from .spec import ModelSpec, register
+from .spec import BlockList, ModelSpec, register
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +93,16 @@ class Adapter:
         """Returns what a model with this config allows of a plan."""
         heads, _, blocks = self.sizes(config)
         return {"heads": heads, "blocks": blocks, "pipefusion": bool(self.spec.image)}
+
+
+# The last layer of most classes, up to which the model works token by token.
+PROJ_OUT = BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True)
+
+
+def usual_spec(model_class: str, *blocks: BlockList, head: BlockList | None = PROJ_OUT, **others: Any) -> ModelSpec:
+    """Returns the spec of a class with the names that most of diffusers' classes have."""
+    usual = {"heads": "config.num_attention_heads", "head_dim": "config.attention_head_dim", "image": "img"}
+    return ModelSpec(model_class, blocks, head=head, **{**usual, **others})
 
 
 def needs(**rules: Callable[[Config], bool | int]) -> Callable[[Config, Tensors], None]:

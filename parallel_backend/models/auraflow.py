@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from .adapter import Adapter, Sizes, register_adapter
-from .spec import BlockList, ModelSpec
+from .adapter import PROJ_OUT, Adapter, Sizes, register_adapter, usual_spec
+from .spec import BlockList
 
 JOINT = BlockList(
     path="joint_transformer_blocks",
@@ -22,14 +22,7 @@ SINGLE = replace(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "AuraFlowTransformer2DModel",
-            (JOINT, SINGLE),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
-            image="img",
-        ),
+        usual_spec("AuraFlowTransformer2DModel", JOINT, SINGLE, head=replace(PROJ_OUT, chained=False)),
         conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "joint_attention_dim"},
         sizes=lambda config: Sizes(

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from . import flux
-from .adapter import Adapter, Config, Tensors, register_adapter
+from .adapter import PROJ_OUT, Adapter, Config, Tensors, register_adapter, usual_spec
 from .packing import unpack
-from .spec import BlockList, ModelSpec
+from .spec import BlockList
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -39,14 +39,7 @@ SINGLE = replace(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "ChromaTransformer2DModel",
-            (DOUBLE, SINGLE),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
-            image="img",
-        ),
+        usual_spec("ChromaTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),
         conditions=("encoder_hidden_states", "encoder_attention_mask"),
         optional=("encoder_attention_mask",),
         widths={"encoder_hidden_states": "joint_attention_dim"},

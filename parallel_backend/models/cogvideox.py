@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .rotary import rotary_3d
-from .spec import BlockList, ModelSpec
+from .spec import BlockList
 
 
 def inputs(
@@ -34,13 +34,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "CogVideoXTransformer3DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            image="img",
-        ),
+        usual_spec("CogVideoXTransformer3DModel", BLOCKS, head=None),
         conditions=("encoder_hidden_states", "image_latents"),
         optional=("image_latents",),
         widths={"encoder_hidden_states": "text_embed_dim"},

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .adapter import Adapter, register_adapter
-from .spec import BlockList, ModelSpec
+from .adapter import Adapter, register_adapter, usual_spec
+from .spec import BlockList
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -38,14 +38,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "CogView4Transformer2DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
-        ),
+        usual_spec("CogView4Transformer2DModel", BLOCKS),
         conditions=("encoder_hidden_states", "original_size", "target_size", "crop_coords"),
         widths={"encoder_hidden_states": "text_embed_dim"},
         inputs=lambda config, latents, timestep, conditions: {

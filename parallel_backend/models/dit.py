@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from ..errors import RequestError
-from .adapter import Adapter, Config, Tensors, register_adapter
-from .spec import BlockList, ModelSpec
+from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
+from .spec import BlockList
 from .unpatchify import fill_square, from_square
 
 
@@ -29,13 +29,10 @@ BLOCKS = BlockList(
 )  # fmt: skip
 register_adapter(
     Adapter(
-        ModelSpec(
+        usual_spec(
             "DiTTransformer2DModel",
-            (replace(BLOCKS, shared=("transformer_blocks.0.norm1.emb",)),),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
+            replace(BLOCKS, shared=("transformer_blocks.0.norm1.emb",)),
             head=BlockList("proj_out_2", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
         ),
         conditions=("class_labels",),
         inputs=lambda config, latents, timestep, conditions: {

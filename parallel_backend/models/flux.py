@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .packing import REFERENCES, Grid, pack, unpack, without
-from .spec import OTHER, BlockList, ModelSpec
+from .spec import OTHER, BlockList
 
 # The MLP that runs parallel to attention in single blocks.
 PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}
@@ -47,13 +47,10 @@ DOUBLE = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
+        usual_spec(
             "FluxTransformer2DModel",
-            (DOUBLE, replace(DOUBLE, path="single_transformer_blocks", parallel_mlp=PARALLEL_MLP)),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
+            DOUBLE,
+            replace(DOUBLE, path="single_transformer_blocks", parallel_mlp=PARALLEL_MLP),
         ),
         conditions=("encoder_hidden_states", "pooled_projections", *OPTIONAL),
         optional=OPTIONAL,

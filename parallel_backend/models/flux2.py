@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .adapter import PROJ_OUT, Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .packing import REFERENCES, without
-from .spec import BlockList, ModelSpec
+from .spec import BlockList
 
 REFERENCE_DISTANCE = 10
 
@@ -55,14 +55,7 @@ SINGLE = replace(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "Flux2Transformer2DModel",
-            (DOUBLE, SINGLE),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
-            image="img",
-        ),
+        usual_spec("Flux2Transformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),
         conditions=("encoder_hidden_states", "guidance", *REFERENCES),
         optional=("guidance", *REFERENCES),
         appended=REFERENCES,

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .rotary import rotary_2d
-from .spec import BlockList, ModelSpec
+from .spec import BlockList
 
 BASE_LATENT_SIZE = 64
 TEXTS = {"encoder_hidden_states": "cross_attention_dim", "encoder_hidden_states_t5": "cross_attention_dim_t5"}
@@ -32,15 +32,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "HunyuanDiT2DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
-            skips=True,
-        ),
+        usual_spec("HunyuanDiT2DModel", BLOCKS, skips=True),
         conditions=(*TEXTS, *MASKS, *META),
         optional=META,
         widths=TEXTS,

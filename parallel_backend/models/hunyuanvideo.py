@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
+from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .flux import PARALLEL_MLP
 from .packing import pad_text
-from .spec import BlockList, ModelSpec
+from .spec import BlockList
 
 
 def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -37,13 +37,7 @@ SINGLE = replace(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "HunyuanVideoTransformer3DModel",
-            (DOUBLE, SINGLE),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-        ),
+        usual_spec("HunyuanVideoTransformer3DModel", DOUBLE, SINGLE, image=""),
         conditions=(
             "encoder_hidden_states", "encoder_attention_mask", "pooled_projections", "guidance", "image_latents",
         ),

@@ -2,8 +2,8 @@
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, register_adapter
-from .spec import BlockList, ModelSpec
+from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
+from .spec import BlockList
 
 
 def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -31,14 +31,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "LTXVideoTransformer3DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
-        ),
+        usual_spec("LTXVideoTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "encoder_attention_mask", "frame_rate", "video_coords"),
         optional=("encoder_attention_mask", "video_coords"),
         exact=("frame_rate",),

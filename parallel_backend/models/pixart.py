@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, register_adapter
+from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
 from .dit import BLOCKS
-from .spec import BlockList, ModelSpec
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -23,14 +22,7 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, timestep_B: torch.Tensor,
 
 register_adapter(
     Adapter(
-        ModelSpec(
-            "PixArtTransformer2DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
-        ),
+        usual_spec("PixArtTransformer2DModel", BLOCKS),
         conditions=("encoder_hidden_states", "resolution", "aspect_ratio"),
         memoised=("caption_projection", "attn2.to_k", "attn2.to_v"),
         widths={"encoder_hidden_states": "caption_channels"},

@@ -2,9 +2,9 @@
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, register_adapter
+from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
 from .packing import REFERENCES, pack, pad_text, unpack, without
-from .spec import BlockList, ModelSpec
+from .spec import BlockList
 
 TEXT_MASK = "encoder_hidden_states_mask"
 
@@ -29,13 +29,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "QwenImageTransformer2DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-        ),
+        usual_spec("QwenImageTransformer2DModel", BLOCKS, image=""),
         conditions=("encoder_hidden_states", TEXT_MASK, *REFERENCES),
         optional=(TEXT_MASK, *REFERENCES),
         appended=REFERENCES,

@@ -1,7 +1,7 @@
 """Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) and 3.5, whose first blocks attend to the image twice."""
 
-from .adapter import Adapter, register_adapter
-from .spec import BlockList, ModelSpec
+from .adapter import Adapter, register_adapter, usual_spec
+from .spec import BlockList
 
 BLOCKS = BlockList(
     path="transformer_blocks",
@@ -13,14 +13,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "SD3Transformer2DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
-        ),
+        usual_spec("SD3Transformer2DModel", BLOCKS),
         conditions=("encoder_hidden_states", "pooled_projections"),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
         inputs=lambda config, latents, timestep, conditions: {

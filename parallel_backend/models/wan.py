@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter
-from .spec import BlockList, ModelSpec
+from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
+from .spec import BlockList
 
 
 def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -31,14 +31,7 @@ BLOCKS = BlockList(
 )
 register_adapter(
     Adapter(
-        ModelSpec(
-            "WanTransformer3DModel",
-            (BLOCKS,),
-            heads="config.num_attention_heads",
-            head_dim="config.attention_head_dim",
-            head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
-            image="img",
-        ),
+        usual_spec("WanTransformer3DModel", BLOCKS),
         conditions=("encoder_hidden_states", "encoder_hidden_states_image", "image_latents"),
         optional=("encoder_hidden_states_image", "image_latents"),
         widths={"encoder_hidden_states": "text_dim"},
