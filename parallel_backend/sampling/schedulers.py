@@ -155,62 +155,33 @@ WHOLE_IMAGE = "its step needs the norm of the whole image"
 OWN_LOOP = "only its own pipeline can run it: it wants more than a prediction, a timestep and latents at each step"
 TOKENS = "it samples discrete tokens instead of latents"
 INVERSE = "it adds noise instead of removing it"
-# Why each diffusers scheduler class cannot run patch by patch; None if it can. A patch only sees its own pixels, so a
-# step must be elementwise. tests/engine/sampling/test_scheduler_census.py keeps this true.
+# diffusers' scheduler classes, by the reason why they cannot run patch by patch; None if they can. A patch sees its own
+# pixels only, so a step must be elementwise. tests/engine/sampling/test_scheduler_census.py keeps this true.
+CENSUS: Mapping[str | None, str] = {
+    TOKENS: """
+        AmusedScheduler BlockRefinementScheduler DiscreteDDIMScheduler EntropyBoundScheduler
+        VQDiffusionScheduler
+    """,
+    None: """
+        CMStochasticIterativeScheduler CogVideoXDDIMScheduler CogVideoXDPMScheduler
+        CosineDPMSolverMultistepScheduler DDIMParallelScheduler DDIMScheduler DDPMParallelScheduler
+        DDPMScheduler DEISMultistepScheduler DPMSolverMultistepScheduler DPMSolverSDEScheduler
+        DPMSolverSinglestepScheduler EDMDPMSolverMultistepScheduler EDMEulerScheduler
+        EulerAncestralDiscreteScheduler EulerDiscreteScheduler FlowMapEulerDiscreteScheduler
+        FlowMatchEulerDiscreteScheduler FlowMatchHeunDiscreteScheduler FlowMatchLCMScheduler
+        HeunDiscreteScheduler IPNDMScheduler KDPM2AncestralDiscreteScheduler KDPM2DiscreteScheduler LCMScheduler
+        LMSDiscreteScheduler LTXEulerAncestralRFScheduler MiniMaxH3Scheduler PNDMScheduler SASolverScheduler
+        TCDScheduler UnCLIPScheduler UniPCMultistepScheduler
+    """,
+    OWN_LOOP: """
+        ConsistencyDecoderScheduler DDPMWuerstchenScheduler HeliosDMDScheduler HeliosScheduler KarrasVeScheduler
+        PiflowScheduler RFD4ProteinaScheduler RePaintScheduler SCMScheduler ScoreSdeVpScheduler
+    """,
+    INVERSE: "DDIMInverseScheduler DPMSolverMultistepInverseScheduler",
+    WHOLE_IMAGE: "ScoreSdeVeScheduler",
+}
 PATCHWISE: Mapping[str, str | None] = MappingProxyType(
-    {
-        "AmusedScheduler": TOKENS,
-        "BlockRefinementScheduler": TOKENS,
-        "CMStochasticIterativeScheduler": None,
-        "CogVideoXDDIMScheduler": None,
-        "CogVideoXDPMScheduler": None,
-        "ConsistencyDecoderScheduler": OWN_LOOP,
-        "CosineDPMSolverMultistepScheduler": None,
-        "DDIMInverseScheduler": INVERSE,
-        "DDIMParallelScheduler": None,
-        "DDIMScheduler": None,
-        "DDPMParallelScheduler": None,
-        "DDPMScheduler": None,
-        "DDPMWuerstchenScheduler": OWN_LOOP,
-        "DEISMultistepScheduler": None,
-        "DPMSolverMultistepInverseScheduler": INVERSE,
-        "DPMSolverMultistepScheduler": None,
-        "DPMSolverSDEScheduler": None,
-        "DPMSolverSinglestepScheduler": None,
-        "DiscreteDDIMScheduler": TOKENS,
-        "EDMDPMSolverMultistepScheduler": None,
-        "EDMEulerScheduler": None,
-        "EntropyBoundScheduler": TOKENS,
-        "EulerAncestralDiscreteScheduler": None,
-        "EulerDiscreteScheduler": None,
-        "FlowMapEulerDiscreteScheduler": None,
-        "FlowMatchEulerDiscreteScheduler": None,
-        "FlowMatchHeunDiscreteScheduler": None,
-        "FlowMatchLCMScheduler": None,
-        "HeliosDMDScheduler": OWN_LOOP,
-        "HeliosScheduler": OWN_LOOP,
-        "HeunDiscreteScheduler": None,
-        "IPNDMScheduler": None,
-        "KDPM2AncestralDiscreteScheduler": None,
-        "KDPM2DiscreteScheduler": None,
-        "KarrasVeScheduler": OWN_LOOP,
-        "LCMScheduler": None,
-        "LMSDiscreteScheduler": None,
-        "LTXEulerAncestralRFScheduler": None,
-        "MiniMaxH3Scheduler": None,
-        "PNDMScheduler": None,
-        "PiflowScheduler": OWN_LOOP,
-        "RFD4ProteinaScheduler": OWN_LOOP,
-        "RePaintScheduler": OWN_LOOP,
-        "SASolverScheduler": None,
-        "SCMScheduler": OWN_LOOP,
-        "ScoreSdeVeScheduler": WHOLE_IMAGE,
-        "ScoreSdeVpScheduler": OWN_LOOP,
-        "TCDScheduler": None,
-        "UnCLIPScheduler": None,
-        "UniPCMultistepScheduler": None,
-        "VQDiffusionScheduler": TOKENS,
-    }
+    {name: reason for reason, names in CENSUS.items() for name in names.split()}
 )
 # Config entries that, if set, make an elementwise class look at several pixels.
 WHOLE_IMAGE_OPTIONS = MappingProxyType(
@@ -237,9 +208,3 @@ def check_patchwise(scheduler: Any) -> None:
         f"{class_name} cannot run patch by patch, as PipeFusion does: {reason}.",
         f"Use {', '.join(fitting)}, or a plan with one patch.",
     )
-
-
-def census_table() -> str:
-    """Returns a Markdown table of the scheduler classes that may run patch by patch."""
-    rows = [f"| {name} | {'no' if reason else 'yes'} | {reason or ''} |" for name, reason in sorted(PATCHWISE.items())]
-    return "\n".join(["| diffusers class | patch by patch | why not |", "| --- | --- | --- |", *rows])

@@ -19,7 +19,6 @@ from parallel_backend.sampling.schedulers import (
     TOKENS,
     WHOLE_IMAGE,
     build_scheduler,
-    census_table,
     check_patchwise,
 )
 from parallel_backend.sampling.stepper import Stepper
@@ -148,10 +147,3 @@ def test_every_scheduler_that_a_user_can_pick_runs_patch_by_patch(name: str) -> 
     scheduler = build(name)
     check_patchwise(scheduler)
     assert patch_error(scheduler, 1) == 0
-
-
-def test_the_census_prints_as_a_table() -> None:
-    table = census_table()
-    print(table)
-    assert len(table.splitlines()) == len(PATCHWISE) + 2
-    assert "| DDIMScheduler | yes |  |" in table
