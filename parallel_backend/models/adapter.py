@@ -79,6 +79,8 @@ class Adapter:
     check: Callable[[Config, Tensors], None] | None = None
     # `inputs`, and mostly the model's forward, take a diffusers scheduler's timestep times this.
     timestep_scale: float = 1.0
+    # Whether `inputs` takes a timestep for each frame too, (B, F).
+    timestep_by_frame: bool = False
     # Modules of the model or its blocks whose result only depends on the conditions. They run once per request.
     memoised: tuple[str, ...] = ()
     # Adds what else the class needs to the loaded model, by removable hooks.

@@ -18,7 +18,7 @@ def check_inputs(
     patches: PipeFusion's."""
     channels, patch = adapter.geometry(config)
     check_shape(adapter, channels, patch, latents)
-    if timestep_B.ndim != 1:
+    if timestep_B.ndim != 1 and not (adapter.timestep_by_frame and timestep_B.shape[1:] == latents.shape[2:3]):
         raise RequestError(
             f"The timesteps have the shape {tuple(timestep_B.shape)}: parts of the latent have levels of noise of "
             f"their own, which {adapter.model_class} cannot honour here.",
