@@ -47,27 +47,30 @@ def gather(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor
     return torch.cat([share[:length] for share, length in zip(shares, sizes, strict=True)]).movedim(0, dim)
 
 
-def collect(local: torch.Tensor, dim: int, size: int, axis: Axis) -> torch.Tensor | None:
-    """Like `gather`, but point to point: returns the whole tensor on the rank at index 0, and None on the others."""
+def collect(local: torch.Tensor, dim: int, size: int, axis: Axis, scale: int = 1) -> torch.Tensor | None:
+    """Like `gather`, but point to point: returns the whole tensor on the rank at index 0, and None on the others.
+
+    scale: the entries along `dim` for each of `size`. At any time, only one share exists twice in memory.
+    """
     if axis.degree == 1:
         return local
-    sizes = axis.sizes(size)
     if axis.index:
         if local.shape[dim]:
-            local = local.contiguous()
             with axis.timeline.communication("send"):
-                dist.send(local, axis.global_rank(0), group=axis.group)
+                dist.send(local.contiguous(), axis.global_rank(0), group=axis.group)
         return None
-    shares = [local]
-    for index in range(1, axis.degree):
-        shape = list(local.shape)
-        shape[dim] = sizes[index]
-        share = local.new_empty(shape)
-        if sizes[index]:
-            with axis.timeline.communication("receive"):
-                dist.recv(share, axis.global_rank(index), group=axis.group)
-        shares.append(share)
-    return torch.cat(shares, dim)
+    shape = list(local.shape)
+    shape[dim] = size * scale
+    whole = local.new_empty(shape)
+    for index, share in enumerate(whole.split([each * scale for each in axis.sizes(size)], dim)):
+        received = local
+        if index:
+            received = torch.empty_like(share, memory_format=torch.contiguous_format)
+            if share.shape[dim]:
+                with axis.timeline.communication("receive"):
+                    dist.recv(received, axis.global_rank(index), group=axis.group)
+        share.copy_(received)
+    return whole
 
 
 def gather_numbers(values: Sequence[int], group: dist.ProcessGroup | None) -> list[tuple[int, ...]]:

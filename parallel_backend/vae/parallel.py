@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from ..errors import RequestError
+from ..groups.collectives import collect
 from ..groups.mesh import Axis
 from ..hooks import Hooks
 from ..weights.parking import Parking
@@ -145,24 +145,10 @@ class ParallelVAE:
         return getattr(latents, self.kind.latents_at).mode() if self.kind.latents_at else latents
 
     def assemble(self, band: torch.Tensor, scale: int) -> torch.Tensor | None:
-        """Joins all ranks' bands at index 0. At any time, only one band exists twice in memory."""
-        axis = self.results or self.bands.axis
+        """Joins all ranks' bands at index 0."""
         if self.results:
             band = band.to(CPU)
-        if axis.index:
-            with axis.timeline.communication("send"):
-                dist.send(band.contiguous(), axis.global_rank(0), group=axis.group)
-            return None
-        whole = band.new_empty((*band.shape[:ROWS], self.bands.rows * scale, band.shape[-1]))
-        for index, part in enumerate(whole.split([size * scale for size in self.bands.sizes], ROWS)):
-            if not index:
-                part.copy_(band)
-                continue
-            received = torch.empty_like(part, memory_format=torch.contiguous_format)
-            with axis.timeline.communication("receive"):
-                dist.recv(received, axis.global_rank(index), group=axis.group)
-            part.copy_(received)
-        return whole
+        return collect(band, ROWS, self.bands.rows, self.results or self.bands.axis, scale)
 
     def check(self, kind: str, tensor: torch.Tensor, channels: int, least: int) -> None:
         """Raises RequestError for a latent or picture with wrong sizes, or with values that are not finite."""
