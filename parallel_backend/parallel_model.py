@@ -12,6 +12,7 @@ import torch
 
 from .apply_plan import apply_plan
 from .axes import EVERY_AXES
+from .compat import tree_map_only
 from .errors import PlanError, RequestError
 from .groups.calls import Call, Output, collect_calls, share_out
 from .groups.collectives import gather
@@ -214,23 +215,11 @@ class ParallelModel:
 
 def rows_of(value: Any, size: int, axis: Axis) -> Any:
     """Returns this rank's rows of a tensor as long as the batch, also in lists and dicts. Other values stay whole."""
-    if axis.degree == 1:
-        return value
-    if isinstance(value, (list, tuple)):
-        return type(value)(rows_of(item, size, axis) for item in value)
-    if isinstance(value, dict):
-        return {name: rows_of(item, size, axis) for name, item in value.items()}
-    if not isinstance(value, torch.Tensor) or not value.ndim or len(value) != size:
-        return value
-    return value[axis.own(size)]
+    own = axis.own(size)
+    cut = lambda tensor: tensor[own] if tensor.ndim and len(tensor) == size else tensor  # noqa: E731
+    return value if axis.degree == 1 else tree_map_only(torch.Tensor, cut, value)
 
 
 def moved(value: Any, device: torch.device) -> Any:
     """Returns a value with all its tensors on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {name: moved(item, device) for name, item in value.items()}
-    return value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
