@@ -146,8 +146,8 @@ class ParallelAttention:
         by_rank = layout.lengths_by_rank(seen, running=columns)
         return SharedCall(
             owner,
-            self.group_lengths(streams, ranks),
-            self.group_lengths(seen, ranks),
+            layout.lengths_by_rank(streams)[ranks.start : ranks.stop],
+            layout.lengths_by_rank(seen)[ranks.start : ranks.stop],
             [sum(by_rank[start : start + degree]) for start in range(0, len(by_rank), degree)],
             [] if cache is None else layout.cache_places(seen, ranks),
             None if attn_mask is None else self.local_mask(attn_mask, streams, seen, ranks, columns),
@@ -161,8 +161,7 @@ class ParallelAttention:
         """Returns the number of parts of the exchange. It is the same on all ranks and in all forwards of a run,
         because the cache keeps each part's keys separately."""
         batch, heads = query.shape[:2]
-        tokens = sum(sum(self.layout.segments[stream]) for stream in streams)
-        rows = batch * heads * tokens // (self.layout.axis.degree * self.layout.patches)
+        rows = batch * heads * self.layout.total(streams) // (self.layout.axis.degree * self.layout.patches)
         return max(1, min(self.parts, rows // self.rows))
 
     def attend(
@@ -209,11 +208,6 @@ class ParallelAttention:
         seen = scatter_heads(call.seen_lengths, (k_BHLE, v_BHLE), keys)
         return lambda: (*queries(), *seen())
 
-    def group_lengths(self, streams: tuple[str, ...], ranks: range) -> list[int]:
-        """Returns how many tokens of these streams each rank holds, in the running segments."""
-        by_rank = self.layout.lengths_by_rank(streams)
-        return [by_rank[rank] for rank in ranks]
-
     def local_mask(
         self,
         mask: torch.Tensor,
@@ -228,7 +222,7 @@ class ParallelAttention:
         mask over anything else.
         """
         layout = self.layout
-        tokens, keys = (sum(sum(layout.segments[stream]) for stream in names) for names in (streams, seen))
+        tokens, keys = layout.total(streams), layout.total(seen)
         if mask.shape[-1] != keys or mask.shape[-2] not in (1, tokens):
             raise RequestError(
                 f"An attention mask of shape {tuple(mask.shape)} does not cover the {tokens} tokens.",

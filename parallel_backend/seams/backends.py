@@ -47,8 +47,7 @@ class Backend:
     ) -> torch.Tensor:
         """Attention of all queries to all keys, BhRD. With a mask, torch's own kernel runs, because the others take
         none."""
-        if self is NATIVE or mask is not None:
-            self._notice(mask)
+        if self.is_native(mask):
             return F.scaled_dot_product_attention(q_BhRD, k_BhKD, v_BhKD, attn_mask=mask, scale=scale)
         return self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale).transpose(1, 2)
 
@@ -61,8 +60,7 @@ class Backend:
         mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attention, BhRD, and the log-sum-exp of its scores, BhR in fp32. For masks, see `attend`."""
-        if self is NATIVE or mask is not None:
-            self._notice(mask)
+        if self.is_native(mask):
             return attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale, mask)
         out_BRhD, lse = self._dispatch(q_BhRD, k_BhKD, v_BhKD, scale, return_lse=True)
         lse_BhR = lse.permute(self.lse_dims or (0, 1, 2))
@@ -70,9 +68,11 @@ class Backend:
             raise RuntimeError(f"{self.kernel} returned a log-sum-exp of shape {tuple(lse.shape)}.")
         return out_BRhD.transpose(1, 2), lse_BhR
 
-    def _notice(self, mask: torch.Tensor | None) -> None:
+    def is_native(self, mask: torch.Tensor | None) -> bool:
+        """Whether torch's own kernel runs. Says so once if that is for the mask."""
         if mask is not None and self is not NATIVE:
             notice_native(self.name)
+        return self is NATIVE or mask is not None
 
     def _dispatch(self, q_BhRD, k_BhKD, v_BhKD, scale: float | None, **options: bool):
         from diffusers.models.attention_dispatch import AttentionBackendName, dispatch_attention_fn

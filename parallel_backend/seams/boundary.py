@@ -20,7 +20,7 @@ from ..hooks import Hooks
 from ..models.checks import modules_at
 from ..models.spec import ALWAYS_WHOLE, BlockList, ModelSpec, Streams, names
 from .arguments import Arguments
-from .layout import Names, TokenLayout
+from .layout import TokenLayout
 from .stage_ends import StageEnds
 from .stages import StandIn
 
@@ -232,24 +232,13 @@ def learn_streams(block: torch.nn.Module, blocks: BlockList, layout: TokenLayout
 
 def restore_full_length(module: torch.nn.Module, streams: Mapping[str, str], layout: TokenLayout, hooks: Hooks) -> None:
     """Gives a block's submodule its tokens in full length, and the block this rank's part of the result."""
-    change_arguments(module, streams, partial(layout.fill, dim=1), hooks)
-    returned = names(next(iter(streams.values())))
-    hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
-
-
-def change_arguments(
-    module: torch.nn.Module,
-    streams: Mapping[str, str],
-    change: Callable[[torch.Tensor, Names], torch.Tensor],
-    hooks: Hooks,
-) -> None:
-    """Changes the arguments with tokens of a module before it runs."""
-    signature = inspect.signature(module.forward)
+    signature, returned = inspect.signature(module.forward), names(next(iter(streams.values())))
 
     def enter(_module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         given = Arguments(signature, args, kwargs)
         for name, own in streams.items():
-            given.values[name] = change(given.values[name], names(own))
+            given.values[name] = layout.fill(given.values[name], names(own), 1)
         return given.passed()
 
     hooks.before(module, enter, with_kwargs=True)
+    hooks.after(module, lambda _module, _args, output: layout.cut(output, returned, 1))
