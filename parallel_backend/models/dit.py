@@ -1,11 +1,15 @@
 """DiT, class-conditional (https://arxiv.org/abs/2212.09748): DiT-XL/2 and the demo model."""
 
+import math
 from dataclasses import replace
 
+import torch
+import torch.nn.functional as F
+
 from ..errors import RequestError
+from ..hooks import Hooks
 from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
 from .spec import BlockList
-from .unpatchify import fill_square, from_square
 
 
 def check(config: Config, conditions: Tensors) -> None:
@@ -14,6 +18,24 @@ def check(config: Config, conditions: Tensors) -> None:
         raise RequestError(
             f"Class labels {labels.tolist()}: the model has classes 0 to {null_label - 1}, and {null_label} for none."
         )
+
+
+def fill_square(head: torch.nn.Module, hooks: Hooks) -> None:
+    """Hooks the model's last layer so that its tokens (B, S, width) are padded to a square number."""
+
+    def fill(_module: torch.nn.Module, _args: tuple, tokens_BSD: torch.Tensor) -> torch.Tensor:
+        tokens = tokens_BSD.shape[1]
+        return F.pad(tokens_BSD, (0, 0, 0, (math.isqrt(tokens - 1) + 1) ** 2 - tokens))
+
+    hooks.after(head, fill)
+
+
+def from_square(square_BCHW: torch.Tensor, patch: int, height: int, width: int) -> torch.Tensor:
+    """Turns the square back into patches in token order, and these into an image of the given size."""
+    if height == width:
+        return square_BCHW
+    patches = F.unfold(square_BCHW, patch, stride=patch)[..., : (height // patch) * (width // patch)]
+    return F.fold(patches, (height, width), patch, stride=patch)
 
 
 BLOCKS = BlockList(

@@ -170,9 +170,7 @@ class TokenLayout:
 
     def fill(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
         """The inverse of `cut`: full length, with zeros for other ranks' tokens."""
-        shape = list(local.shape)
-        shape[dim] = self.total(streams)
-        whole = local.new_zeros(shape)
+        whole = self.zeros(local, streams, dim)
         for each in self.token_ranges(streams):
             whole.narrow(dim, each.whole, each.length).copy_(local.narrow(dim, each.local, each.length))
         return whole
@@ -185,12 +183,14 @@ class TokenLayout:
         found = [gather(part, dim, length, self.axis) for part, (_, length) in zip(parts, segments, strict=True)]
         if len(found) == 1 and segments[0] == (0, self.total(streams)):
             return found[0].contiguous()
-        shape = list(local.shape)
-        shape[dim] = self.total(streams)
-        whole = local.new_zeros(shape)
+        whole = self.zeros(local, streams, dim)
         for part, (start, length) in zip(found, segments, strict=True):
             whole.narrow(dim, start, length).copy_(part)
         return whole
+
+    def zeros(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
+        """Returns zeros in the full length of these streams, else like a local tensor."""
+        return local.new_zeros([*local.shape[:dim], self.total(streams), *local.shape[dim:][1:]])
 
     def cut_ranges(self, ranges: Sequence[Sequence[int]], streams: Names) -> list[tuple[int, ...]]:
         """Turns ranges (start, stop, …) of the joined streams into ranges of this rank's tokens. A stop of None is the
