@@ -158,6 +158,12 @@ class ModelSpec:
         return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
 
 
+def comfyui_spec(model_class: str, *blocks: BlockList, **others: Any) -> ModelSpec:
+    """Returns the spec of one of ComfyUI's classes. With an `image`, most have their patch size at "patch_size"."""
+    usual = {"patch_size": "patch_size"} if "image" in others else {}
+    return ModelSpec(model_class, blocks, **{**usual, **others})
+
+
 def names(streams: str) -> tuple[str, ...]:
     """Returns the streams of a joined name."""
     return tuple(streams.split("+"))

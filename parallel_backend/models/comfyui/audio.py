@@ -1,6 +1,6 @@
 """Audio models: Stable Audio and ACE-Step; and MiniMax H3, which makes video with it."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, ModelSpec, comfyui_spec, register
 
 STABLE_AUDIO = BlockList(
     path="transformer.layers",
@@ -13,9 +13,9 @@ STABLE_AUDIO = BlockList(
     refused=("mask",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.audio.dit.AudioDiffusionTransformer",
-        (STABLE_AUDIO,),
+        STABLE_AUDIO,
         heads="transformer.layers.0.self_attn.num_heads",
         head_dim="transformer.layers.0.self_attn.dim_heads",
     )
@@ -32,9 +32,9 @@ ACE_STEP = BlockList(
     refused=("attention_mask",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.ace.ace_step15.AceStepConditionGenerationModel",
-        (ACE_STEP,),
+        ACE_STEP,
         heads="decoder.layers.0.self_attn.num_heads",
         head_dim="decoder.layers.0.self_attn.head_dim",
         coupled="it gives the sound of every row's reference to the first",
@@ -58,9 +58,9 @@ MINIMAX = BlockList(
     dim=0,
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.minimax.model.MiniMaxH3Model",
-        (MINIMAX,),
+        MINIMAX,
         heads="blocks.0.attn.heads",
         head_dim="blocks.0.attn.head_dim",
         coupled="it takes one at a time",

@@ -1,6 +1,6 @@
 """Cosmos 1, Cosmos Predict 2, and Anima, which is a Cosmos model."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 COSMOS = BlockList(
     path="blocks",
@@ -13,9 +13,9 @@ COSMOS = BlockList(
     grid=3,
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.cosmos.model.GeneralDIT",
-        (COSMOS,),
+        COSMOS,
         heads="num_heads",
         width="model_channels",
         unstaged="they are kept by name",
@@ -33,6 +33,6 @@ PREDICT_2 = BlockList(
     grid=3,
 )
 register(
-    ModelSpec("comfy.ldm.cosmos.predict2.MiniTrainDIT", (PREDICT_2,), heads="num_heads", width="model_channels"),
+    comfyui_spec("comfy.ldm.cosmos.predict2.MiniTrainDIT", PREDICT_2, heads="num_heads", width="model_channels"),
     "comfy.ldm.anima.model.Anima",
 )

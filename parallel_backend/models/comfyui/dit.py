@@ -1,6 +1,6 @@
 """Models whose blocks have one stream: PixArt, Hunyuan-DiT, Krea 2, Ideogram 4, Ernie-Image."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 PIXART = BlockList(
     path="blocks",
@@ -9,16 +9,7 @@ PIXART = BlockList(
     attention={"attn": "x"},
     whole=("y", "t", "mask", "HW"),
 )
-register(
-    ModelSpec(
-        "comfy.ldm.pixart.pixartms.PixArtMS",
-        (PIXART,),
-        heads="num_heads",
-        width="hidden_size",
-        image="x",
-        patch_size="patch_size",
-    )
-)
+register(comfyui_spec("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, heads="num_heads", width="hidden_size", image="x"))
 
 HUNYUAN = BlockList(
     path="blocks",
@@ -29,14 +20,8 @@ HUNYUAN = BlockList(
     whole=("c", "text_states"),
 )
 register(
-    ModelSpec(
-        "comfy.ldm.hydit.models.HunYuanDiT",
-        (HUNYUAN,),
-        heads="num_heads",
-        width="hidden_size",
-        image="x",
-        patch_size="patch_size",
-        skips=True,
+    comfyui_spec(
+        "comfy.ldm.hydit.models.HunYuanDiT", HUNYUAN, heads="num_heads", width="hidden_size", image="x", skips=True
     )
 )
 
@@ -50,9 +35,9 @@ KREA = BlockList(
     whole=("vec", "mask"),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.krea2.model.SingleStreamDiT",
-        (KREA,),
+        KREA,
         heads="heads",
         head_dim="blocks.0.attn.headdim",
         kv_heads="blocks.0.attn.kvheads",
@@ -68,9 +53,9 @@ IDEOGRAM = BlockList(
     whole=("attn_mask", "adaln_input"),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
-        (IDEOGRAM,),
+        IDEOGRAM,
         heads="layers.0.attention.num_heads",
         head_dim="head_dim",
     )
@@ -84,4 +69,4 @@ ERNIE = BlockList(
     sides={"rotary_pos_emb": (1, "x")},
     whole=("temb", "attention_mask"),
 )
-register(ModelSpec("comfy.ldm.ernie.model.ErnieImageModel", (ERNIE,), heads="num_heads", head_dim="head_dim"))
+register(comfyui_spec("comfy.ldm.ernie.model.ErnieImageModel", ERNIE, heads="num_heads", head_dim="head_dim"))

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 JOINED = {"x": "txt+img"}
 
@@ -28,14 +28,14 @@ SINGLE = BlockList(
 
 HEAD = BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("vec",))
 
-MODEL = ModelSpec(
+MODEL = comfyui_spec(
     "comfy.ldm.flux.model.Flux",
-    (DOUBLE, SINGLE),
+    DOUBLE,
+    SINGLE,
     heads="params.num_heads",
     width="params.hidden_size",
     head=replace(HEAD, ranges={"modulation_dims": "img"}),
     image="img",
-    patch_size="patch_size",
 )
 register(MODEL)
 register(replace(MODEL, model_class="comfy.ldm.chroma.model.Chroma", head=HEAD))
@@ -44,20 +44,21 @@ register(
     replace(MODEL, model_class="comfy.ldm.chroma_radiance.model.ChromaRadiance", head=None, image="", patch_size="")
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.hunyuan3d.model.Hunyuan3Dv2",
-        (DOUBLE, SINGLE),
+        DOUBLE,
+        SINGLE,
         heads="double_blocks.0.num_heads",
         width="double_blocks.0.hidden_size",
     )
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.hunyuan_video.model.HunyuanVideo",
-        (DOUBLE, SINGLE),
+        DOUBLE,
+        SINGLE,
         heads="num_heads",
         width="hidden_size",
         image="img",
-        patch_size="patch_size",
     )
 )

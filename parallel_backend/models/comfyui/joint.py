@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 # Every block adds some text of its own, and drops it again.
 HIDREAM = (
@@ -26,13 +26,12 @@ HIDREAM = (
     ),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.hidream.model.HiDreamImageTransformer2DModel",
-        HIDREAM,
+        *HIDREAM,
         heads="num_attention_heads",
         head_dim="attention_head_dim",
         image="img",
-        patch_size="patch_size",
     )
 )
 
@@ -46,9 +45,9 @@ LENS = BlockList(
     whole=("temb",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.lens.model.LensTransformer2DModel",
-        (LENS,),
+        LENS,
         heads="transformer_blocks.0.attn.heads",
         head_dim="transformer_blocks.0.attn.dim_head",
     )
@@ -63,13 +62,12 @@ JOYIMAGE = BlockList(
     whole=("temb",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.joyimage.model.JoyImageTransformer3DModel",
-        (JOYIMAGE,),
+        JOYIMAGE,
         heads="double_blocks.0.attn.num_attention_heads",
         width="double_blocks.0.attn.img_attn_proj.in_features",
         image="img",
-        patch_size="patch_size",
     )
 )
 
@@ -82,11 +80,6 @@ PIXELDIT = BlockList(
     sides={"pos_img": (0, "img"), "pos_txt": (0, "txt")},
     whole=("c", "attn_mask"),
 )
-PIXELS = ModelSpec(
-    "comfy.ldm.pixeldit.model.PixDiT_T2I",
-    (PIXELDIT,),
-    heads="num_groups",
-    width="hidden_size",
-)
+PIXELS = comfyui_spec("comfy.ldm.pixeldit.model.PixDiT_T2I", PIXELDIT, heads="num_groups", width="hidden_size")
 register(PIXELS)
 register(replace(PIXELS, model_class="comfy.ldm.pixeldit.pid.PidNet", uncached="it adds the small image between them"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 
 def dense_mask(mask: Any) -> torch.Tensor:
@@ -33,9 +33,9 @@ VIDEO = BlockList(
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.lightricks.model.LTXVModel",
-        (VIDEO,),
+        VIDEO,
         heads="num_attention_heads",
         width="inner_dim",
         image="x",
@@ -58,9 +58,9 @@ BOTH = BlockList(
     ),
 )  # fmt: skip
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.lightricks.av_model.LTXAVModel",
-        (BOTH,),
+        BOTH,
         heads="num_attention_heads",
         width="inner_dim",
         unstaged="video and sound go through them together",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 # The spec has one stream for all that precedes the image's tokens: text, and SigLIP's embeddings of references.
 REFINER = BlockList(
@@ -24,14 +24,14 @@ LAYERS = BlockList(
     whole=("x_mask", "adaln_input"),
 )
 
-MODEL = ModelSpec(
+MODEL = comfyui_spec(
     "comfy.ldm.lumina.model.NextDiT",
-    (REFINER, LAYERS),
+    REFINER,
+    LAYERS,
     heads="n_heads",
     width="dim",
     kv_heads="layers.0.attention.n_local_kv_heads",
     image="img",
-    patch_size="patch_size",
 )
 register(MODEL)
 # It decodes pixels after its blocks.

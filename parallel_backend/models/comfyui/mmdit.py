@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5, and AuraFlow."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 SD3 = BlockList(
     path="joint_blocks",
@@ -10,13 +10,12 @@ SD3 = BlockList(
     whole=("c", "use_checkpoint"),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper",
-        (SD3,),
+        SD3,
         heads="num_heads",
         width="hidden_size",
         image="img",
-        patch_size="patch_size",
         head=BlockList("final_layer", tokens={"x": "img"}, returns="img", whole=("c",)),
     )
 )
@@ -36,12 +35,12 @@ AURA_SINGLE = BlockList(
     whole=("global_cond",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.aura.mmdit.MMDiT",
-        (AURA_DOUBLE, AURA_SINGLE),
+        AURA_DOUBLE,
+        AURA_SINGLE,
         heads="double_layers.0.attn.n_heads",
         head_dim="double_layers.0.attn.head_dim",
         image="img",
-        patch_size="patch_size",
     )
 )

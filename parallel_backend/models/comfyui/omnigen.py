@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 # References have their own refiner, which every rank runs whole.
 REFINER = BlockList(
@@ -22,13 +22,13 @@ LAYERS = replace(
     sides={"image_rotary_emb": (1, "rest+img")},
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel",
-        (REFINER, LAYERS),
+        REFINER,
+        LAYERS,
         heads="layers.0.attn.heads",
         width="hidden_size",
         image="img",
-        patch_size="patch_size",
     )
 )
 
@@ -49,9 +49,11 @@ SINGLE = replace(
     sides={"image_rotary_emb": (1, "txt+ref+img")},
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.boogu.model.BooguTransformer2DModel",
-        (REFINER, DOUBLE, SINGLE),
+        REFINER,
+        DOUBLE,
+        SINGLE,
         heads="single_stream_layers.0.attn.heads",
         width="hidden_size",
     )

@@ -1,6 +1,6 @@
 """Qwen-Image, and Mage-Flow, which has Qwen-Image's blocks."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 BLOCKS = BlockList(
     path="transformer_blocks",
@@ -14,14 +14,13 @@ BLOCKS = BlockList(
 )
 
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
-        (BLOCKS,),
+        BLOCKS,
         heads="transformer_blocks.0.num_attention_heads",
         width="inner_dim",
         head=BlockList("proj_out", tokens={"0": "img"}, returns="img"),
         image="img",
-        patch_size="patch_size",
     ),
     "comfy.ldm.mage_flow.model.MageFlowTransformer2DModel",
 )

@@ -1,6 +1,6 @@
 """Models of 3D shapes: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux model."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 HUNYUAN_3D = BlockList(
     path="blocks",
@@ -10,9 +10,9 @@ HUNYUAN_3D = BlockList(
     whole=("conditioning", "text_states"),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.hunyuan3dv2_1.hunyuandit.HunYuanDiTPlain",
-        (HUNYUAN_3D,),
+        HUNYUAN_3D,
         heads="num_heads",
         width="hidden_size",
         coupled="it exchanges the halves of the batch's conditions",
@@ -37,9 +37,10 @@ BLOCKS = BlockList(
     whole=("mod",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",
-        (REFINER, BLOCKS),
+        REFINER,
+        BLOCKS,
         heads="num_heads",
         width="model_channels",
         unstaged="it makes a latent of several parts",

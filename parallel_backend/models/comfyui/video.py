@@ -1,6 +1,6 @@
 """CogVideoX, Mochi, Kandinsky 5."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 COGVIDEOX = BlockList(
     path="blocks",
@@ -11,13 +11,12 @@ COGVIDEOX = BlockList(
     whole=("temb",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.cogvideo.model.CogVideoXTransformer3DModel",
-        (COGVIDEOX,),
+        COGVIDEOX,
         heads="num_attention_heads",
         head_dim="attention_head_dim",
         image="img",
-        patch_size="patch_size",
     )
 )
 
@@ -31,13 +30,12 @@ MOCHI = BlockList(
     whole=("c",),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.genmo.joint_model.asymm_models_joint.AsymmDiTJoint",
-        (MOCHI,),
+        MOCHI,
         heads="num_heads",
         head_dim="head_dim",
         image="img",
-        patch_size="patch_size",
     )
 )
 
@@ -50,12 +48,11 @@ KANDINSKY = BlockList(
     whole=("text_embed", "time_embed"),
 )
 register(
-    ModelSpec(
+    comfyui_spec(
         "comfy.ldm.kandinsky5.model.Kandinsky5",
-        (KANDINSKY,),
+        KANDINSKY,
         heads="visual_transformer_blocks.0.self_attention.num_heads",
         head_dim="visual_transformer_blocks.0.self_attention.head_dim",
         image="x",
-        patch_size="patch_size",
     )
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, comfyui_spec, register
 
 BLOCKS = BlockList(
     path="blocks",
@@ -13,14 +13,13 @@ BLOCKS = BlockList(
     frames={"e": ("x", 4)},
     whole=("context", "context_img_len"),
 )
-MODEL = ModelSpec(
+MODEL = comfyui_spec(
     "comfy.ldm.wan.model.WanModel",
-    (BLOCKS,),
+    BLOCKS,
     heads="num_heads",
     width="dim",
     head=BlockList("head", tokens={"x": "x"}, returns="x", frames={"e": ("x", 3)}),
     image="x",
-    patch_size="patch_size",
 )
 register(
     MODEL,
