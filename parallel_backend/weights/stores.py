@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,91 +22,88 @@ PAGE = 4096  # bytes: memory is pinned by the page
 Arrive = Callable[[], object]  # waits for a fetch
 
 
-class Store(Protocol):
+class Store(ABC):
     """Keeps flat blocks by place, that is, by a block's index.
 
     kind: the plan's `weights=` value.
     is_collective: whether a fetch needs the other ranks.
     index: which shard of each block this rank keeps; 0 if it has whole blocks.
+    blocks: what this rank keeps or maps of each block.
     """
 
     kind: str
-    is_collective: bool
-    index: int
+    is_collective = False
+    index = 0
 
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.blocks: dict[int, torch.Tensor] = {}
+
+    @abstractmethod
     def allocate(self, place: int, block: FlatBlock) -> None:
         """Allocates memory for a block. Raises torch's error if there is too little."""
-        ...
 
+    @abstractmethod
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
         """Writes this rank's part of a block, see `FlatBlock.write`."""
-        ...
 
-    def drop(self, place: int) -> None: ...
+    def drop(self, place: int) -> None:
+        del self.blocks[place]
 
+    @abstractmethod
     def length(self, block: FlatBlock) -> int:
         """Returns the length of the buffer that the block is fetched into."""
-        ...
 
+    @abstractmethod
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         """Starts to fetch a block into a buffer. The copy runs after the work that the device already has."""
-        ...
 
     def on_device(self) -> list[torch.Tensor]:
         """Lists the store's tensors on the device."""
-        ...
+        return []
 
 
-class ShardedStore:
+class ShardedStore(Store):
     """Keeps an equal shard of each block on every rank that computes with the same weights. A fetch gathers them.
 
     axis: these ranks, with a process group of their own. In a shared group, a fetch under way would delay the
-    collectives that the running block needs.
-
-    torch's `fully_shard` was tried and given up. It silently dequantises ComfyUI's QuantizedTensor, which then takes
-    two to four times the memory. It changes the module's class. It refuses scalars and tied weights. It fails on a rank
-    without rows. It keeps three blocks on the device.
+    collectives that the running block needs. (Why not `fully_shard`: docs/dev/10-decisions.md.)
     """
 
     kind, is_collective = SHARED, True
 
     def __init__(self, axis: Axis, device: torch.device) -> None:
-        self.axis, self.device, self.index = axis, device, axis.index
-        self.shares: dict[int, torch.Tensor] = {}
+        super().__init__(device)
+        self.axis, self.index = axis, axis.index
 
     def length(self, block: FlatBlock) -> int:
         unit = ALIGNMENT * self.axis.degree
         return -(-block.size // unit) * unit
 
     def allocate(self, place: int, block: FlatBlock) -> None:
-        self.shares[place] = torch.zeros(self.length(block) // self.axis.degree, dtype=torch.uint8, device=self.device)
+        self.blocks[place] = torch.zeros(self.length(block) // self.axis.degree, dtype=torch.uint8, device=self.device)
 
     def write(self, place: int, block: FlatBlock, values: Values, only: str = "") -> None:
-        share = self.shares[place]
-        block.write(share, self.axis.index * len(share), values, only)
-
-    def drop(self, place: int) -> None:
-        del self.shares[place]
+        shard = self.blocks[place]
+        block.write(shard, self.index * len(shard), values, only)
 
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
-        share = self.shares[place]
-        return getattr(dist, ALL_GATHER)(buffer, share, group=self.axis.group, async_op=True).wait
+        return getattr(dist, ALL_GATHER)(buffer, self.blocks[place], group=self.axis.group, async_op=True).wait
 
     def on_device(self) -> list[torch.Tensor]:
-        return list(self.shares.values())
+        return list(self.blocks.values())
 
 
-class HostStore:
+class HostStore(Store):
     """Keeps one copy of the fetched blocks on a machine, see `HostMemory`. Other blocks take no RAM."""
 
-    kind, is_collective, index = HOST, False, 0
+    kind = HOST
 
     def __init__(self, sizes: Sequence[int], device: torch.device, memory: HostMemory | None = None) -> None:
         """sizes: the flat size of every block. memory: has `total` bytes. Without it, the rank allocates its own."""
-        self.device = device
+        super().__init__(device)
         self.offsets = [0, *itertools.accumulate(map(whole_pages, sizes))]
         self.memory = memory or HostMemory(self.total(sizes))
-        self.blocks: dict[int, torch.Tensor] = {}
         self.copy = copier(device)
 
     @staticmethod
@@ -124,14 +121,8 @@ class HostStore:
         start, stop = self.memory.own_part(self.length(block))
         block.write(self.blocks[place][start:stop], start, values, only)
 
-    def drop(self, place: int) -> None:
-        del self.blocks[place]
-
     def fetch(self, place: int, buffer: torch.Tensor) -> Arrive:
         return self.copy(buffer, self.blocks[place])
-
-    def on_device(self) -> list[torch.Tensor]:
-        return []
 
 
 def whole_pages(size: int) -> int:
