@@ -121,7 +121,7 @@ def nvidia_capability(device: torch.device) -> tuple[int, int] | None:
     return module_of(device).get_device_capability(device)
 
 
-def tells_lse(device: torch.device) -> bool:
+def has_lse_kernels(device: torch.device) -> bool:
     """Whether torch's attention kernels return the log-sum-exp of the scores. CUDA's and ROCm's do."""
     return device.type == "cuda"
 

@@ -15,7 +15,7 @@ from .mesh_layout import shard_sizes
 
 BATCH_DIM = 0
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that a model's forward may return
-TOLD = 64  # how many numbers describe an output
+NUMBERS = 64  # how many describe an output
 
 Output = torch.Tensor | Sequence[torch.Tensor]
 
@@ -88,19 +88,19 @@ def collect_calls(
     if axis.index:
         for part in parts:
             if part.group == axis.index:
-                _send(next(own), is_told(part, parts), axis)
+                _send(next(own), is_described(part, parts), axis)
         return None
     found: list[list[Output]] = [[] for _ in sizes]
     for part in parts:
         if not part.group:
             found[part.call].append(next(own))
             continue
-        like = None if is_told(part, parts) else outputs[0]
+        like = None if is_described(part, parts) else outputs[0]
         found[part.call].append(_receive(like, part.rows.own_size(sizes[part.call]), part.group, axis, device))
     return [_join(each) for each in found]
 
 
-def is_told(part: Part, parts: Sequence[Part]) -> bool:
+def is_described(part: Part, parts: Sequence[Part]) -> bool:
     """Whether a description goes before a part's output. The first group knows the first call's output if it runs a
     part of it."""
     return bool(part.call or parts[0].group)
@@ -116,11 +116,11 @@ def tensors_of(output: Output) -> list[torch.Tensor]:
     return [output] if isinstance(output, torch.Tensor) else list(output)
 
 
-def _send(output: Output, told: bool, axis: Axis) -> None:
-    """Sends an output to the first group. told: sends its description first."""
+def _send(output: Output, described: bool, axis: Axis) -> None:
+    """Sends an output to the first group. described: sends its description first."""
     tensors = tensors_of(output)
     with axis.timeline.communication("send"):
-        if told:
+        if described:
             dist.send(describe_output(output).to(tensors[0].device), axis.global_rank(0), group=axis.group)
         for tensor in tensors:
             dist.send(tensor.contiguous(), axis.global_rank(0), group=axis.group)
@@ -131,9 +131,9 @@ def _receive(like: Output | None, rows: int, group: int, axis: Axis, device: tor
     rank = axis.global_rank(group)
     with axis.timeline.communication("receive"):
         if like is None:
-            told = torch.empty(TOLD, dtype=torch.int64, device=device)
-            dist.recv(told, rank, group=axis.group)
-            received = allocate_output(told.tolist(), device)
+            description = torch.empty(NUMBERS, dtype=torch.int64, device=device)
+            dist.recv(description, rank, group=axis.group)
+            received = allocate_output(description.tolist(), device)
         else:
             empty = [tensor.new_empty([rows, *tensor.shape[1:]]) for tensor in tensors_of(like)]
             received = empty[0] if isinstance(like, torch.Tensor) else empty
@@ -147,12 +147,12 @@ def describe_output(output: Output) -> torch.Tensor:
     numbers = [int(isinstance(output, torch.Tensor)), len(tensors_of(output))]
     for tensor in tensors_of(output):
         numbers += [DTYPES.index(tensor.dtype), tensor.ndim, *tensor.shape]
-    return torch.tensor(numbers + [0] * (TOLD - len(numbers)))
+    return torch.tensor(numbers + [0] * (NUMBERS - len(numbers)))
 
 
-def allocate_output(told: Sequence[int], device: torch.device) -> Output:
+def allocate_output(description: Sequence[int], device: torch.device) -> Output:
     """Allocates the tensors that `describe_output` describes."""
-    numbers = iter(told)
+    numbers = iter(description)
     is_one, count, tensors = next(numbers), next(numbers), []
     for _ in range(count):
         dtype, dims = DTYPES[next(numbers)], next(numbers)

@@ -132,7 +132,7 @@ class Timeline:
             yield
             self.clock.wait()  # not after an error: the GPU may then wait for a rank that never comes
         finally:
-            self.settle()
+            self.read_marks()
             self.pending.clear()
             self.keep((name, REQUEST), begin, time.monotonic_ns())
             if self.steps:
@@ -142,9 +142,9 @@ class Timeline:
         """Ends a span with these marks."""
         self.pending.append((kind, begin, end))
         if kind[1] == STEP:
-            self.settle()
+            self.read_marks()
 
-    def settle(self) -> None:
+    def read_marks(self) -> None:
         """Reads the marks that have passed, without waiting."""
         while self.pending and self.clock.is_past(self.pending[0][2]):
             kind, *marks = self.pending.popleft()
@@ -166,7 +166,7 @@ class Timeline:
 
     def communicated(self) -> float:
         """Returns the seconds of all communication so far, as far as they have been read."""
-        self.settle()
+        self.read_marks()
         return self.waited / 1e9
 
     def spans(self) -> list[Span]:

@@ -1,4 +1,4 @@
-"""HunyuanVideo (https://arxiv.org/abs/2412.03603), from text, or from an image beside the latents' channels."""
+"""HunyuanVideo (https://arxiv.org/abs/2412.03603), from text, or from an image in channels of its own."""
 
 from dataclasses import replace
 

@@ -213,8 +213,8 @@ class _Run:
         if not self.is_first:
             forwards = [(step, segments) for step in range(self.steps) for segments in of(step)]
             return [Message(*forward, index) for forward in forwards for index in self.own_passes]
-        made = range(self.steps if self.to_first else self.steps - 1)
-        return [Message(step, segments) for step in made for segments in of(step)]
+        sent = range(self.steps if self.to_first else self.steps - 1)
+        return [Message(step, segments) for step in sent for segments in of(step)]
 
     def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Returns the arguments of one forward: the model's input, its timesteps, and its conditions."""

@@ -32,9 +32,9 @@ class Stepper:
         self.generator = generator or torch.Generator()
         self.begin = begin
         count = len(scheduler.timesteps) - begin
-        told = on_cpu(scheduler)  # reading its numbers from a device would wait for each
-        self.timesteps: list[float] = told.timesteps[begin:].tolist()
-        self.levels = [noise_level(told, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
+        readable = on_cpu(scheduler)  # reading its numbers from a device would wait for each
+        self.timesteps: list[float] = readable.timesteps[begin:].tolist()
+        self.levels = [noise_level(readable, begin + index) for index in range(count)] + [(1.0, 0.0, 1.0)]
         self.starts_from_noise = begin == 0
         self.takes = inspect.signature(scheduler.step).parameters
         self.previous_original: torch.Tensor | None = None

@@ -26,7 +26,7 @@ class SharedMemory:
         self.descriptor = descriptor
         self.address = address
         self.map: mmap.mmap | None = None
-        self.filled = 0  # bytes that the owner asked for last
+        self.used = 0  # bytes that the owner asked for last
 
     @classmethod
     def create(cls, name: str) -> SharedMemory:
@@ -53,8 +53,8 @@ class SharedMemory:
                 os.ftruncate(self.descriptor, 1 << (length - 1).bit_length())
             self.map = mmap.mmap(self.descriptor, 0)
         if self.address.pid == os.getpid():
-            if self.filled - length > KEPT:
+            if self.used - length > KEPT:
                 start = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
                 self.map.madvise(mmap.MADV_REMOVE, start, len(self.map) - start)
-            self.filled = length
+            self.used = length
         return memoryview(self.map)[:length]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...compat import cpu_attention_with_lse, efficient_attention_with_lse, flash_attention_with_lse
-from ...device import CPU, tells_lse
+from ...device import CPU, has_lse_kernels
 from ...groups.mesh import Axis
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
@@ -102,7 +102,7 @@ def attention_with_lse(
     """
     if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
-    elif not tells_lse(q_BhRD.device):
+    elif not has_lse_kernels(q_BhRD.device):
         out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif q_BhRD.dtype == torch.float32 or mask is not None or q_BhRD.shape[-1] not in FLASH_HEAD_DIMS:
         bias = None if mask is None else aligned(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])

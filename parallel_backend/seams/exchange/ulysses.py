@@ -80,7 +80,7 @@ class UlyssesExchange:
         received = send.new_empty(sum(of))
         work = dist.all_to_all_single(received, send, of, to, group=self.axis.group, async_op=True)
 
-        def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # held until it is delivered
+        def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # kept until it is delivered
             with self.axis.timeline.communication("all_to_all"):
                 if work is not None:  # none only where a rank is outside of the group
                     work.wait()
