@@ -206,15 +206,15 @@ class _Run:
 
     def messages(self) -> list[Message]:
         """Lists what this stage receives from the one before: tokens of every forward, or the latents of every step."""
-
-        def of(step: int) -> list[list[int]]:
-            return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
-
         if not self.is_first:
-            forwards = [(step, segments) for step in range(self.steps) for segments in of(step)]
+            forwards = [(step, segments) for step in range(self.steps) for segments in self.parts(step)]
             return [Message(*forward, index) for forward in forwards for index in self.own_passes]
         sent = range(self.steps if self.to_first else self.steps - 1)
-        return [Message(step, segments) for step in sent for segments in of(step)]
+        return [Message(step, segments) for step in sent for segments in self.parts(step)]
+
+    def parts(self, step: int) -> list[list[int]]:
+        """Returns the segments that run together in a step: all of them, or each patch alone."""
+        return [self.patches] if step < self.whole_steps else [[patch] for patch in self.patches]
 
     def arguments(self, step: int, each: Pass) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Returns the arguments of one forward: the model's input, its timesteps, and its conditions."""
@@ -295,7 +295,7 @@ class _Run:
             shape = self.inputs.shape[1:] if region is None else (self.inputs.shape[1], len(region))
             return self.inputs.new_empty(rows * (2 if self.watch.previews else 1), *shape)
 
-        arrived = link.receive_latents(Message(step, segments), allocate)
+        arrived = link.inbox.take(Message(step, segments), allocate)
         put_part(self.inputs, self.region(segments), arrived[:rows])
         self.note(step, segments, arrived[rows:] if self.watch.previews else None)
 
@@ -316,7 +316,7 @@ class _Run:
         """Leaves the run before a step, with no message under way. Raises LoopStopped."""
         if self.link and self.is_first and step:
             self.link.expect_nothing_after(step - 1)
-            for segments in [self.patches] if step <= self.whole_steps else [[patch] for patch in self.patches]:
+            for segments in self.parts(step - 1):
                 self.receive_latents(self.link, step - 1, segments)
         if self.link:
             self.link.finish()
@@ -326,7 +326,7 @@ class _Run:
         """Returns the result on the ranks that return it."""
         if self.link and self.to_first and self.is_first:
             last = self.steps - 1
-            for segments in [self.patches] if last < self.whole_steps else [[patch] for patch in self.patches]:
+            for segments in self.parts(last):
                 self.receive_latents(self.link, last, segments)
         elif self.link and self.is_first:
             self.watch.stepped(self.steps - 1, self.stepper.timesteps[-1], None)

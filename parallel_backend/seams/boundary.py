@@ -53,6 +53,16 @@ class BlockBoundary:
         self.gathers = gathers
         self.signature = block.signature if isinstance(block, StandIn) else inspect.signature(block.forward)
         self.known = {ALWAYS_WHOLE, *blocks.whole, *blocks.sharded}
+        joined = list(blocks.tokens.values())
+        self.joined = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
+        self.cuts = {
+            **{name: partial(self.cut, streams=streams) for name, streams in blocks.tokens.items()},
+            **{name: partial(self.cut_side, name=name, streams=own) for name, (_, own) in blocks.sides.items()},
+            **{name: partial(self.cut_frames, name=name) for name in blocks.frames},
+            **{name: partial(self.cut_last, name=name) for name in blocks.last},
+            **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
+            **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
+        }
         self.sizes: torch.Size | None = None  # of the tokens' grid
 
     def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
@@ -61,7 +71,7 @@ class BlockBoundary:
 
     def enter(self, block: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Cuts the block's arguments to this rank's tokens. Raises RequestError for an unlisted argument."""
-        blocks, layout = self.blocks, self.layout
+        blocks = self.blocks
         given = Arguments(self.signature, args, kwargs)
         unknown = [name for name in given.values if name not in self.known and given.is_given(name)]
         if unknown:
@@ -76,15 +86,7 @@ class BlockBoundary:
         self.learn_places(given.values)
         for name, tokens in blocks.counts.items():
             given.values[tokens] = given.values[tokens].narrow(blocks.dim, 0, given.values[name])
-        cuts = {
-            **{name: partial(self.cut, streams=streams) for name, streams in blocks.tokens.items()},
-            **{name: partial(self.cut_side, name=name, streams=own) for name, (_, own) in blocks.sides.items()},
-            **{name: partial(self.cut_frames, name=name) for name in blocks.frames},
-            **{name: partial(self.cut_last, name=name) for name in blocks.last},
-            **{name: partial(layout.cut_ranges, streams=names(streams)) for name, streams in blocks.ranges.items()},
-            **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
-        }
-        for name, cut in cuts.items():
+        for name, cut in self.cuts.items():
             if given.values.get(name) is not None:
                 given.values[name] = cut(given.values[name])
         for arrive in self.arrivals:
@@ -101,18 +103,17 @@ class BlockBoundary:
     def learn_places(self, values: dict[str, Any]) -> None:
         """Learns the lengths of joined streams from the place of the image in them. They are needed if a node skips all
         blocks that take the streams separately."""
-        options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
-        streams = names(joined[0]) if len(joined) == 1 and isinstance(joined[0], str) else ()
-        if isinstance(options, dict) and IMAGE_PLACES in options and len(streams) == 2:
+        options = values.get(ALWAYS_WHOLE)
+        if len(self.joined) == 2 and isinstance(options, dict) and IMAGE_PLACES in options:
             start, stop = options[IMAGE_PLACES]
-            for name, length in zip(streams, (start, stop - start), strict=True):
+            for name, length in zip(self.joined, (start, stop - start), strict=True):
                 self.layout.learn((name,), length)
 
     def cut_options(self, values: dict[str, Any]) -> None:
         """Replaces the place of the image's tokens by its place in this rank's tokens. Nodes' patches read it."""
-        options, joined = values.get(ALWAYS_WHOLE), list(self.blocks.tokens.values())
-        if isinstance(options, dict) and IMAGE_PLACES in options and len(joined) == 1 and isinstance(joined[0], str):
-            places = [self.layout.cut_place(place, names(joined[0])) for place in options[IMAGE_PLACES]]
+        options = values.get(ALWAYS_WHOLE)
+        if self.joined and isinstance(options, dict) and IMAGE_PLACES in options:
+            places = [self.layout.cut_place(place, self.joined) for place in options[IMAGE_PLACES]]
             values[ALWAYS_WHOLE] = {**options, IMAGE_PLACES: places}
 
     def cut(self, value: Any, streams: Streams) -> Any:

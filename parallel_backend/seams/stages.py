@@ -262,10 +262,6 @@ class StageLink:
         self.launched.update(dict.fromkeys(segments, step))
         self.inbox.post_next()
 
-    def receive_latents(self, message: Message, allocate: Allocate) -> torch.Tensor:
-        """Receives latents from the last stage, on the first. allocate: see `Inbox.take`."""
-        return self.inbox.take(message, allocate)
-
     def finish(self) -> None:
         """Waits until everything sent has been delivered."""
         with self.timeline.communication("stage sends, delivery"):
