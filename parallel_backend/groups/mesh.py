@@ -29,7 +29,7 @@ from ..device import (
 )
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
-from .mesh_layout import axis_shares, shard_sizes, split_sizes
+from .mesh_layout import axis_shares, shard_range, shard_sizes
 from .timeline import SILENT, Timeline
 
 HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
@@ -57,13 +57,12 @@ class Axis:
 
     def sizes(self, size: int) -> list[int]:
         """Returns the share of each index in a dim of this size."""
-        return [*split_sizes(size, self.shares, self.least)] if self.shares else shard_sizes(size, self.degree)
+        return shard_sizes(size, self.degree, self.shares, self.least)
 
     def own(self, size: int) -> slice:
         """Returns this rank's range in a dim of this size."""
-        sizes = self.sizes(size)
-        start = sum(sizes[: self.index])
-        return slice(start, start + sizes[self.index])
+        own = shard_range(size, self.index, self.degree, self.shares, self.least)
+        return slice(own.start, own.stop)
 
     def own_size(self, size: int) -> int:
         """Returns the length of this rank's share of a dim of this size."""

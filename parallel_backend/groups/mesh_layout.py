@@ -107,10 +107,7 @@ def largest_share(plan: ParallelPlan, axes: Sequence[str]) -> float:
 
 def own_heads(heads: int, plan: ParallelPlan, places: Mapping[str, int]) -> range:
     """Returns the heads that a rank at these places computes in attention."""
-    shares, place = axis_shares(plan, ("ulysses",), places), places["ulysses"]
-    sizes = split_sizes(heads, shares) if shares else shard_sizes(heads, plan.ulysses)
-    start = sum(sizes[:place])
-    return range(start, start + sizes[place])
+    return shard_range(heads, places["ulysses"], plan.ulysses, axis_shares(plan, ("ulysses",), places))
 
 
 def head_share(heads: int | None, own: range | None, plan: ParallelPlan, places: Mapping[str, int]) -> Share | None:
@@ -132,8 +129,7 @@ def joint_place(axes: Iterable[str], degrees: Mapping[str, int], places: Mapping
 
 def largest_rows(plan: ParallelPlan, rows: int) -> int:
     """Returns the most rows of a batch that a group gets."""
-    shares = axis_shares(plan, BATCH_AXES, {})
-    return max(split_sizes(rows, shares) if shares else shard_sizes(rows, plan.ways(BATCH_AXES)))
+    return max(shard_sizes(rows, plan.ways(BATCH_AXES), axis_shares(plan, BATCH_AXES, {})))
 
 
 def fraction(place: int, ways: int, shares: Sequence[float] = ()) -> Share:
@@ -236,13 +232,15 @@ def split_sizes(size: int, shares: tuple[float, ...], least: int = 0) -> tuple[i
     return tuple(sizes)
 
 
-def shard_sizes(size: int, degree: int) -> list[int]:
-    """Splits a dim of this size evenly over an axis of this degree."""
+def shard_sizes(size: int, degree: int, shares: tuple[float, ...] = (), least: int = 0) -> list[int]:
+    """Splits a dim of this size over an axis of this degree: evenly, or by shares as `split_sizes` does."""
+    if shares:
+        return [*split_sizes(size, shares, least)]
     return [size // degree + (index < size % degree) for index in range(degree)]
 
 
-def shard_range(size: int, index: int, degree: int) -> range:
-    """Returns the range of a dim of this size at one index of an axis of this degree."""
-    sizes = shard_sizes(size, degree)
+def shard_range(size: int, index: int, degree: int, shares: tuple[float, ...] = (), least: int = 0) -> range:
+    """Returns the range of a dim of this size at one index of an axis of this degree, see `shard_sizes`."""
+    sizes = shard_sizes(size, degree, shares, least)
     start = sum(sizes[:index])
     return range(start, start + sizes[index])
