@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .axes import LAST_AXES
+from .axes import STAGE_AXES
 from .device import generators
 from .diffusers_model import DiffusersModel
 from .errors import GroupError, PlanError, RequestError
@@ -53,7 +53,7 @@ def parallelize(pipeline: Any, plan: ParallelPlan) -> None:
             "Call unparallelize(pipeline) first for another plan.",
         )
     check_world(plan)
-    if plan.patch_count > 1 or plan.ways(LAST_AXES) > 1:
+    if plan.patch_count > 1 or plan.ways(STAGE_AXES) > 1:
         raise PlanError(
             f"The plan {plan} has PipeFusion, which carries state from step to step, and the pipeline's own loop "
             "calls the transformer one step at a time.",

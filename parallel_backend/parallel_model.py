@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .apply_plan import apply_plan
-from .axes import EVERY_AXES
+from .axes import TOKEN_AXES
 from .compat import tree_map_only
 from .errors import PlanError, RequestError
 from .groups.calls import Call, Output, collect_calls, share_out
@@ -133,7 +133,7 @@ class ParallelModel:
     @property
     def has_result(self) -> bool:
         """Whether this rank sends the result of its batch group."""
-        return not any(self.mesh[name].index for name in EVERY_AXES)
+        return not any(self.mesh[name].index for name in TOKEN_AXES)
 
     def predict(
         self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Any, axis: Axis, forward: Forward

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
+from .axes import AXES, REPLICA_AXES, STAGE_AXES, TOKEN_AXES
 from .errors import PlanError
 
 MAX_DEGREE = 1024
@@ -211,12 +211,12 @@ class ParallelPlan:
     def check_one_forward(self) -> None:
         """Raises PlanError if the plan cannot serve a single forward with its result on rank 0."""
         self.check_step_mode()
-        if self.ways(LAST_AXES) > 1:
+        if self.ways(STAGE_AXES) > 1:
             raise PlanError(
                 f"The plan {self} has its result on the last stage, and a sampler that sends one forward at a time "
                 "waits for it on the first.",
                 "Use the Parallel Sampler node for it, or ulysses, ring, cfg or dp.",
-                *(axis for axis in LAST_AXES if getattr(self, axis) > 1),
+                *(axis for axis in STAGE_AXES if getattr(self, axis) > 1),
             )
 
     def check_devices(self, devices: int) -> None:
