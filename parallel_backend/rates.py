@@ -88,42 +88,40 @@ def speeds_of(device: torch.device, dtype: torch.dtype, amounts: Amounts) -> dic
 
 def links_of(axis: Axis, device: torch.device, amounts: Amounts) -> dict[str, tuple[float, float]]:
     """Measures each kind of exchange: the bytes a second that this rank sends, and the nanoseconds of latency."""
-    others = axis.degree - 1
-
-    def exchange(kind: str, size: int) -> Callable[[], Any]:
-        """Returns a function that sends this many bytes to the other ranks."""
-        share = torch.zeros(size // others if kind == "all_gather" else size, dtype=torch.uint8, device=device)
-        if kind == "all_gather":
-            whole = share.new_empty(len(share) * axis.degree)
-            return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group)
-        if kind == "all_to_all":
-            given = share.new_zeros(size // others * axis.degree)
-            return lambda: dist.all_to_all_single(torch.empty_like(given), given, group=axis.group)
-        following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
-        arriving = torch.empty_like(share)
-        return lambda: [
-            transfer.wait()
-            for transfer in dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, share, following, axis.group),
-                    dist.P2POp(dist.irecv, arriving, preceding, axis.group),
-                ]
-            )
-        ]
-
     found = {}
     for kind in ("all_to_all", "all_gather", "send"):
-        waits, seconds = (quickest(exchange(kind, size), device) for size in (amounts.few, amounts.sent))
+        waits, seconds = (quickest(exchange(kind, size, axis, device), device) for size in (amounts.few, amounts.sent))
         found[kind] = ((amounts.sent - amounts.few) / max(seconds - waits, 1e-9), max(1, waits * NANOSECONDS))
     return found
 
 
+def exchange(kind: str, size: int, axis: Axis, device: torch.device) -> Callable[[], Any]:
+    """Returns a function that sends this many bytes to the other ranks of an axis."""
+    others = axis.degree - 1
+    share = torch.zeros(size // others if kind == "all_gather" else size, dtype=torch.uint8, device=device)
+    if kind == "all_gather":
+        whole = share.new_empty(len(share) * axis.degree)
+        return lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group)
+    if kind == "all_to_all":
+        given = share.new_zeros(size // others * axis.degree)
+        return lambda: dist.all_to_all_single(torch.empty_like(given), given, group=axis.group)
+    following, preceding = (axis.global_rank((axis.index + step) % axis.degree) for step in (1, -1))
+    arriving = torch.empty_like(share)
+
+    def pass_on() -> None:
+        transfers = [
+            dist.P2POp(dist.isend, share, following, axis.group),
+            dist.P2POp(dist.irecv, arriving, preceding, axis.group),
+        ]
+        for transfer in dist.batch_isend_irecv(transfers):
+            transfer.wait()
+
+    return pass_on
+
+
 def peer_rate(axis: Axis, device: torch.device) -> int:
     """Measures the bytes a second that this rank receives from the others of an axis."""
-    share = torch.zeros(MEASURED // axis.degree, dtype=torch.uint8, device=device)
-    whole = torch.zeros(len(share) * axis.degree, dtype=torch.uint8, device=device)
-    seconds = quickest(lambda: getattr(dist, ALL_GATHER)(whole, share, group=axis.group), device)
-    return int((len(whole) - len(share)) / seconds)
+    return int(MEASURED / quickest(exchange("all_gather", MEASURED, axis, device), device))
 
 
 def host_rate(device: torch.device) -> int:

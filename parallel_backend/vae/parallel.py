@@ -19,6 +19,7 @@ from ..errors import RequestError
 from ..groups.collectives import collect
 from ..groups.mesh import Axis
 from ..hooks import Hooks
+from ..weights.loading import go_on
 from ..weights.parking import Parking
 from .bands import ROWS, RowBands
 from .classes import class_of
@@ -27,10 +28,6 @@ from .functions import BandFunctions
 CPU = torch.device("cpu")
 ATTENTION = "optimized_attention"  # an attribute of ComfyUI's modules that attend over space
 CHUNKED = "comfy_has_chunked_io"  # an attribute of ComfyUI's VAEs that move parts of a video to the device themselves
-
-
-def go_on() -> None:
-    """The default check, which never raises."""
 
 
 @dataclass(frozen=True)
