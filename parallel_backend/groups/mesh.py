@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -29,7 +28,7 @@ from ..device import (
 )
 from ..errors import GroupError, PlanError
 from ..plan import ParallelPlan
-from .mesh_layout import axis_shares, shard_range, shard_sizes
+from .mesh_layout import axis_shares, rows_along, shard_range, shard_sizes
 from .timeline import SILENT, Timeline
 
 HANDSHAKE_SECONDS, HANDSHAKE_PAUSE = 60.0, 0.0005
@@ -141,15 +140,14 @@ def build_mesh(
     messages of one group wait for each other: a receive posted early would block the send that it depends on.
     timeline: records the steps that run on the mesh.
     """
-    layout = Layout(plan.degrees(), device)
-    axes = {name: layout.axis(name) for name in plan.degrees()}
+    axes = {name: build_axis(plan, device, name) for name in plan.degrees()}
     for name, parts in JOINT_AXES.items():
-        split = [part for part in parts if axes[part].degree > 1]
-        axes[name] = layout.axis(*split) if len(split) > 1 else axes[(split or parts)[0]]
+        split = [part for part in parts if getattr(plan, part) > 1]
+        axes[name] = build_axis(plan, device, *split) if len(split) > 1 else axes[(split or parts)[0]]
     stages = axes["pipefusion"]
     link_in = link_out = stages.group
     if plan.pipefusion > 1 and (is_accelerator(device) if link_groups is None else link_groups):
-        link_in, link_out = layout.links("pipefusion")
+        link_in, link_out = build_links(plan, device)
     places = {name: axis.index for name, axis in axes.items()}
     shares = {name: axis_shares(plan, JOINT_AXES.get(name, (name,)), places) for name in axes}
     axes = {name: replace(axis, timeline=timeline, shares=shares[name]) for name, axis in axes.items()}
@@ -158,6 +156,31 @@ def build_mesh(
     for group in mesh.groups():
         shake_hands(group, device)
     return mesh
+
+
+def build_axis(plan: ParallelPlan, device: torch.device, *names: str) -> Axis:
+    """Builds these axes of a plan as one, with their group. All ranks build the groups of all rows, in one order."""
+    own = Axis(None, 1, 0)
+    for row in rows_along(plan, *names):
+        group = new_group(device, row) if len(row) > 1 else None
+        if group and dist.get_rank() in row:
+            own = Axis(group, len(row), row.index(dist.get_rank()))
+    return own
+
+
+def build_links(plan: ParallelPlan, device: torch.device) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """Builds this rank's links from the previous stage and to the next one, from the last stage to the first.
+
+    Both are None on a rank outside of the plan. All ranks build all links, in one order.
+    """
+    link_in = link_out = None
+    for row in rows_along(plan, "pipefusion"):
+        for place, sender in enumerate(row):
+            receiver = row[(place + 1) % len(row)]
+            group = new_group(device, [sender, receiver])
+            link_out = group if dist.get_rank() == sender else link_out
+            link_in = group if dist.get_rank() == receiver else link_in
+    return link_in, link_out
 
 
 def new_group(
@@ -195,7 +218,7 @@ def replica_axis(plan: ParallelPlan, device: torch.device, timeline: Timeline = 
 
     It has its own group, so that its traffic delays nothing else. All ranks call it together. Raises GroupError.
     """
-    axis = Layout(plan.degrees(), device).axis(*REPLICA_AXES)
+    axis = build_axis(plan, device, *REPLICA_AXES)
     if axis.group:
         shake_hands(axis.group, device)
     return replace(axis, timeline=timeline)
@@ -229,47 +252,3 @@ def shake_hands(group: dist.ProcessGroup, device: torch.device) -> None:
             advice = f"Start ComfyUI with {variable} in its environment: these GPUs may not reach one another directly."
             raise GroupError(cause, advice) from error
         raise GroupError(cause, "Check whether a firewall blocks the connections between the ranks.") from error
-
-
-class Layout:
-    """The ranks of a plan on its axes, of which the first is the outermost, and the groups along them.
-
-    All ranks create all groups, in the same order.
-    """
-
-    def __init__(self, degrees: Mapping[str, int], device: torch.device) -> None:
-        self.names = list(degrees)
-        self.ranks = torch.arange(math.prod(degrees.values())).reshape(tuple(degrees.values()))
-        self.device = device
-
-    def rows(self, *names: str) -> list[list[int]]:
-        """Returns the rows of ranks along these axes taken as one; the ranks of a row differ in no other axis."""
-        dims = [self.names.index(name) for name in names]
-        others = [dim for dim in range(self.ranks.ndim) if dim not in dims]
-        degree = math.prod(self.ranks.shape[dim] for dim in dims)
-        return self.ranks.permute(*others, *dims).reshape(-1, degree).tolist()
-
-    def axis(self, *names: str) -> Axis:
-        """Builds these axes as one, whose index counts row by row."""
-        own = Axis(None, 1, 0)
-        for row in self.rows(*names):
-            group = new_group(self.device, row) if len(row) > 1 else None
-            if group and dist.get_rank() in row:
-                own = Axis(group, len(row), row.index(dist.get_rank()))
-        return own
-
-    def links(self, name: str) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """Builds this rank's links from the previous rank on an axis and to the next one, from the last to the first.
-
-        Both are None on a rank outside of the plan.
-        """
-        own: dict[str, dist.ProcessGroup] = {}
-        for row in self.rows(name):
-            for place, sender in enumerate(row):
-                receiver = row[(place + 1) % len(row)]
-                group = new_group(self.device, [sender, receiver])
-                if dist.get_rank() == sender:
-                    own["out"] = group
-                if dist.get_rank() == receiver:
-                    own["in"] = group
-        return own.get("in"), own.get("out")

@@ -81,6 +81,15 @@ def places_of_ranks(plan: ParallelPlan) -> list[dict[str, int]]:
     return found
 
 
+def rows_along(plan: ParallelPlan, *names: str) -> list[list[int]]:
+    """Returns the rows of ranks along these axes taken as one; the ranks of a row differ in no other axis."""
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for rank, places in enumerate(places_of_ranks(plan)):
+        others = tuple(places[axis] for axis in plan.degrees() if axis not in names)
+        rows.setdefault(others, []).append(rank)
+    return list(rows.values())
+
+
 def axis_shares(plan: ParallelPlan, axes: Sequence[str], places: Mapping[str, int]) -> tuple[float, ...]:
     """Returns the relative speed of each place on these axes taken as one, for a rank with these places.
 

@@ -34,6 +34,7 @@ PLANS = (
     {"cfg": 2, "pipefusion": 2, "ring": 2, "patches": 2, "speeds": [3, 1, 3, 1, 1, 2, 1, 2]},
     {"pipefusion": 4, "ring": 2, "patches": 1, "speeds": [2, 1, 4, 2, 2, 1, 2, 1]},
     {},  # each rank by itself
+    {"ring": 2, "ulysses": 2},  # the first ranks, while the others are idle
 )
 LISTS = tuple(BlockList(path, tokens={"x": "x"}, returns="x") for path in ("first", "second"))
 
@@ -53,6 +54,9 @@ def toy() -> torch.nn.Module:
 def held(plan: ParallelPlan) -> dict:
     """This rank's places, blocks, tokens, and the heads that it gets of each Ulysses rank's tokens."""
     mesh = build_mesh(plan, torch.device("cpu"))
+    if dist.get_rank() >= plan.world_size > 1:
+        dist.barrier()
+        return {"places": {name: axis.index for name, axis in mesh.axes.items()}}
     own = stages_of(plan, BLOCK_BYTES)[mesh["pipefusion"].index]
     stage = keep_stage(toy(), LISTS, own, Hooks())
     layout = TokenLayout("x", mesh["sequence"], ForwardSlot(plan.patch_count))
