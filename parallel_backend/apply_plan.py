@@ -10,7 +10,7 @@ from .groups.mesh import Mesh
 from .groups.mesh_layout import stages_of
 from .hooks import Hooks
 from .models.checks import AttentionSizes, attention_paths, check_module, modules_at, sizes_of
-from .models.spec import ModelSpec
+from .models.spec import BlockList, ModelSpec
 from .plan import ParallelPlan
 from .seams.attention import ParallelAttention, install_attention
 from .seams.backends import NATIVE, Backend, choose_backend
@@ -94,24 +94,23 @@ def overlap_mlp(
     if mesh.plan.ulysses == 1:
         return
     width = sizes.heads * sizes.head_dim
-    for blocks in spec.blocks:
-        for block in own_blocks(model, blocks.path):
-            MlpOverlap(block, blocks.parallel_mlp, width, slot).install(hooks)
+    for blocks, block in own_blocks(model, spec):
+        MlpOverlap(block, blocks.parallel_mlp, width, slot).install(hooks)
 
 
 def share_attention(
     model: torch.nn.Module, spec: ModelSpec, sizes: AttentionSizes, attention: ParallelAttention, hooks: Hooks
 ) -> None:
     """Passes the attention of every block to `attention`."""
-    for blocks in spec.blocks:
-        for block in own_blocks(model, blocks.path):
-            for path in attention_paths(block, blocks):
-                module, streams = block.get_submodule(path), blocks.attention[path]
-                calls = (streams,) if isinstance(streams, str) else streams
-                attends = [attention_of(attention, module, blocks, path, call, sizes.kv_heads) for call in calls]
-                install_attention(block, path, attends, hooks, attention.layout.slot)
+    for blocks, block in own_blocks(model, spec):
+        for path in attention_paths(block, blocks):
+            module, streams = block.get_submodule(path), blocks.attention[path]
+            calls = (streams,) if isinstance(streams, str) else streams
+            attends = [attention_of(attention, module, blocks, path, call, sizes.kv_heads) for call in calls]
+            install_attention(block, path, attends, hooks, attention.layout.slot)
 
 
-def own_blocks(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
-    """Returns the blocks of a list that are on this stage."""
-    return [block for block in modules_at(model, path) if not isinstance(block, StandIn)]
+def own_blocks(model: torch.nn.Module, spec: ModelSpec) -> list[tuple[BlockList, torch.nn.Module]]:
+    """Returns the blocks of this stage, each with its list."""
+    every = [(blocks, block) for blocks in spec.blocks for block in modules_at(model, blocks.path)]
+    return [(blocks, block) for blocks, block in every if not isinstance(block, StandIn)]
