@@ -22,9 +22,9 @@ from ..plan import EXCHANGE_PARTS, MODEL
 from .attention_op import RUNNING, Attend, Attention
 from .backends import Backend
 from .exchange.formats import FORMATS
-from .exchange.heads import HeadPart, head_parts, repeated
+from .exchange.heads import HeadPart, head_parts, repeat_heads
 from .exchange.ring import ring_attention
-from .exchange.ulysses import UlyssesExchange, windows
+from .exchange.ulysses import UlyssesExchange, view_heads
 from .forward import ForwardSlot
 from .layout import TokenLayout
 
@@ -127,7 +127,7 @@ class ParallelAttention:
             leaving.append(self.exchange.gather_heads(call.lengths, encode(out_BhRD), part.queries))
         for part, arrived in zip(parts, leaving, strict=True):
             for run, received in arrived():
-                windows(out_BHLD, part.queries, run).copy_(decode(received, call.dtype))
+                view_heads(out_BHLD, part.queries, run).copy_(decode(received, call.dtype))
         return out_BHLD
 
     def shared_call(
@@ -182,7 +182,7 @@ class ParallelAttention:
             k_BhRE, v_BhRE = cache.refresh((call.owner, index), call.places, whole, k_BhRE, v_BhRE)
 
         def taken(kv_BhKE: torch.Tensor) -> torch.Tensor:
-            return repeated(self.format.decode(kv_BhKE, call.dtype), queries, keys, call.group)
+            return repeat_heads(self.format.decode(kv_BhKE, call.dtype), queries, keys, call.group)
 
         mask = call.own_mask(queries)
         if self.ring.degree > 1:

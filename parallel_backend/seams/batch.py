@@ -101,7 +101,7 @@ class BatchSplit:
             return
         numbers = torch.stack([fingerprint(tensors.get(name)) for name in self.batch_first])
         device = next(parts_of(tensors[name])[0].device for name in LATENTS if name in tensors)
-        lowest, highest = extremes(numbers, device)
+        lowest, highest = find_extremes(numbers, device)
         (numel, norm, ramp), (_, largest_norm, _) = (highest - lowest).unbind(1), highest.unbind(1)
         for index, name in enumerate(self.batch_first):
             integer = name in tensors and not parts_of(tensors[name])[0].is_floating_point()
@@ -141,7 +141,7 @@ def fingerprint(value: Batch | None) -> torch.Tensor:
     return torch.stack([flat.new_tensor(flat.numel()), flat.norm(), (flat * ramp).sum()]).cpu()
 
 
-def extremes(numbers: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def find_extremes(numbers: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the least and the greatest of each number over all ranks. device: where the default group can reduce
     them."""
     both = torch.stack([-numbers, numbers]).to(device)

@@ -1,1 +1,1 @@
-"""How tokens of several ranks attend to one another: what travels over the axes ulysses and ring, and when."""
+"""How tokens of several ranks attend to each other: what is sent over the axes ulysses and ring, and when."""

@@ -1,6 +1,6 @@
-"""In which numbers keys, queries, values and results travel. What travels is encoded; whoever computes with it decodes.
+"""The formats in which keys, queries, values and results are sent. The sender encodes, the receiver decodes.
 
-Shapes: D head dim, E the bytes or numbers of a token's head as it travels.
+Shapes: D head dim, E the bytes or numbers of a token's head as it is sent.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class WireFormat(NamedTuple):
-    """encode: (…, D) to (…, E). decode: (…, E) and a dtype to (…, D) of it."""
+    """encode: (…, D) to (…, E). decode: (…, E) and a dtype to (…, D) in that dtype."""
 
     encode: Callable[[torch.Tensor], torch.Tensor]
     decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]
 
 
 def to_float8(values: torch.Tensor) -> torch.Tensor:
-    """As bytes, which every backend sends: E = D + 4, float8 e4m3 and the scale, in fp32, of each token's head.
+    """Encodes as bytes, which every backend can send: the head in float8 e4m3, then its scale in fp32, so E = D + 4.
 
-    A number is off by 1/16 of itself at most, or by 2^-18 of the head's largest, whichever is more.
+    The error of a number is at most 1/16 of it, or 2^-18 of the head's largest, whichever is more.
     """
     scale = (values.abs().amax(-1, keepdim=True).float() / LARGEST).clamp_(min=TINY)
     size = values.shape[-1]

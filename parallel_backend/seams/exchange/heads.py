@@ -1,4 +1,4 @@
-"""Which heads go to which rank of the Ulysses axis, and in which part of the exchange."""
+"""Decides which heads go to which rank of the Ulysses axis, and in which part of the exchange."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 class HeadPart(NamedTuple):
     """The heads that are exchanged, attended to and sent back together, by rank of the axis.
 
-    Several queries' heads may share one of the keys' and values' (grouped-query attention,
-    https://arxiv.org/abs/2305.13245): a rank gets just those that its queries need, and two ranks may get the same.
+    Several query heads may share one key head (grouped-query attention, https://arxiv.org/abs/2305.13245). A rank gets
+    the key heads that its queries need. Two ranks may get the same one.
     """
 
     queries: tuple[range, ...]
@@ -23,10 +23,10 @@ class HeadPart(NamedTuple):
 
 @functools.cache
 def head_parts(sizes: tuple[int, ...], group: int, most: int) -> tuple[HeadPart, ...]:
-    """The parts, `most` or fewer. The same on every rank, also where a rank has nothing of one.
+    """Splits the heads into `most` parts or fewer, alike on every rank. A rank may have no heads in a part.
 
-    sizes: the heads of queries by rank. group: how many of them share a head of keys, none of which is in two parts of
-    a rank.
+    sizes: the query heads by rank.
+    group: how many query heads share a key head. No key head is in two parts of a rank.
     """
     ends = [0, *itertools.accumulate(sizes)]
     queries = [range(start, stop) for start, stop in itertools.pairwise(ends)]
@@ -44,8 +44,8 @@ def head_parts(sizes: tuple[int, ...], group: int, most: int) -> tuple[HeadPart,
 
 
 def part_range(size: int, part: int, count: int) -> range:
-    """Which of so many heads are in a part: as even as can be, those in the middle the larger, as the first part's way
-    in and the last one's way out are waited for."""
+    """Returns which of `size` heads are in a part. Parts are as even as possible. Those in the middle are the larger
+    ones, because ranks wait for the first part to arrive and for the last one to leave."""
     middle_first = sorted(range(count), key=lambda place: abs(2 * place - count + 1))
     sizes = [size // count + (middle_first.index(place) < size % count) for place in range(count)]
     start = sum(sizes[:part])
@@ -61,15 +61,15 @@ def with_unrepeated(
     *args: Any,
     **more: Any,
 ) -> torch.Tensor:
-    """Attention of a module that has repeated its heads of keys and values, to these as they were before."""
+    """Computes the attention of a module that has repeated its key and value heads, with the unrepeated heads."""
     group = key.shape[1] // kv_heads
     return attend(query, key[:, ::group], value[:, ::group], *args, **more)
 
 
-def repeated(kv_BhKD: torch.Tensor, queries: range, keys: range, group: int) -> torch.Tensor:
-    """These heads of keys or values, each as often as these heads of queries share it, for kernels that know no groups.
+def repeat_heads(kv_BhKD: torch.Tensor, queries: range, keys: range, group: int) -> torch.Tensor:
+    """Repeats each key or value head for the query heads that share it, for kernels without groups.
 
-    By slices: an index would have to be made on the device.
+    It slices, because an index would have to be made on the device.
     """
     if group == 1:
         return kv_BhKD

@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel round the ring while the block at hand is computed.
+"""Ring attention: the next block of keys and values arrives while attention computes the present one.
 
 https://arxiv.org/abs/2310.01889. Shapes: B batch, h local heads, R this rank's tokens, K a block's tokens, D head dim.
 """
@@ -15,7 +15,7 @@ from ...device import CPU, has_lse_kernels
 from ...groups.mesh import Axis
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
-QUERIES = 1024  # whose scores are in memory at a time, where no kernel computes attention
+QUERIES = 1024  # scores of so many queries are in memory at a time if there is no kernel
 MASK_ALIGNMENT = 8  # elements, of fp16 and bf16; fp32 needs half of it
 # (queries BhRD, keys, values BhKD, scale, mask) to attention BhRD and the log-sum-exp of its scores, BhR in fp32.
 AttendWithLse = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -31,16 +31,16 @@ def ring_attention(
     scale: float | None = None,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of this rank's queries to every rank's keys and values. lengths: tokens by rank on the ring.
+    """Computes attention of this rank's queries to every rank's keys and values.
 
-    mask: (…, R, all keys) as `F.scaled_dot_product_attention` takes it, keys in the ring's order. attend_with_lse takes
-    keys and values as they travel; of heads they may have fewer than there are of queries.
+    lengths: tokens by rank of the ring.
+    attend_with_lse: takes keys and values as they are sent. They may have fewer heads than the queries.
+    mask: (…, R, all keys) as for `F.scaled_dot_product_attention`, with keys in the ring's order.
 
-    Memory stays at two blocks: the one being computed and the one being received. Blocks are merged in fp32 by their
-    log-sum-exp.
+    Two blocks are in memory: one is computed, the other arrives. Results are merged in fp32 by their log-sum-exp.
     """
     block = torch.stack((k_BhRE, v_BhRE))
-    masks = [None] * axis.degree if mask is None else additive(mask, q_BhRD.dtype).split(lengths, -1)
+    masks = [None] * axis.degree if mask is None else make_additive(mask, q_BhRD.dtype).split(lengths, -1)
     out = lse = None
     for hop in range(axis.degree):
         arriving, works = None, []
@@ -62,15 +62,15 @@ def ring_attention(
     return q_BhRD if out is None else out.to(q_BhRD.dtype)
 
 
-def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A boolean mask (true: attend) as the one to add to the scores."""
+def make_additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Turns a boolean mask (true: attend) into one that is added to the scores."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[dist.Work]:
-    """Starts sending `block` to the next rank and receiving `arriving` from the one before; empty blocks stay home."""
+    """Starts to send `block` to the next rank and to receive `arriving` from the previous one. Skips empty blocks."""
     following, preceding = ((axis.index + step) % axis.degree for step in (1, -1))
     transfers = []
     if block.numel():
@@ -86,26 +86,26 @@ def _pass_on(block: torch.Tensor, arriving: torch.Tensor, axis: Axis) -> list[di
 def merge(
     out: torch.Tensor | None, lse: torch.Tensor | None, block_out: torch.Tensor, block_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two partial softmax results over disjoint keys, as one. out: BhRD, lse: BhR, both fp32."""
+    """Merges two partial softmax results over disjoint keys. out: BhRD, lse: BhR, both fp32."""
     if out is None or lse is None:
         return block_out, block_lse
-    weight = torch.sigmoid(block_lse - lse).nan_to_num(0).unsqueeze(-1)  # not a number where neither saw a key
+    weight = torch.sigmoid(block_lse - lse).nan_to_num(0).unsqueeze(-1)  # not a number if neither saw a key
     return out + weight * (block_out - out), torch.logaddexp(lse, block_lse)
 
 
 def attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, scale: float | None, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and the log-sum-exp of its scores (BhR, fp32), by torch's own kernels. mask: additive, or none.
+    """Computes attention and the log-sum-exp of its scores (BhR, fp32) by torch's own kernels. mask: additive, or none.
 
-    A query that the mask keeps from every key has 0 and minus infinity; kernels disagree about it.
+    A query that the mask keeps from every key gets 0 and minus infinity. Kernels differ in what they return for it.
     """
     if q_BhRD.device.type == CPU:
         out, lse = cpu_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif not has_lse_kernels(q_BhRD.device):
         out, lse = plain_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, mask, scale)
     elif q_BhRD.dtype == torch.float32 or mask is not None or q_BhRD.shape[-1] not in FLASH_HEAD_DIMS:
-        bias = None if mask is None else aligned(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
+        bias = None if mask is None else align_rows(mask).expand(*q_BhRD.shape[:3], k_BhKD.shape[2])
         out, lse = efficient_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, bias, scale)
     else:
         out, lse = flash_attention_with_lse(q_BhRD, k_BhKD, v_BhKD, scale)
@@ -118,8 +118,8 @@ def attention_with_lse(
 def plain_attention_with_lse(
     q_BhRD: torch.Tensor, k_BhKD: torch.Tensor, v_BhKD: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `attention_with_lse`, by matrix products in fp32, where no kernel gives the log-sum-exp away; some queries at
-    a time, whose scores are in memory."""
+    """Computes the same by matrix products in fp32, for devices whose kernels do not return the log-sum-exp. Takes some
+    queries at a time, to limit the scores in memory."""
     factor = q_BhRD.shape[-1] ** -0.5 if scale is None else scale
     k_BhDK, v_BhKD, parts = k_BhKD.float().transpose(-2, -1), v_BhKD.float(), []
     for start in range(0, q_BhRD.shape[2], QUERIES):
@@ -133,9 +133,8 @@ def plain_attention_with_lse(
     return out_BhRD.to(q_BhRD.dtype), lse_BhR
 
 
-def aligned(mask: torch.Tensor) -> torch.Tensor:
-    """A mask whose rows begin where CUDA's kernel can read them, in memory of its own size: heads and rows that it is
-    the same for stay one."""
+def align_rows(mask: torch.Tensor) -> torch.Tensor:
+    """Copies a mask so that its rows begin where CUDA's kernel can read them. Dims of size 1 stay so."""
     keys = mask.shape[-1]
     padded = mask.new_zeros(*mask.shape[:-1], keys + -keys % MASK_ALIGNMENT)
     padded[..., :keys] = mask

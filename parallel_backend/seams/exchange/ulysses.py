@@ -1,7 +1,7 @@
-"""Ulysses: an all-to-all turns a share of the tokens with all heads into all tokens with a share of the heads.
+"""Ulysses: an all-to-all turns some tokens with all heads into all tokens with some heads.
 
-https://arxiv.org/abs/2309.14509. Shares may be of any size, and empty. Shapes: B batch, H heads, h those of this rank,
-L local tokens, R the Ulysses group's tokens, E a token's head as it travels (see formats.py), n heads, r ranks.
+https://arxiv.org/abs/2309.14509. Shares may have any size, also zero. Shapes: B batch, H heads, h those of this rank,
+L local tokens, R the Ulysses group's tokens, E a token's head as it is sent (see formats.py), n heads, r ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Shares = Sequence[range]  # of heads, by rank of the axis
 
 
 class UlyssesExchange:
-    """The all-to-alls over the Ulysses axis, there and back. Each returns once it is under way; what it returns waits
-    for it."""
+    """The all-to-alls over the Ulysses axis, there and back. Each starts one, and returns a function that waits for
+    it."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -27,10 +27,10 @@ class UlyssesExchange:
     def scatter_heads(
         self, lengths: list[int], tensors_BHLE: Sequence[torch.Tensor], shares: Sequence[Shares]
     ) -> Callable[[], list[torch.Tensor]]:
-        """Local tokens with all heads to the Ulysses group's tokens with this rank's share of the heads, BhRE.
+        """Sends local tokens with all heads. Receives the group's tokens with this rank's heads, BhRE.
 
-        lengths: tokens by rank of the group. shares: those of each tensor. What a rank gets runs token-first, so that
-        it already lies in rank order when it arrives, and nothing is unpacked.
+        lengths: tokens by rank of the group. shares: of each tensor. The token dim comes first in memory, so what
+        arrives is already in rank order, and nothing is unpacked.
         """
         batch, _, local_tokens, width = tensors_BHLE[0].shape
         heads = [sum(map(len, of_rank)) for of_rank in zip(*shares, strict=True)]
@@ -38,12 +38,12 @@ class UlyssesExchange:
         of_head = batch * width
         send = tensors_BHLE[0].new_empty(local_tokens * of_head * sum(heads))
         start = 0
-        for run in runs(*shares):
+        for run in list_runs(*shares):
             shape = (len(run), local_tokens, batch, heads[run.start], width)
             stop = start + math.prod(shape)
             parts = send[start:stop].view(shape).split([len(share[run.start]) for share in shares], 3)
             for part, tensor, share in zip(parts, tensors_BHLE, shares, strict=True):
-                part.copy_(windows(tensor, share, run))
+                part.copy_(view_heads(tensor, share, run))
             start = stop
         to = [local_tokens * of_head * count for count in heads]
         arrive = self.exchange(send, to, [length * of_head * sum(own) for length in lengths])
@@ -57,8 +57,8 @@ class UlyssesExchange:
     def gather_heads(
         self, lengths: list[int], out_BhRE: torch.Tensor, shares: Shares
     ) -> Callable[[], Iterator[tuple[range, torch.Tensor]]]:
-        """The inverse of `scatter_heads` for one tensor: runs of ranks, and of each the local tokens with its heads,
-        rLBnE; see `windows` for where they belong."""
+        """The inverse of `scatter_heads` for one tensor. Yields runs of ranks, and the local tokens with the heads of
+        each run, rLBnE. `view_heads` says where they belong."""
         batch, own, _, width = out_BhRE.shape
         local_tokens = lengths[self.axis.index]
         send = out_BhRE.permute(2, 0, 1, 3).reshape(-1)
@@ -67,7 +67,7 @@ class UlyssesExchange:
 
         def arrived() -> Iterator[tuple[range, torch.Tensor]]:
             received, start = arrive(), 0
-            for run in runs(shares):
+            for run in list_runs(shares):
                 shape = (len(run), local_tokens, batch, len(shares[run.start]), width)
                 stop = start + math.prod(shape)
                 yield run, received[start:stop].view(shape)
@@ -76,22 +76,23 @@ class UlyssesExchange:
         return arrived
 
     def exchange(self, send: torch.Tensor, to: list[int], of: list[int]) -> Callable[[], torch.Tensor]:
-        """An all-to-all of flat tensors, under way; so many numbers `to` each rank of the axis, so many `of` each."""
+        """Starts an all-to-all of flat tensors. to, of: how many numbers go to each rank of the axis, and come from
+        it."""
         received = send.new_empty(sum(of))
         work = dist.all_to_all_single(received, send, of, to, group=self.axis.group, async_op=True)
 
         def arrive(_sent: torch.Tensor = send) -> torch.Tensor:  # kept until it is delivered
             with self.axis.timeline.communication("all_to_all"):
-                if work is not None:  # none only where a rank is outside of the group
+                if work is not None:  # None only on a rank outside of the group
                     work.wait()
             return received
 
         return arrive
 
 
-def runs(*shares: Shares) -> Iterator[range]:
-    """The ranks with heads, in runs of those that follow one another at one distance and have as many: what goes to
-    them, or comes, is one copy."""
+def list_runs(*shares: Shares) -> Iterator[range]:
+    """Groups the ranks that have heads into runs. The ranks of a run have as many heads each, at equal distances, so one
+    copy serves them all."""
 
     def steps(rank: int) -> list[tuple[int, int, int]]:
         return [(len(share[rank]), len(share[rank - 1]), share[rank].start - share[rank - 1].start) for share in shares]
@@ -108,8 +109,8 @@ def runs(*shares: Shares) -> Iterator[range]:
         start = rank
 
 
-def windows(tensor_BHLE: torch.Tensor, shares: Shares, run: range) -> torch.Tensor:
-    """A view of a run's heads, rLBnE."""
+def view_heads(tensor_BHLE: torch.Tensor, shares: Shares, run: range) -> torch.Tensor:
+    """Returns a view of a run's heads, rLBnE."""
     first, last = shares[run.start], shares[run.stop - 1]
     step = shares[run.start + 1].start - first.start if len(run) > 1 else 1
     within = tensor_BHLE[:, first.start : last.stop]
