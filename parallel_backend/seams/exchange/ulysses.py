@@ -91,8 +91,8 @@ class UlyssesExchange:
 
 
 def list_runs(*shares: Shares) -> Iterator[range]:
-    """Groups the ranks that have heads into runs. The ranks of a run have as many heads each, at equal distances, so one
-    copy serves them all."""
+    """Groups the ranks that have heads into runs. The ranks of a run have as many heads each, at equal distances.
+    One copy serves them all."""
 
     def steps(rank: int) -> list[tuple[int, int, int]]:
         return [(len(share[rank]), len(share[rank - 1]), share[rank].start - share[rank - 1].start) for share in shares]
