@@ -23,7 +23,7 @@ class Memo:
         self.compute = module.forward
         self.kept: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
         module.forward = self
-        hooks.on_removal(self.take_off)
+        hooks.on_removal(self.restore_forward)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if type(tensor) is not torch.Tensor:  # a subclass's memory may not identify its value
@@ -38,7 +38,7 @@ class Memo:
     def forget(self) -> None:
         self.kept.clear()
 
-    def take_off(self) -> None:
+    def restore_forward(self) -> None:
         """Gives the module back its earlier forward: the class's, or one that was set on the module."""
         self.forget()
         del self.module.forward

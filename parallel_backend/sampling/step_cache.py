@@ -1,8 +1,8 @@
 """Step caches on a mesh: diffusers' own hooks on a model's blocks, within the seams, for the time of a request.
 
 Each rank caches its own tokens. All ranks that compute a forward together make one decision whether to skip blocks.
-TaylorSeer decides by the step alone. The first-block cache decides by sums over all of these ranks (`Decision`), as one
-device would. diffusers' own cache looks at one rank's tokens only. Ranks that decide separately would wait for each
+TaylorSeer decides by the step alone. The first-block cache decides by sums over all of these ranks (`SkipDecision`), as
+one device would. diffusers' own cache looks at one rank's tokens only. Ranks that decide separately would wait for each
 other forever.
 
 A skipped block is still called, so that fetched weights arrive in their order.
@@ -38,6 +38,7 @@ HIDDEN, OTHER = "hidden_states", "encoder_hidden_states"  # diffusers' names for
 ADVICE = "Use cache=none, or EasyCache or LazyCache before a stock KSampler."
 ORDER = 1  # the order of TaylorSeer's series
 WARM_UP = 3  # forwards that TaylorSeer computes before it predicts one
+Given = Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]]  # a block's arguments to its inputs by name
 
 
 class Skipped(NamedTuple):
@@ -70,20 +71,20 @@ class Streams(NamedTuple):
         return set(self.names) == set(after.names) or self.order_in(after) is not None
 
 
-class Passed(ModelHook):
-    """Notes that a block is called, and skips it unless it is computed. As the innermost hook, notes that it is
-    computed."""
+class SkipMarker(ModelHook):
+    """Marks a block as skipped, or not. The outermost hook does the former. The innermost one does the latter, because
+    it only runs if the block is computed."""
 
-    def __init__(self, slot: ForwardSlot, passed: bool) -> None:
+    def __init__(self, slot: ForwardSlot, skipped: bool) -> None:
         super().__init__()
-        self.slot, self.passed = slot, passed
+        self.slot, self.skipped = slot, skipped
 
     def pre_forward(self, module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple, dict[str, Any]]:
-        self.slot.forward.passed = self.passed
+        self.slot.forward.skipped = self.skipped
         return args, kwargs
 
 
-class Counted(ModelHook):
+class CallCounter(ModelHook):
     """Counts how often a module is computed."""
 
     def __init__(self) -> None:
@@ -95,13 +96,13 @@ class Counted(ModelHook):
         return args, kwargs
 
 
-def original(hook: ModelHook, *args: Any, **kwargs: Any) -> Any:
+def call_wrapped(hook: ModelHook, *args: Any, **kwargs: Any) -> Any:
     """Returns what a hook precedes."""
     forward: Any = hook.fn_ref.original_forward
     return forward(*args, **kwargs)
 
 
-class Copied(ModelHook):
+class CopyOutput(ModelHook):
     """Returns a copy of what a module returns, because ComfyUI's blocks add to their inputs in place."""
 
     def post_forward(self, module: torch.nn.Module, output: Any) -> Any:
@@ -110,7 +111,7 @@ class Copied(ModelHook):
         return type(output)(part if part is None else part.clone() for part in output)
 
 
-class Whole(ModelHook):
+class FillMissing(ModelHook):
     """Makes a last block return a stream as it was if the block returns None for it, which nobody reads then."""
 
     def __init__(self, streams: Streams, signature: inspect.Signature) -> None:
@@ -118,14 +119,14 @@ class Whole(ModelHook):
         self.streams, self.signature = streams, signature
 
     def new_forward(self, _module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
+        output = call_wrapped(self, *args, **kwargs)
         if not isinstance(output, tuple) or all(part is not None for part in output):
             return output
         given = self.streams.given(self.signature, args, kwargs).values()
         return tuple(old if part is None else part for part, old in zip(output, given, strict=True))
 
 
-class Apart(ModelHook):
+class SplitStreams(ModelHook):
     """Makes a block that returns joined streams return them apart. lengths: by stream, in this rank's tokens."""
 
     def __init__(self, order: tuple[str, ...], wanted: tuple[str, ...], dim: int, lengths: Callable) -> None:
@@ -138,14 +139,14 @@ class Apart(ModelHook):
         return dict(zip(self.order, parts, strict=True))
 
     def new_forward(self, _module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        parts = self.split(original(self, *args, **kwargs))
+        parts = self.split(call_wrapped(self, *args, **kwargs))
         return tuple(parts[name] for name in self.wanted)
 
 
-class Joined(ModelHook):
-    """The inverse of `Apart`, outside of the hooks that work on separate streams."""
+class JoinStreams(ModelHook):
+    """The inverse of `SplitStreams`, outside of the hooks that work on separate streams."""
 
-    def __init__(self, apart: Apart) -> None:
+    def __init__(self, apart: SplitStreams) -> None:
         super().__init__()
         self.apart = apart
 
@@ -154,7 +155,7 @@ class Joined(ModelHook):
         return torch.cat([parts[name] for name in self.apart.order], self.apart.dim)
 
 
-class Decision:
+class SkipDecision:
     """Decides whether a forward's first block has changed enough for the others to run. All ranks decide alike, by
     construction. own: returns the part of a residual that belongs to this rank's tokens."""
 
@@ -194,9 +195,9 @@ class StepCache:
         settings.check(model.mesh.plan)
         self.model, self.mesh = model, model.mesh
         self.hooks, self.states = Hooks(), list[StateManager]()
-        self.forwards, self.computed = 0, Counted()
-        self.decision: Decision | None = None
-        lists = lists_of(model)
+        self.forwards, self.computed = 0, CallCounter()
+        self.decision: SkipDecision | None = None
+        lists = list_streams(model)
         try:
             if settings.kind == FIRST_BLOCK:
                 self.install_first_block(lists, settings.threshold)
@@ -231,16 +232,16 @@ class StepCache:
         self.hooks.remove()
         self.states.clear()
 
-    def states_of(self, kind: Any, **options: Any) -> StateManager:
+    def new_states(self, kind: Any, **options: Any) -> StateManager:
         self.states.append(StateManager(kind, (), options))
         return self.states[-1]
 
-    def put(self, module: torch.nn.Module, *hooks: ModelHook) -> None:
+    def install(self, module: torch.nn.Module, *hooks: ModelHook) -> None:
         """Puts diffusers' hooks on a module, the innermost first, within the seams' hooks."""
         self.hooks.replace(module, "forward", module.forward)
         registry = HookRegistry(module)
         slot = self.model.slot
-        for place, hook in enumerate((Passed(slot, False), *hooks, Passed(slot, True))):
+        for place, hook in enumerate((SkipMarker(slot, False), *hooks, SkipMarker(slot, True))):
             registry.register_hook(hook, str(place))
 
     def install_first_block(self, lists: Sequence[Streams], threshold: float) -> None:
@@ -249,26 +250,26 @@ class StepCache:
         if len(blocks) < 2 or len(lists[0].names) > 2:
             raise RequestError(f"{self.name} has no blocks behind its first that could be skipped together.", ADVICE)
         first, last = blocks[0][1], blocks[-1][1]
-        image = image_stream(self.model.spec, lists[0])
+        image = find_image_stream(self.model.spec, lists[0])
         order = (image, *(name for name in lists[0].names if name != image))
-        states = self.states_of(FBCSharedBlockState)
-        self.decision = Decision(threshold, self.mesh, partial(self.own_tokens, image, lists[0].dim))
-        apart: Apart | None = None
+        states = self.new_states(FBCSharedBlockState)
+        self.decision = SkipDecision(threshold, self.mesh, partial(self.own_tokens, image, lists[0].dim))
+        apart: SplitStreams | None = None
         for streams, block in blocks:
             signature = inspect.signature(block.forward)
-            given, places = partial(by_their_names, streams, signature, order), places_of(streams, order)
+            given, places = partial(name_inputs, streams, signature, order), find_places(streams, order)
             if block is first:
-                untouched = partial(copies_of, given)
-                self.put(block, first_block_hook(states, untouched, places, self.decision), Copied())
+                untouched = partial(copy_image_input, given)
+                self.install(block, first_block_hook(states, untouched, places, self.decision), CopyOutput())
             elif block is not last:
-                self.put(block, first_block_hook(states, given, places))
+                self.install(block, first_block_hook(states, given, places))
             elif taken := lists[0].order_in(streams) if len(order) > 1 else None:
-                apart = Apart(taken, order, streams.dim, partial(kept_lengths, states, order, streams.dim))
-                tail = first_block_hook(states, partial(split_of, given, apart), (0, 1), is_tail=True)
-                self.put(block, self.computed, apart, tail, Joined(apart))
+                apart = SplitStreams(taken, order, streams.dim, partial(read_lengths, states, order, streams.dim))
+                tail = first_block_hook(states, partial(split_inputs, given, apart), (0, 1), is_tail=True)
+                self.install(block, self.computed, apart, tail, JoinStreams(apart))
             else:
                 tail = first_block_hook(states, given, places, is_tail=True)
-                self.put(block, self.computed, Whole(streams, signature), tail)
+                self.install(block, self.computed, FillMissing(streams, signature), tail)
 
     def install_taylorseer(self, lists: Sequence[Streams], interval: int) -> None:
         spec, model = self.model.spec, self.model.model
@@ -277,13 +278,13 @@ class StepCache:
 
         def predicted(inactive: bool) -> TaylorSeerCacheHook:
             options = {"taylor_factors_dtype": torch.float32, "max_order": ORDER, "is_inactive": inactive}
-            states = self.states_of(TaylorSeerState, **options)
+            states = self.new_states(TaylorSeerState, **options)
             return TaylorSeerCacheHook(interval, WARM_UP, torch.float32, states)
 
         for streams, block in blocks:
             if block is not kept:
-                self.put(block, Whole(streams, inspect.signature(block.forward)), predicted(inactive=True))
-        self.put(kept, self.computed, predicted(inactive=False), Copied())
+                self.install(block, FillMissing(streams, inspect.signature(block.forward)), predicted(inactive=True))
+        self.install(kept, self.computed, predicted(inactive=False), CopyOutput())
 
     @property
     def name(self) -> str:
@@ -297,7 +298,7 @@ class StepCache:
         return TokenLayout("", sequence, self.model.slot).drop_padding(residual, names(stream), dim)
 
 
-def lists_of(model: ParallelModel) -> list[Streams]:
+def list_streams(model: ParallelModel) -> list[Streams]:
     """Returns a model's lists of blocks, in the order in which they run. Raises RequestError if they are unknown."""
     spec, name = model.spec, type(model.model).__name__
     if spec is None or not spec.blocks:
@@ -311,13 +312,13 @@ def lists_of(model: ParallelModel) -> list[Streams]:
     return found
 
 
-def image_stream(spec: ModelSpec | None, streams: Streams) -> str:
+def find_image_stream(spec: ModelSpec | None, streams: Streams) -> str:
     """Returns the stream that is the image's, or contains it."""
     image = spec.image if spec and spec.image else "img"
     return next((name for name in streams.names if image in names(name)), streams.names[0])
 
 
-def by_their_names(
+def name_inputs(
     streams: Streams, signature: inspect.Signature, order: tuple[str, ...], args: tuple, kwargs: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Returns a block's inputs by diffusers' names. order: of the streams. If all of them are joined, the tensor gets
@@ -326,29 +327,30 @@ def by_their_names(
     return dict(zip((HIDDEN, OTHER), [given[name] for name in order if name in given] or given.values(), strict=False))
 
 
-def copies_of(
-    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]], args: tuple, kwargs: dict[str, Any]
-) -> dict[str, torch.Tensor]:
+def copy_image_input(given: Given, args: tuple, kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Returns a copy of the first block's image input, from before the block adds to it in place."""
     return {HIDDEN: given(args, kwargs)[HIDDEN].clone()}
 
 
-def split_of(
-    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]], apart: Apart, args: tuple, kwargs: dict[str, Any]
+def split_inputs(
+    given: Callable[[tuple, dict[str, Any]], dict[str, torch.Tensor]],
+    apart: SplitStreams,
+    args: tuple,
+    kwargs: dict[str, Any],
 ) -> dict[str, torch.Tensor]:
     """Does the same for a block that takes joined streams."""
     parts = apart.split(given(args, kwargs)[HIDDEN])
     return {HIDDEN: parts[apart.wanted[0]], OTHER: parts[apart.wanted[1]]}
 
 
-def places_of(streams: Streams, order: tuple[str, ...]) -> tuple[int, int | None]:
+def find_places(streams: Streams, order: tuple[str, ...]) -> tuple[int, int | None]:
     """Returns where a block returns the image, and where the other stream, if it returns that."""
     if len(streams.names) == 1:
         return 0, None
     return streams.names.index(order[0]), streams.names.index(order[1])
 
 
-def kept_lengths(states: StateManager, order: tuple[str, ...], dim: int) -> dict[str, int]:
+def read_lengths(states: StateManager, order: tuple[str, ...], dim: int) -> dict[str, int]:
     """Returns this rank's tokens of each stream, as the first block returned them."""
     outputs = states.get_state().head_block_output
     return {name: part.shape[dim] for name, part in zip(order, outputs, strict=True)}

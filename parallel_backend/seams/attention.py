@@ -279,7 +279,7 @@ def install_attention(
             RUNNING.module = None
         else:
             seam.__exit__(None, None, None)
-        if output is not None and not attention.calls and not slot.forward.passed:
+        if output is not None and not attention.calls and not slot.forward.skipped:
             raise RuntimeError(f"{type(module).__name__} does not attend through scaled_dot_product_attention.")
 
     hooks.before(module, enter)

@@ -60,7 +60,7 @@ class Forward:
     # By streams and ranks, the places of their tokens in whole streams.
     orders: dict[tuple, torch.Tensor] = field(default_factory=dict)
     # Whether a step cache skips the block that was called last.
-    passed: bool = False
+    skipped: bool = False
     # Whether an argument had an entry for each frame or token, by which the model may modulate its output, too.
     by_frame: bool = False
     # Whether the tokens of all ranks have been gathered.
