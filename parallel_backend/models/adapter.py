@@ -6,7 +6,7 @@ An adapter turns both into the class's own arguments and results. Its spec (`spe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..errors import RequestError, UnknownModelError
@@ -97,6 +97,16 @@ class Adapter:
         return {"heads": heads, "blocks": blocks, "pipefusion": bool(self.spec.image)}
 
 
+# Blocks in which image and text attend together, as several classes have them. Others take both in one tensor.
+JOINT = BlockList(
+    path="transformer_blocks",
+    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
+    returns=("txt", "img"),
+    attention={"attn": "txt+img"},
+    whole=("temb", "joint_attention_kwargs"),
+    chained=True,
+)
+JOINED = replace(JOINT, path="single_transformer_blocks", tokens={"hidden_states": "txt+img"}, returns="txt+img")
 # The last layer of most classes, up to which the model works token by token.
 PROJ_OUT = BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True)
 

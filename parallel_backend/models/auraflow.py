@@ -3,26 +3,13 @@
 import math
 from dataclasses import replace
 
-from .adapter import PROJ_OUT, Adapter, Sizes, register_adapter, usual_spec
-from .spec import BlockList
+from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, Sizes, register_adapter, usual_spec
 
-JOINT = BlockList(
-    path="joint_transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("txt", "img"),
-    attention={"attn": "txt+img"},
-    whole=("temb", "attention_kwargs"),
-    chained=True,
-)
-SINGLE = replace(
-    JOINT,
-    path="single_transformer_blocks",
-    tokens={"hidden_states": "txt+img"},
-    returns="txt+img",
-)
+WHOLE = ("temb", "attention_kwargs")
+DOUBLE, SINGLE = replace(JOINT, path="joint_transformer_blocks", whole=WHOLE), replace(JOINED, whole=WHOLE)
 register_adapter(
     Adapter(
-        usual_spec("AuraFlowTransformer2DModel", JOINT, SINGLE, head=replace(PROJ_OUT, chained=False)),
+        usual_spec("AuraFlowTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),
         conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "joint_attention_dim"},
         sizes=lambda config: Sizes(

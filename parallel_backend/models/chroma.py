@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from . import flux
-from .adapter import PROJ_OUT, Adapter, Config, Tensors, register_adapter, usual_spec
+from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, Config, Tensors, register_adapter, usual_spec
 from .packing import unpack
-from .spec import BlockList
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -21,22 +20,11 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return keywords
 
 
-DOUBLE = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("txt", "img"),
-    attention={"attn": "txt+img"},
-    sides={"image_rotary_emb": (0, "txt+img")},
-    whole=("temb", "attention_mask", "joint_attention_kwargs"),
-    chained=True,
-)
-SINGLE = replace(
-    DOUBLE,
-    path="single_transformer_blocks",
-    tokens={"hidden_states": "txt+img"},
-    returns="txt+img",
-    parallel_mlp=flux.PARALLEL_MLP,
-)
+SHARED = {
+    "sides": {"image_rotary_emb": (0, "txt+img")},
+    "whole": ("temb", "attention_mask", "joint_attention_kwargs"),
+}
+DOUBLE, SINGLE = replace(JOINT, **SHARED), replace(JOINED, **SHARED, parallel_mlp=flux.PARALLEL_MLP)
 register_adapter(
     Adapter(
         usual_spec("ChromaTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),

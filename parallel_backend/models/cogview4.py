@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from . import cogvideox
 from .adapter import Adapter, register_adapter, usual_spec
-from .spec import BlockList
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -26,19 +27,9 @@ def prepare(model: ModelMixin, hooks: Hooks) -> None:
     hooks.after(model.get_submodule("rope"), bring)
 
 
-BLOCKS = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("img", "txt"),
-    attention={"attn1": "txt+img"},
-    sides={"image_rotary_emb": (0, "img")},
-    whole=("temb", "attention_kwargs"),
-    refused=("attention_mask",),
-    chained=True,
-)
 register_adapter(
     Adapter(
-        usual_spec("CogView4Transformer2DModel", BLOCKS),
+        usual_spec("CogView4Transformer2DModel", replace(cogvideox.BLOCKS, refused=("attention_mask",))),
         conditions=("encoder_hidden_states", "original_size", "target_size", "crop_coords"),
         widths={"encoder_hidden_states": "text_embed_dim"},
         inputs=lambda config, latents, timestep, conditions: {

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
+from .adapter import JOINT, Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .packing import REFERENCES, Grid, pack, unpack, without
-from .spec import OTHER, BlockList
+from .spec import OTHER
 
 # The MLP that runs parallel to attention in single blocks.
 PARALLEL_MLP = {"proj_mlp": OTHER, "act_mlp": OTHER}
@@ -36,15 +36,7 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return {"hidden_states": tokens_BSD, "img_ids": image_ids, "txt_ids": txt_ids, "timestep": sigma_B, **others}
 
 
-DOUBLE = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("txt", "img"),
-    attention={"attn": "txt+img"},
-    sides={"image_rotary_emb": (0, "txt+img")},
-    whole=("temb", "joint_attention_kwargs"),
-    chained=True,
-)
+DOUBLE = replace(JOINT, sides={"image_rotary_emb": (0, "txt+img")})
 register_adapter(
     Adapter(
         usual_spec(

@@ -5,9 +5,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from .adapter import PROJ_OUT, Adapter, Config, Tensors, needs, register_adapter, usual_spec
+from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, Config, Tensors, needs, register_adapter, usual_spec
 from .packing import REFERENCES, without
-from .spec import BlockList
 
 REFERENCE_DISTANCE = 10
 
@@ -35,21 +34,12 @@ def output(_config: Config, tokens_BSD: torch.Tensor, latents_BCHW: torch.Tensor
     return tokens_BSD[:, : latents_BCHW[0, 0].numel()].transpose(1, 2).reshape(latents_BCHW.shape)
 
 
-DOUBLE = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("txt", "img"),
-    attention={"attn": "txt+img"},
-    sides={"image_rotary_emb": (0, "txt+img")},
-    whole=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"),
-    chained=True,
-)
+ROTARY = {"image_rotary_emb": (0, "txt+img")}
+DOUBLE = replace(JOINT, sides=ROTARY, whole=("temb_mod_img", "temb_mod_txt", "joint_attention_kwargs"))
 SINGLE = replace(
-    DOUBLE,
-    path="single_transformer_blocks",
-    tokens={"hidden_states": "txt+img"},
-    returns="txt+img",
+    JOINED,
     parallel_mlp={"attn.to_qkv_mlp_proj": "qkv+"},
+    sides=ROTARY,
     whole=("temb_mod", "joint_attention_kwargs", "split_hidden_states"),
     refused=("encoder_hidden_states", "text_seq_len"),
 )

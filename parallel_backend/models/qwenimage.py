@@ -1,10 +1,11 @@
 """Qwen-Image and Qwen-Image-Edit (https://arxiv.org/abs/2508.02324)."""
 
+from dataclasses import replace
+
 import torch
 
-from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
+from .adapter import JOINT, Adapter, Config, Tensors, register_adapter, usual_spec
 from .packing import REFERENCES, pack, pad_text, unpack, without
-from .spec import BlockList
 
 TEXT_MASK = "encoder_hidden_states_mask"
 
@@ -17,15 +18,10 @@ def inputs(config: Config, latents_BCFHW: torch.Tensor, sigma_B: torch.Tensor, c
     return {"hidden_states": tokens_BSD, "img_shapes": [grids] * len(tokens_BSD), "timestep": sigma_B, **text}
 
 
-BLOCKS = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img", "encoder_hidden_states": "txt"},
-    returns=("txt", "img"),
-    attention={"attn": "txt+img"},
+BLOCKS = replace(
+    JOINT,
     sides={"image_rotary_emb": (0, ("img", "txt")), TEXT_MASK: (1, "txt"), "modulate_index": (1, "img")},
     local_masks=("attn",),
-    whole=("temb", "joint_attention_kwargs"),
-    chained=True,
 )
 register_adapter(
     Adapter(
