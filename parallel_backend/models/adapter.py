@@ -49,6 +49,13 @@ def usual_sizes(config: Config) -> Sizes:
     return Sizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
 
 
+def usual_inputs(
+    _config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors
+) -> dict[str, Any]:
+    """Passes latents, timestep and conditions on by the names that diffusers' classes have for them."""
+    return {"hidden_states": latents, "timestep": timestep_B, **conditions}
+
+
 @dataclass(frozen=True)
 class Adapter:
     """The inputs and outputs of one diffusers class. README.md in this folder says how to fill the fields."""
@@ -58,7 +65,7 @@ class Adapter:
     conditions: tuple[str, ...]
     # (config, latents, timestep, conditions) to the keyword arguments of the model's forward. Latents are
     # (B, C, H, W), or (B, C, F, H, W) for video.
-    inputs: Callable[[Config, torch.Tensor, torch.Tensor, Tensors], dict[str, Any]]
+    inputs: Callable[[Config, torch.Tensor, torch.Tensor, Tensors], dict[str, Any]] = usual_inputs
     # (config, the model's sample, latents) to the prediction in the shape of the latents.
     output: Callable[[Config, torch.Tensor, torch.Tensor], torch.Tensor] = lambda _config, sample, _latents: sample
     # Conditions that may be absent.

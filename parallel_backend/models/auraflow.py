@@ -19,6 +19,5 @@ register_adapter(
         ),
         largest=lambda config: (math.isqrt(config["pos_embed_max_size"]),) * 2,
         timestep_scale=1e-3,
-        inputs=lambda config, latents, sigma, conditions: {"hidden_states": latents, "timestep": sigma, **conditions},
     )
 )

@@ -32,11 +32,6 @@ register_adapter(
         usual_spec("CogView4Transformer2DModel", replace(cogvideox.BLOCKS, refused=("attention_mask",))),
         conditions=("encoder_hidden_states", "original_size", "target_size", "crop_coords"),
         widths={"encoder_hidden_states": "text_embed_dim"},
-        inputs=lambda config, latents, timestep, conditions: {
-            "hidden_states": latents,
-            "timestep": timestep,
-            **conditions,
-        },
         prepare=prepare,
     )
 )

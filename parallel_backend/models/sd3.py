@@ -16,10 +16,5 @@ register_adapter(
         usual_spec("SD3Transformer2DModel", BLOCKS),
         conditions=("encoder_hidden_states", "pooled_projections"),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},
-        inputs=lambda config, latents, timestep, conditions: {
-            "hidden_states": latents,
-            "timestep": timestep,
-            **conditions,
-        },
     )
 )
