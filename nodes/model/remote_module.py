@@ -19,6 +19,7 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work
+from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
@@ -50,8 +51,6 @@ ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
-# Entries of dict arguments that the class makes itself if they are missing.
-MADE_ANEW = {"minimax_payload": ("layout",)}
 
 
 class Run:
@@ -107,6 +106,8 @@ class RemoteModule(RemoteWeights):
         self.module = module
         self.batcher = CallBatcher(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
+        spec = spec_of(type(module))
+        self.computed = spec.computed if spec else {}
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
         for method in PARTS:
@@ -145,7 +146,7 @@ class RemoteModule(RemoteWeights):
                     f"The {name} of this model is computed in ComfyUI with its weights, which are in worker processes.",
                     "Use the stock loader.",
                 )
-        for name, parts in MADE_ANEW.items():
+        for name, parts in self.computed.items():
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}

@@ -133,6 +133,8 @@ class ModelSpec:
     skips: bool = False
     # Why a step cache cannot skip its blocks together, if it cannot. An unstaged class cannot be cached, either.
     uncached: str = ""
+    # Dict arguments of the model, and their entries that it computes if they are missing. These are not sent to ranks.
+    computed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_comfyui(self) -> bool:
