@@ -9,13 +9,12 @@ import comfy.model_sampling
 import torch
 from comfy.model_base import ModelType
 
+from ...parallel_backend.models import spec_named
 from ..errors import Refused
 from .model_files import DiffusersFolder
 from .schedule import PREDICTIONS, Schedule
 
 TIMESTEPS = 1000  # the count of diffusers' schedulers
-# Classes whose pipelines leave the sigmas to their scheduler; others hand it such from 1 to 1 / steps.
-OWN_SIGMAS = ("AuraFlowTransformer2DModel", "SD3Transformer2DModel", "WanTransformer3DModel")
 BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2": "squaredcos_cap_v2"}
 
 
@@ -59,7 +58,8 @@ def schedule_of(folder: DiffusersFolder | None) -> Schedule | None:
     """Returns the schedule that a diffusers folder states, if it does."""
     if folder is None or not folder.scheduler:
         return None
-    return Schedule(folder.scheduler, {}, linear_sigmas=folder.config["_class_name"] not in OWN_SIGMAS)
+    spec = spec_named(folder.config["_class_name"])
+    return Schedule(folder.scheduler, {}, linear_sigmas=spec is None or spec.linear_sigmas)
 
 
 def flow_euler(shift: float) -> Schedule:

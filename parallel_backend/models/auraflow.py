@@ -71,6 +71,7 @@ register_adapter(
             head_dim="config.attention_head_dim",
             head=BlockList("proj_out", tokens={"input": "img"}, returns="img"),
             image="img",
+            linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states", START),
         optional=(START,),

@@ -20,6 +20,7 @@ register_adapter(
             head_dim="config.attention_head_dim",
             head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
             image="img",
+            linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states", "pooled_projections"),
         widths={"encoder_hidden_states": "joint_attention_dim", "pooled_projections": "pooled_projection_dim"},

@@ -43,6 +43,7 @@ register_adapter(
             head_dim="config.attention_head_dim",
             head=BlockList("proj_out", tokens={"input": "img"}, returns="img", chained=True),
             image="img",
+            linear_sigmas=False,
         ),
         conditions=("encoder_hidden_states", "encoder_hidden_states_image", "image_latents"),
         optional=("encoder_hidden_states_image", "image_latents"),
