@@ -12,7 +12,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BATCH_AXES, BY_NAME
-from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
+from ..parallel_backend.costs.auto import Work, couples, list_model_plans, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
@@ -219,11 +219,11 @@ def devices_of_machine() -> Devices:
 def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
     """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
 
-    It is the plan with the fastest predicted forward, if there is a prediction. Its note says why.
+    It is the first of the possible plans: by their predictions, or else in the order of `list_plans`. Its note says
+    why.
     """
-    devices = device_count()
-    found = costs.rank_plans(work.forward, work) if work.forward else []
-    plan = found[0].plan if found else auto_plan(devices, module, work)
+    devices, found = device_count(), costs.rank_plans(work)
+    plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
     why = devices_of_auto(devices_of_machine())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None

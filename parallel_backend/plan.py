@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from typing import Any
 
 from .axes import AXES, LAST_AXES, REPLICA_AXES, TOKEN_AXES
@@ -27,7 +26,6 @@ CHOICES = {
     "compile": COMPILE,
 }
 FROM_ZERO = ("patches", "weight_blocks")
-UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank in an automatic plan, relative to an even share
 
 
 @dataclass(frozen=True)
@@ -275,12 +273,3 @@ def in_proportion(speeds: Iterable[float]) -> str:
     """Formats speeds as a proportion; the fastest is 1."""
     known = [*speeds]
     return ":".join(f"{speed / max(known):.3g}" for speed in known)
-
-
-def ulysses_of(ranks: int, heads: int) -> int:
-    """Returns the Ulysses degree of an automatic plan; the ring takes the other ranks.
-
-    It is the largest degree at which each rank has a head and no rank has too many.
-    """
-    degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
-    return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from ...parallel_backend.axes import BATCH_AXES
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.auto import Work, list_model_plans
 from ...parallel_backend.costs.choose import Weights, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
-from ...parallel_backend.errors import PlanError
-from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import MODEL, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
@@ -63,25 +60,22 @@ class ModelCosts:
             self.forwards[key] = count_latents_forward(self.module, own, self.torch_dtype, self.estimate(own))
         return self.forwards[key]
 
-    def rank_plans(self, forward: ForwardCost, work: Work) -> list[Prediction]:
-        """Returns the corrected predictions of all plans that may run this work, the best first."""
-
-        def check(plan: ParallelPlan) -> None:
-            if plan.ways(BATCH_AXES) > 1 and not work.rows or plan.token_ways > 1 and not work.tokens:
-                raise PlanError("A node's patch needs them together.")
-            check_module(plan, self.module)
-
+    def rank_plans(self, work: Work) -> list[Prediction]:
+        """Returns the corrected predictions of all plans that may run this work, the best first. Empty if the work's
+        cost is unknown."""
+        if work.forward is None:
+            return []
+        plans = list_model_plans(device_count(), self.module, work)
+        correction = self.correction(work.forward, work)
         found = rank_plans(
-            forward,
+            plans,
+            work.forward,
             work.parts,
             machine_of(self.dtype),
-            device_count(),
-            check=check,
-            branches=work.has_branches,
             weights=self.weights,
-            corrected=self.correction(forward, work).correct,
+            corrected=correction.correct,
         )
-        best = choose_prediction(found, self.correction(forward, work)) if found else None
+        best = choose_prediction(found, correction)
         return sorted(found, key=lambda each: each is not best)
 
     def predict(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:

@@ -23,18 +23,18 @@ BEST = 3  # plans to show
 class Sampled(NamedTuple):
     """What a model has to compute in a step, as far as the graph shows.
 
-    costs: of its plans; None if they cannot be predicted.
+    costs: of its plans.
     picture: the largest one sampled; None if unknown.
     guided: whether both cond and uncond are computed; None if samplers differ or do not say.
     """
 
-    costs: ModelCosts | None
+    costs: ModelCosts
     memory: ModelMemory
     picture: Picture | None
     guided: bool | None
 
     @classmethod
-    def of(cls, costs: ModelCosts | None, memory: ModelMemory, samplers: list[Sampler]) -> Sampled:
+    def of(cls, costs: ModelCosts, memory: ModelMemory, samplers: list[Sampler]) -> Sampled:
         shapes = {each.picture: memory.latents(each.picture) for each in samplers if each.picture}
         known = {picture: math.prod(shape) for picture, shape in shapes.items() if shape}
         guided = {None if each.cfg is None else each.cfg != 1 for each in samplers}
@@ -44,7 +44,7 @@ class Sampled(NamedTuple):
     def work(self, guided: bool) -> Work:
         """Returns the work of a step, with the cost of a row if it can be counted."""
         shape = self.memory.latents(self.picture) if self.picture else None
-        forward = self.costs.count_latents(shape) if self.costs and shape else None
+        forward = self.costs.count_latents(shape) if shape else None
         images = self.picture.batch_size if self.picture else 1
         return Work((1 + guided) * images, has_branches=guided, forward=forward)
 
@@ -74,27 +74,25 @@ def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tu
 
 def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
     """Says for which work an automatic plan was chosen, and by what."""
-    picture, costs, forward = sampled.picture, sampled.costs, work.forward
-    if picture is None:
+    if (picture := sampled.picture) is None:
         return []
     size = " × ".join(map(str, (picture.width, picture.height, *([picture.length] if picture.length > 1 else []))))
     key = "for_this" if sampled.guided is None else "for_guided" if sampled.guided else "for_unguided"
     said = [remark(key, size=size, images=picture.batch_size)]
-    if costs is None or forward is None:
-        return said
-    found = costs.rank_plans(forward, work)
-    if not found:
+    found = sampled.costs.rank_plans(work)
+    if work.forward is None or len(found) == 1:
         return said
     own, best = found[0], min((each for each in found if each.fits == found[0].fits), key=lambda each: each.seconds)
     if own.seconds <= best.seconds:
         return [*said, remark("fastest_of" if own.fits else "least_of", count=len(found))]
-    return [*said, remark("kept" if costs.has_run(forward, work, own.plan) else "tried", best=str(best.plan))]
+    has_run = sampled.costs.has_run(work.forward, work, own.plan)
+    return [*said, remark("kept" if has_run else "tried", best=str(best.plan))]
 
 
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if costs is None or work.forward is None or not is_covered(plan):
+    if work.forward is None or not is_covered(plan):
         return 0.0
     return costs.predict(work.forward, work, plan).computing
 
@@ -110,7 +108,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
     alone: whether one device is the fastest.
     """
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if costs is None or (forward := work.forward) is None:
+    if (forward := work.forward) is None:
         return None
 
     def describe(predicted: Prediction) -> dict[str, Any]:
@@ -123,11 +121,11 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
             "has_run": costs.has_run(forward, work, predicted.plan),
         }
 
-    found = costs.rank_plans(forward, work)
+    found = costs.rank_plans(work)
     return {
         "plan": describe(costs.predict(forward, work, plan)) if is_covered(plan) else None,
         "best": [describe(each) for each in found[:BEST]],
         "one_device": describe(costs.predict(forward, work, ParallelPlan())),
-        "alone": bool(found) and found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
+        "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
         "is_measured": costs.is_measured,
     }
