@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..hooks import Hooks
-from .adapter import Adapter, Config, Sizes, Tensors, register_adapter
+from .adapter import Adapter, Config, ModelSizes, Tensors, register_adapter
 from .spec import BlockList, ModelSpec
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ register_adapter(
         conditions=("encoder_hidden_states", START),
         optional=(START,),
         widths={"encoder_hidden_states": "joint_attention_dim"},
-        sizes=lambda config: Sizes(
+        sizes=lambda config: ModelSizes(
             config["num_attention_heads"],
             config["attention_head_dim"],
             config["num_mmdit_layers"] + config["num_single_dit_layers"],
