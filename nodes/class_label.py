@@ -18,10 +18,10 @@ class DiTClassLabel(io.ComfyNode):
             node_id="ParallelDiT_ClassLabel",
             display_name="DiT Class Label",
             category="ParallelDiT",
-            description="What a class-conditional DiT shall draw. Leave it empty for the negative of a sampler.",
+            description="Names what a class-conditional DiT draws. Leave the label empty for a sampler's negative.",
             search_aliases=["ParallelDiT", "imagenet class", "label"],
             inputs=[
-                io.Model.Input("model", tooltip="The DiT whose classes are meant."),
+                io.Model.Input("model", tooltip="The DiT that has these classes."),
                 io.String.Input(
                     "label",
                     default="",

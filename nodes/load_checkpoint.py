@@ -11,9 +11,9 @@ from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
 from .errors import Refused
-from .load_model import common_inputs, host_model
+from .load_model import build_model, common_inputs
 from .model.host_file import WEIGHT_DTYPES, describe_host_file
-from .model.model_files import list_checkpoints, why_not_listed
+from .model.model_files import explain_not_listed, list_checkpoints
 from .workers.installed import check_installed
 
 
@@ -24,7 +24,8 @@ class LoadCheckpointParallel(io.ComfyNode):
             node_id="ParallelDiT_LoadCheckpoint",
             display_name="Load Checkpoint (Parallel)",
             category="ParallelDiT",
-            description="Loads a checkpoint, its diffusion model into the worker group, the rest as stock does.",
+            description="Loads a checkpoint: its diffusion model into the worker group, the rest as the stock loader "
+            "does.",
             search_aliases=["multi gpu", "load diffusion", "load checkpoint", "ckpt", "xdit"],
             inputs=[
                 io.Combo.Input(
@@ -41,13 +42,13 @@ class LoadCheckpointParallel(io.ComfyNode):
                 io.Model.Output(tooltip="For stock samplers, guiders and LoRA loaders, and Parallel Sampler."),
                 io.Clip.Output(tooltip="The checkpoint's text encoder, in ComfyUI's own process."),
                 io.Vae.Output(tooltip="The checkpoint's VAE, in ComfyUI's own process."),
-                io.ClipVision.Output(tooltip="What sees images, where the checkpoint has it, as SVD and Hunyuan3D do."),
+                io.ClipVision.Output(tooltip="The checkpoint's image encoder, if it has one. SVD and Hunyuan3D do."),
             ],
         )
 
     @classmethod
     def validate_inputs(cls, model_name: str) -> bool | str:
-        return True if model_name in list_checkpoints() else str(why_not_listed(model_name, checkpoint=True))
+        return True if model_name in list_checkpoints() else str(explain_not_listed(model_name, checkpoint=True))
 
     @classmethod
     async def execute(
@@ -57,14 +58,14 @@ class LoadCheckpointParallel(io.ComfyNode):
         check_installed()
         checkpoints = list_checkpoints()
         if model_name not in checkpoints:
-            raise Refused(*why_not_listed(model_name, checkpoint=True))
+            raise Refused(*explain_not_listed(model_name, checkpoint=True))
         path = checkpoints[model_name]
         file = describe_host_file(path, WEIGHT_DTYPES[dtype])
-        model = host_model(model_name, file, plan, group)
-        return io.NodeOutput(model, *beside(path, file.has_more))
+        model = build_model(model_name, file, plan, group)
+        return io.NodeOutput(model, *load_rest(path, file.has_more))
 
 
-def beside(path: Path, has_more: bool) -> tuple[Any, Any, Any]:
+def load_rest(path: Path, has_more: bool) -> tuple[Any, Any, Any]:
     """Loads a checkpoint's CLIP, VAE and CLIP vision with ComfyUI's own loader, as the stock nodes do.
 
     That loader would read a file with only a diffusion model whole. For such a file this returns what the loader would

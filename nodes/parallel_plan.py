@@ -29,8 +29,16 @@ from ..parallel_backend.plan import (
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
-from .plan_words import Devices, Remark, devices_of_auto, one_faster, remark, why_by_call, why_one_rank
-from .workers.group import device_count, device_type, like_cards, most_ranks, settings
+from .plan_words import (
+    Devices,
+    Remark,
+    explain_call_plan,
+    explain_devices,
+    explain_idle_ranks,
+    explain_one_rank,
+    remark,
+)
+from .workers.group import device_count, device_type, most_ranks, settings, split_cards
 
 AUTO = "auto"
 MANUAL = "manual"
@@ -59,9 +67,8 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: ComfyUI's own GPU and all like it (2 CPU ranks where there is none), under the plan "
-                    "that is predicted, or has been seen, to be the fastest here for what is sampled. manual: the "
-                    "degrees below.",
+                    tooltip="auto: uses ComfyUI's GPU and all GPUs like it (2 CPU ranks without a GPU), and the plan "
+                    "that is predicted or measured to be the fastest here. manual: uses the degrees below.",
                 ),
                 *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
                 io.Combo.Input(
@@ -81,7 +88,7 @@ class ParallelPlanNode(io.ComfyNode):
                     max=MAX_DEGREE,
                     optional=True,
                     advanced=True,
-                    tooltip="Into how many patches PipeFusion cuts the image; 0 is one a stage. Used in manual mode.",
+                    tooltip="How many patches PipeFusion cuts the image into. 0: one per stage. Used in manual mode.",
                 ),
                 io.Int.Input(
                     "sync_steps",
@@ -90,8 +97,8 @@ class ParallelPlanNode(io.ComfyNode):
                     max=1000,
                     optional=True,
                     advanced=True,
-                    tooltip="How many steps PipeFusion runs whole before patches see each other's last step. More is "
-                    "closer to the exact image, and slower. Used in manual mode.",
+                    tooltip="How many steps PipeFusion runs whole. After them, each patch sees the others as they were "
+                    "a step before. More steps are slower and closer to the exact image. Used in manual mode.",
                 ),
                 *weight_inputs(),
                 exchange_dtype_input(),
@@ -103,15 +110,15 @@ class ParallelPlanNode(io.ComfyNode):
 
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
-        return io.NodeOutput(None if mode == AUTO else plan_of(values))
+        return io.NodeOutput(None if mode == AUTO else parse_plan(values))
 
 
-def plan_of(values: Mapping[str, int | str]) -> ParallelPlan:
+def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:
     """Returns the plan for the node's values. Raises PlanError."""
-    return ParallelPlan.from_json({**values, "speeds": speeds_of(values.get("speeds", ""))})
+    return ParallelPlan.from_json({**values, "speeds": parse_speeds(values.get("speeds", ""))})
 
 
-def speeds_of(words: int | str) -> tuple[float, ...]:
+def parse_speeds(words: int | str) -> tuple[float, ...]:
     """Parses speeds from a text such as "1, 0.5". An empty text has none. Raises PlanError."""
     try:
         return tuple(float(word) for word in re.split(r"[\s,;:]+", str(words).strip()) if word)
@@ -132,10 +139,9 @@ def weight_inputs() -> list[io.Input]:
             options=list(WEIGHTS),
             default=AUTO,
             optional=True,
-            tooltip="Where the weights of blocks wait until they are computed with. whole: on each rank. "
-            "shared: shared out over the ranks that compute with the same ones. host: in RAM. auto: whole "
-            "where that fits, else those of as few blocks as must leave the GPU wait where the faster link is. "
-            "Used in manual mode.",
+            tooltip="Where the weights of idle blocks are kept. It never changes the image. whole: on each rank. "
+            "shared: split over the ranks that compute with the same weights. host: in RAM. auto: whole if that fits. "
+            "Otherwise as few blocks as possible leave the GPU, to where the link is faster. Used in manual mode.",
         ),
         io.Int.Input(
             "weight_blocks",
@@ -144,8 +150,8 @@ def weight_inputs() -> list[io.Input]:
             max=MAX_BLOCKS,
             optional=True,
             advanced=True,
-            tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
-            "more memory, and less time. Used in manual mode, with weights shared or host.",
+            tooltip="How many of a rank's blocks are shared or in RAM. 0: all. Fewer blocks take more memory and "
+            "less time. Used in manual mode, with weights shared or host.",
         ),
     ]
 
@@ -158,8 +164,8 @@ def exchange_dtype_input() -> io.Input:
         default=MODEL,
         optional=True,
         advanced=True,
-        tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the model's own, "
-        "exact. fp8: lossy, half the bytes of bf16; the image differs a little. Used in manual mode.",
+        tooltip="The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
+        "exact. fp8: half the bytes of bf16, lossy: the image differs a little. Used in manual mode.",
     )
 
 
@@ -170,8 +176,8 @@ def speeds_input() -> io.Input:
         default="",
         optional=True,
         advanced=True,
-        tooltip="How fast each rank's device is beside the others, by rank, such as 1, 0.5: a slower one gets less of "
-        "the tokens, blocks and images, in proportion. Empty: all alike. Used in manual mode.",
+        tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
+        "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
     )
 
 
@@ -183,8 +189,8 @@ def compile_input() -> io.Input:
         default=OFF,
         optional=True,
         advanced=True,
-        tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first steps of a size "
-        f"longer. auto: on a GPU, in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
+        tooltip="Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
+        f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
     )
 
 
@@ -195,7 +201,7 @@ class ResolvedPlan(NamedTuple):
     note: tuple[Remark, ...] = ()
 
 
-def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
+def resolve_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
     """The plan to run on this machine. module: the diffusion model, which may be on the meta device.
 
     Raises PlanError if the model or the machine forbids it.
@@ -206,17 +212,17 @@ def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPl
     return resolved
 
 
-def devices_of_machine() -> Devices:
+def describe_devices() -> Devices:
     """Returns the devices that an automatic plan has on this machine."""
     given = comfy.cli_args.args
     choices = (("--cuda-device", given.cuda_device), ("--oneapi-device-selector", given.oneapi_device_selector))
     chosen = " ".join(f"{flag}={value}" for flag, value in choices if value is not None)
-    is_set, (alike, others) = settings().ranks > 0, like_cards()
+    is_set, (alike, others) = settings().ranks > 0, split_cards()
     unlike = () if is_set else tuple(map(str, others))
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
-def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
+def choose_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
     """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
 
     It is the first of the possible plans: by their predictions, or else in the order of `list_plans`. Its note says
@@ -224,13 +230,13 @@ def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> Re
     """
     devices, found = device_count(), costs.rank_plans(work)
     plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
-    why = devices_of_auto(devices_of_machine())
+    why = explain_devices(describe_devices())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
         idle = heads > 0 and plan.ways(BATCH_AXES) > work.parts
         apart = couples(module) or not work.rows
-        why += [one_faster(found)] if idle and found else why_by_call(plan, work, heads, apart)
+        why += [explain_idle_ranks(found)] if idle and found else explain_call_plan(plan, work, heads, apart)
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
     return ResolvedPlan(plan, tuple(why))
@@ -241,7 +247,7 @@ def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
     most, on_gpus, note = most_ranks(), device_type() != CPU, ()
     fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
     if fitted is not plan:
-        note += why_one_rank(plan, most, on_gpus)
+        note += explain_one_rank(plan, most, on_gpus)
     if not on_gpus and plan.attention not in ON_THE_CPU:
         fitted = replace(fitted, attention=AUTO)
         note += (remark("cpu_kernel", attention=plan.attention),)

@@ -54,7 +54,7 @@ def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float
     )
 
 
-def schedule_of(folder: DiffusersFolder | None) -> Schedule | None:
+def read_schedule(folder: DiffusersFolder | None) -> Schedule | None:
     """Returns the schedule that a diffusers folder states, if it does."""
     if folder is None or not folder.scheduler:
         return None

@@ -41,10 +41,10 @@ from ..compat import replace_inner_forward
 from ..costs.machine import measure
 from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..errors import Refused
-from ..plan_words import Remark, in_words
-from .module_guard import ModuleGuard, put_elsewhere
-from .patches import bearable, check_inside, check_plan, sendable
-from .remote_weights import Patches, RemoteWeights, check_interrupt, run_plan
+from ..plan_words import Remark, join_remarks
+from .module_guard import ModuleGuard, replace_weights
+from .patches import check_inside, check_plan, encode_options, find_allowed_sharing
+from .remote_weights import Patches, RemoteWeights, check_interrupt, describe_plan
 from .schedule import Schedule
 
 ONE_DEVICE = ParallelPlan()
@@ -53,7 +53,7 @@ MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of 
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
 
 
-class Run:
+class Sampling:
     """One sampling. Objects that nodes run inside of the model live in the ranks for as long as it lasts."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Run:
         self.objects: list[Any] = []
         self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
 
-    def has_more(self, control: Any) -> bool:
+    def record_residuals(self, control: Any) -> bool:
         """Records how much of ControlNets goes to the ranks with a step. Returns whether it is more than before."""
         tensors: Tensors = {}
         pack(control, "control", tensors)
@@ -102,7 +102,7 @@ class RemoteModule(RemoteWeights):
         self.auto = auto
         self.costs = costs
         self.schedule = schedule
-        self.asked: Work | None = None  # of the last request
+        self.last_work: Work | None = None  # of the last request
         self.module = module
         self.batcher = CallBatcher(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
@@ -114,28 +114,28 @@ class RemoteModule(RemoteWeights):
             if hasattr(module, method):
                 module.__dict__[method] = functools.partial(self.send_part, method)
         module.__dict__[ATTRIBUTE] = self
-        put_elsewhere(module)
+        replace_weights(module)
         self.module_guard = ModuleGuard(module)
         self.own_source = self.source
         self.attributes: dict[str, Any] = {}  # set by nodes on the module, by path
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
-        self.run = Run()
+        self.sampling = Sampling()
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """Calls a class in which our call has no place inside of the wrappers."""
-        options = self.named(args, kwargs).get("transformer_options") or {}
+        options = self.name_arguments(args, kwargs).get("transformer_options") or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one call of the model in the ranks. Returns its result on the device of the latents. Raises Refused for
         what would have to run inside of the model, and for what cannot be sent."""
-        values = self.named(args, kwargs)
+        values = self.name_arguments(args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        options = sendable(values.get("transformer_options") or {}, self.run.name_object)
+        options = encode_options(values.get("transformer_options") or {}, self.sampling.name_object)
         values["transformer_options"] = {
             **options,
-            RUN: self.run.name,
+            RUN: self.sampling.name,
             ATTRIBUTES: self.attributes,
             **({COMPILED: self.compiled} if self.compiled else {}),
         }
@@ -157,10 +157,10 @@ class RemoteModule(RemoteWeights):
                     "The Parallel Sampler takes no latent of several parts, such as video with sound.",
                     "Use a stock KSampler for it, with a plan without PipeFusion.",
                 )
-            return self.recording.note(latents, timestep, given, branches)
+            return self.recording.add(latents, timestep, given, branches)
         parts = [part.to(like) for part in self.batcher.answer(ModelCall([latents, timestep], given, branches))]
-        if self.run.has_more(given.get("control")):
-            size = self.run.residuals
+        if self.sampling.record_residuals(given.get("control")):
+            size = self.sampling.residuals
             self.group.runs.sent_residuals(size)
             logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
@@ -169,10 +169,10 @@ class RemoteModule(RemoteWeights):
         """Runs calls of the model in the ranks."""
         with self.group.turn(check_interrupt):
             work = Work.of([call.size for call in calls], [call.branches for call in calls])
-            self.settle(self.counted(work, calls[0].args, calls[0].kwargs), [call.kwargs for call in calls])
+            self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), [call.kwargs for call in calls])
             self.load()
             found = self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
-            self.learn()
+            self.learn_steps()
             return found
 
     def sample(
@@ -183,25 +183,25 @@ class RemoteModule(RemoteWeights):
         given = [each.conditions for each in passes if isinstance(each.conditions, Mapping)]
         if given:
             noise = tensors["noise"].to(self.costs.torch_dtype)
-            work = self.counted(work, (noise, noise.new_zeros(len(noise))), given[0])
-        self.settle(work, given)
+            work = self.count_work(work, (noise, noise.new_zeros(len(noise))), given[0])
+        self.decide_plan(work, given)
         found = super().sample(call, tensors, passes, on_step)
         if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks
-            self.learn()
+            self.learn_steps()
         return found
 
-    def counted(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
+    def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
         """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is still to be
         decided, the ranks measure their speed first."""
         if self.auto and self.auto.is_open:
             measure(self.group, self.costs.dtype, check_interrupt)
         return replace(work, forward=self.costs.count_call(args, kwargs))
 
-    def learn(self) -> None:
+    def learn_steps(self) -> None:
         """Corrects the predictions of this plan by the run's steps."""
         run = self.group.runs.current
-        if self.asked and self.asked.forward and is_covered(self.plan) and run and (steps := run.of_plan):
-            self.costs.learn(self.asked.forward, self.asked, self.plan, *pick_usual_step(steps))
+        if self.last_work and self.last_work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
+            self.costs.learn(self.last_work.forward, self.last_work, self.plan, *pick_usual_step(steps))
 
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or may."""
@@ -213,20 +213,20 @@ class RemoteModule(RemoteWeights):
         self.auto.begin()
         return None
 
-    def settle(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
+    def decide_plan(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
         """Decides an automatic plan by the work. The ranks keep the weights. asked: the calls' arguments. Raises
         Refused if nodes ask for something that the plan does not allow."""
         options = [each.get("transformer_options", {}) for each in asked]
-        self.follow(replace(work, **bearable(options)))
-        self.predict(replace(work, **bearable(options)))
+        self.follow_work(replace(work, **find_allowed_sharing(options)))
+        self.report_prediction(replace(work, **find_allowed_sharing(options)))
         for each in options:
             check_plan(each, self.plan)
 
-    def predict(self, work: Work) -> None:
+    def report_prediction(self, work: Work) -> None:
         """Reports the predicted time of a step, also on one device, once for each plan and size."""
-        if work == self.asked and not self.group.runs.is_new:
+        if work == self.last_work and not self.group.runs.is_new:
             return
-        self.asked = work
+        self.last_work = work
         if work.forward and self.plan.world_size > 1:
             alone = self.costs.predict(work.forward, work, ONE_DEVICE)
             has_run = self.costs.has_run(work.forward, work, ONE_DEVICE)
@@ -235,13 +235,13 @@ class RemoteModule(RemoteWeights):
             predicted = self.costs.predict(work.forward, work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
-    def follow(self, work: Work) -> None:
+    def follow_work(self, work: Work) -> None:
         if self.auto is None or not self.auto.follow(work):
             return
         self.plan = self.auto.plan
         self.note = tuple(self.auto.why)
-        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, in_words(self.note))
-        self.group.runs.planned(run_plan(self.plan))
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
+        self.group.runs.planned(describe_plan(self.plan))
 
     def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""
@@ -249,14 +249,16 @@ class RemoteModule(RemoteWeights):
             self.load()
             return self.group.part(method, args, kwargs, check_interrupt).to(args[0].device)
 
-    def named(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name."""
         values = dict(self.signature.bind(*args, **kwargs).arguments)
         rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
         more = values.pop(rest, {})
         return {**values, **more}
 
-    def use(self, key: str | None, patches: Patches, objects: Mapping[str, Any], compiled: Mapping[str, Any]) -> None:
+    def use_patches(
+        self, key: str | None, patches: Patches, objects: Mapping[str, Any], compiled: Mapping[str, Any]
+    ) -> None:
         """Makes the following calls those of a patcher, with its changes of the weights, and what it replaces.
 
         key: tells these changes from others.
@@ -284,13 +286,13 @@ class RemoteModule(RemoteWeights):
 
         self.group.adapt(key, build, check_interrupt, PATCH)
 
-    def begin(self, options: Mapping[str, Any]) -> None:
+    def begin_sampling(self, options: Mapping[str, Any]) -> None:
         """Called before a sampling, with what nodes ask for. Raises Refused for what cannot be honoured."""
         self.module_guard.check(self.attributes)
         check_inside(options)
         if self.auto is None:
             check_plan(options, self.plan)
-        self.run = Run()
+        self.sampling = Sampling()
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

@@ -11,8 +11,8 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts, is_covered
-from ..parallel_plan import ResolvedPlan, devices_of_machine
-from ..plan_words import Remark, devices_of_auto, remark
+from ..parallel_plan import ResolvedPlan, describe_devices
+from ..plan_words import Remark, explain_devices, remark
 from ..workers.group import device_count
 from .memory_estimate import ModelMemory, Picture
 from .question import Sampler
@@ -61,7 +61,7 @@ def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tu
     found = {guided: by_call(work) for guided, work in works.items()}
     guided, (plan, why) = list(found.items())[-1]
     if len({each.plan for each in found.values()}) > 1:
-        devices = devices_of_auto(devices_of_machine())
+        devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
         said = [*devices, either, *explain_choice(sampled, works[guided])]
         return ResolvedPlan(plan, (remark("counted_guided"),)), said

@@ -22,7 +22,7 @@ Check = Callable[[ParallelPlan], None]
 FACTORS = range(2, 9)  # for how many times as many stages
 
 
-def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
+def list_remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
     """Lists each single change with which the plan would fit.
 
     If the plan fits only because weights are fetched, it lists what would let them be whole.
@@ -37,7 +37,7 @@ def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
     staged = (each for each in list_more_stages(asked) if allows(check, each) and fits(estimate, each))
     if plan := next(staged, None):
         found.append(remark("would_plan", plan=str(replace(plan, weights=AUTO))))
-    return found if only_whole else [*found, *smaller_picture(estimate, asked)]
+    return found if only_whole else [*found, *suggest_picture(estimate, asked)]
 
 
 def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
@@ -70,7 +70,7 @@ def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
             yield more
 
 
-def smaller_picture(estimate: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
+def suggest_picture(estimate: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
     """Suggests one image at a time, or half its sides, if that fits."""
     for factor, images in ((1, 1), (2, 1)):
         pictures = [

@@ -231,9 +231,9 @@ def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.
     for name, package in packages().items():
         monkeypatch.setitem(sys.modules, name, package)
     words = importlib.import_module("pack.nodes.plan_words")
-    said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
-    assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.in_words(said)
-    assert [each.key for each in words.devices_of_auto(words.Devices(2, True, False, ""))] == ["auto_gpus"]
+    said = words.explain_devices(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
+    assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.join_remarks(said)
+    assert [each.key for each in words.explain_devices(words.Devices(2, True, False, ""))] == ["auto_gpus"]
 
 
 def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:

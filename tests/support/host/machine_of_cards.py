@@ -55,7 +55,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         devices = machine.devices_of_ranks(group.device_count())
         answer = route.answer(route.Question(None, []))
         guided = plans.Work(2, has_branches=True)
-        noted = plans.auto_host_plan(guided, torch.nn.Identity(), costs)
+        noted = plans.choose_plan(guided, torch.nn.Identity(), costs)
     except group.SettingsError as error:
         return {"error": str(error)}
     finally:
@@ -69,7 +69,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         "remarks": [each["key"] for each in answer["remarks"]],
         "text": " ".join(each["text"] for each in answer["remarks"]),
         "plan": str(noted.plan),
-        "note": words.in_words(noted.note),
+        "note": words.join_remarks(noted.note),
     }
 
 
