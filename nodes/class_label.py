@@ -64,6 +64,6 @@ def class_index(label: str, classes: int, id2label: dict[int, str]) -> int:
         nearest = difflib.get_close_matches(label.lower(), indices, n=3, cutoff=0.4) or sorted(indices)[:3]
         cause = f"This model has no class {label!r}"
         if not indices:
-            raise Refused(f"{cause}; it names no classes.", "Use a number.")
+            raise Refused(f"{cause}: its classes have no names.", "Use a number.")
         raise Refused(f"{cause}.", f"Did you mean {', '.join(nearest)}?")
     return indices[label.lower()]

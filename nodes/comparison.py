@@ -23,6 +23,7 @@ from ..parallel_backend.plan import MODEL, ParallelPlan
 from ..parallel_backend.sampling.caches import NONE
 from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
+from .model.loop_mode import Callback
 from .model.remote_module import RemoteModule
 
 FOLDER, FILE = "paralleldit", "comparisons.json"  # in ComfyUI's user directory, which no page can read
@@ -30,8 +31,6 @@ KEPT = 200  # newest entries
 WARM_UP = 1  # untimed steps
 
 NEVER, ONCE = "never", "once"
-
-Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import comfy.sd
@@ -10,11 +9,9 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
-from .errors import Refused
-from .load_model import build_model, common_inputs
-from .model.host_file import WEIGHT_DTYPES, describe_host_file
+from .load_model import common_inputs, load_listed
+from .model.host_file import HostFile
 from .model.model_files import explain_not_listed, list_checkpoints
-from .workers.installed import check_installed
 
 
 class LoadCheckpointParallel(io.ComfyNode):
@@ -55,26 +52,20 @@ class LoadCheckpointParallel(io.ComfyNode):
         cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
         """This is asynchronous, like the other loader, so that ComfyUI runs it first."""
-        check_installed()
-        checkpoints = list_checkpoints()
-        if model_name not in checkpoints:
-            raise Refused(*explain_not_listed(model_name, checkpoint=True))
-        path = checkpoints[model_name]
-        file = describe_host_file(path, WEIGHT_DTYPES[dtype])
-        model = build_model(model_name, file, plan, group)
-        return io.NodeOutput(model, *load_rest(path, file.has_more))
+        model, file = load_listed(list_checkpoints(), model_name, dtype, plan, group, checkpoint=True)
+        return io.NodeOutput(model, *load_rest(file))
 
 
-def load_rest(path: Path, has_more: bool) -> tuple[Any, Any, Any]:
+def load_rest(file: HostFile) -> tuple[Any, Any, Any]:
     """Loads a checkpoint's CLIP, VAE and CLIP vision with ComfyUI's own loader, as the stock nodes do.
 
     That loader would read a file with only a diffusion model whole. For such a file this returns what the loader would
     return: a VAE that raises an error when it is used.
     """
-    if not has_more:
+    if not file.has_more:
         return None, comfy.sd.VAE(sd={}), None
     embeddings = folder_paths.get_folder_paths("embeddings")
     found = comfy.sd.load_checkpoint_guess_config(
-        str(path), output_model=False, output_clipvision=True, embedding_directory=embeddings
+        str(file.path), output_model=False, output_clipvision=True, embedding_directory=embeddings
     )
     return found[1:]

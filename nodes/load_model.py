@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 
 from comfy_api.latest import io
 
@@ -56,12 +58,8 @@ class LoadDiffusionModelParallel(io.ComfyNode):
         cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
         """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
-        check_installed()
-        models = list_models()
-        if model_name not in models:
-            raise Refused(*explain_not_listed(model_name))
-        file = describe_host_file(models[model_name], WEIGHT_DTYPES[dtype])
-        return io.NodeOutput(build_model(model_name, file, plan, group))
+        model, _file = load_listed(list_models(), model_name, dtype, plan, group)
+        return io.NodeOutput(model)
 
 
 def common_inputs() -> list[io.Input]:
@@ -90,21 +88,36 @@ def common_inputs() -> list[io.Input]:
     ]
 
 
-def build_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
-    """Returns the MODEL of a file or folder, run by ComfyUI's own class. Raises PlanError."""
+def load_listed(
+    listed: Mapping[str, Path],
+    model_name: str,
+    dtype: str,
+    plan: ParallelPlan | None,
+    group: int,
+    checkpoint: bool = False,
+) -> tuple[RemoteModelPatcher, HostFile]:
+    """Returns the MODEL of one of the listed files or folders, run by ComfyUI's own class, and what it was made from.
+    checkpoint: whether the checkpoint loader asks.
+
+    Raises NotInstalled, Refused for a name that is not listed, ModelFileError and PlanError.
+    """
+    check_installed()
+    if model_name not in listed:
+        raise Refused(*explain_not_listed(model_name, checkpoint))
+    file = describe_host_file(listed[model_name], WEIGHT_DTYPES[dtype])
     auto, costs = None, file.costs()
     if plan is None:
-        auto = PlanOfRun(functools.partial(choose_plan, module=file.module, costs=costs))
-        resolved = ResolvedPlan(auto.plan)
-        logging.info("[ParallelDiT] %s (ComfyUI's own %s): auto, by what it is asked", model_name, file.model_class)
+        auto = PlanOfRun(functools.partial(choose_plan, costs=costs))
+        resolved, words = ResolvedPlan(auto.plan), "auto, decided by the first call of a sampling"
     else:
         resolved = resolve_plan(plan, file.module)
-        logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, resolved.plan)
+        words = str(resolved.plan)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, words)
     if resolved.note:
         logging.warning("[ParallelDiT] %s", join_remarks(resolved.note))
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
     workers = worker_group(group)
     prepare_model(workers, plan.world_size, source.to_json(), source.files)
-    asked = (plan, file.module, file.sizes, costs, resolved.note, auto)
-    remote = RemoteModule(workers, source, *asked, name=model_name, schedule=read_schedule(file.folder))
-    return remote_patcher(file.model, remote)
+    schedule = read_schedule(file.folder)
+    remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, model_name, schedule)
+    return remote_patcher(file.model, remote), file

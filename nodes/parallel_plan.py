@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import (
     ATTENTION,
+    AUTO,
     COMPILE,
     COMPILED_STEPS,
     EXCHANGE_DTYPES,
@@ -40,7 +41,6 @@ from .plan_words import (
 )
 from .workers.group import device_count, device_type, most_ranks, settings, split_cards
 
-AUTO = "auto"
 MANUAL = "manual"
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
@@ -49,13 +49,28 @@ ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 PlanType = io.Custom("PARALLEL_PLAN")
 
 
+def degree_input(axis: str) -> io.Input:
+    """Returns the input for the degree of an axis."""
+    return number_input(axis, BY_NAME[axis].words, default=1, least=1, most=MAX_DEGREE, advanced=False)
+
+
+def number_input(name: str, tooltip: str, *, default: int, least: int, most: int, advanced: bool = True) -> io.Input:
+    """Returns an input for a whole number of the plan."""
+    tooltip = f"{tooltip} Used in manual mode."
+    return io.Int.Input(name, default=default, min=least, max=most, optional=True, advanced=advanced, tooltip=tooltip)
+
+
+def choice_input(name: str, options: Sequence[str], default: str, tooltip: str, *, advanced: bool = True) -> io.Input:
+    """Returns an input for one of several values of the plan."""
+    tooltip = f"{tooltip} Used in manual mode."
+    return io.Combo.Input(
+        name, options=list(options), default=default, optional=True, advanced=advanced, tooltip=tooltip
+    )
+
+
 class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        def degree(axis: str) -> io.Int.Input:
-            tooltip = f"{BY_NAME[axis].words} Used in manual mode."
-            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, optional=True, tooltip=tooltip)
-
         return io.Schema(
             node_id="ParallelDiT_Plan",
             display_name="Parallel Plan",
@@ -70,40 +85,37 @@ class ParallelPlanNode(io.ComfyNode):
                     tooltip="auto: uses ComfyUI's GPU and all GPUs like it (2 CPU ranks without a GPU), and the plan "
                     "that is predicted or measured to be the fastest here. manual: uses the degrees below.",
                 ),
-                *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
-                io.Combo.Input(
+                *(degree_input(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
+                choice_input(
                     "attention",
-                    options=list(ATTENTION),
-                    default=AUTO,
+                    ATTENTION,
+                    AUTO,
+                    "The kernel that computes self-attention. auto: the best that the device has.",
+                ),
+                *pipefusion_inputs(),
+                *placement_inputs(),
+                choice_input(
+                    "exchange_dtype",
+                    EXCHANGE_DTYPES,
+                    MODEL,
+                    "The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
+                    "exact. fp8: half the bytes of bf16, lossy: the image differs a little.",
+                ),
+                io.String.Input(
+                    "speeds",
+                    default="",
                     optional=True,
                     advanced=True,
-                    tooltip="The kernel that computes self-attention. auto: the best that the device has. "
-                    "Used in manual mode.",
+                    tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
+                    "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
                 ),
-                degree("pipefusion"),
-                io.Int.Input(
-                    "patches",
-                    default=0,
-                    min=0,
-                    max=MAX_DEGREE,
-                    optional=True,
-                    advanced=True,
-                    tooltip="How many patches PipeFusion cuts the image into. 0: one per stage. Used in manual mode.",
+                choice_input(
+                    "compile",
+                    COMPILE,
+                    OFF,
+                    "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
+                    f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
                 ),
-                io.Int.Input(
-                    "sync_steps",
-                    default=1,
-                    min=1,
-                    max=1000,
-                    optional=True,
-                    advanced=True,
-                    tooltip="How many steps PipeFusion runs whole. After them, each patch sees the others as they were "
-                    "a step before. More steps are slower and closer to the exact image. Used in manual mode.",
-                ),
-                *weight_inputs(),
-                exchange_dtype_input(),
-                speeds_input(),
-                compile_input(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
@@ -131,67 +143,49 @@ def parse_speeds(words: int | str) -> tuple[float, ...]:
         ) from error
 
 
-def weight_inputs() -> list[io.Input]:
-    """Returns the inputs that set where the blocks' weights are kept, and for how many blocks."""
+def pipefusion_inputs() -> list[io.Input]:
+    """Returns the inputs that set the pipeline's stages and their patches."""
     return [
-        io.Combo.Input(
-            "weights",
-            options=list(WEIGHTS),
-            default=AUTO,
-            optional=True,
-            tooltip="Where the weights of idle blocks are kept. It never changes the image. whole: on each rank. "
-            "shared: split over the ranks that compute with the same weights. host: in RAM. auto: whole if that fits. "
-            "Otherwise as few blocks as possible leave the GPU, to where the link is faster. Used in manual mode.",
-        ),
-        io.Int.Input(
-            "weight_blocks",
+        degree_input("pipefusion"),
+        number_input(
+            "patches",
+            "How many patches PipeFusion cuts the image into. 0: one per stage.",
             default=0,
-            min=0,
-            max=MAX_BLOCKS,
-            optional=True,
-            advanced=True,
-            tooltip="How many of a rank's blocks are shared or in RAM. 0: all. Fewer blocks take more memory and "
-            "less time. Used in manual mode, with weights shared or host.",
+            least=0,
+            most=MAX_DEGREE,
+        ),
+        number_input(
+            "sync_steps",
+            "How many steps PipeFusion runs whole. After them, each patch sees the others as they were a step "
+            "before. More steps are slower and closer to the exact image.",
+            default=1,
+            least=1,
+            most=1000,
         ),
     ]
 
 
-def exchange_dtype_input() -> io.Input:
-    """Returns the input that sets the dtype in which ranks exchange tokens."""
-    return io.Combo.Input(
-        "exchange_dtype",
-        options=list(EXCHANGE_DTYPES),
-        default=MODEL,
-        optional=True,
-        advanced=True,
-        tooltip="The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
-        "exact. fp8: half the bytes of bf16, lossy: the image differs a little. Used in manual mode.",
-    )
-
-
-def speeds_input() -> io.Input:
-    """Returns the input that sets how fast each rank's device is."""
-    return io.String.Input(
-        "speeds",
-        default="",
-        optional=True,
-        advanced=True,
-        tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
-        "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
-    )
-
-
-def compile_input() -> io.Input:
-    """Returns the input that sets whether blocks are compiled."""
-    return io.Combo.Input(
-        "compile",
-        options=list(COMPILE),
-        default=OFF,
-        optional=True,
-        advanced=True,
-        tooltip="Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
-        f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
-    )
+def placement_inputs() -> list[io.Input]:
+    """Returns the inputs that set where the blocks' weights are kept, and for how many blocks."""
+    return [
+        choice_input(
+            "weights",
+            WEIGHTS,
+            AUTO,
+            "Where the weights of idle blocks are kept. It never changes the image. whole: on each rank. shared: split "
+            "over the ranks that compute with the same weights. host: in RAM. auto: whole if that fits. Otherwise as "
+            "few blocks as possible leave the GPU, to where the link is faster.",
+            advanced=False,
+        ),
+        number_input(
+            "weight_blocks",
+            "With weights shared or host: how many of a rank's blocks are shared or in RAM. 0: all. Fewer blocks take "
+            "more memory and less time.",
+            default=0,
+            least=0,
+            most=MAX_BLOCKS,
+        ),
+    ]
 
 
 class ResolvedPlan(NamedTuple):
@@ -222,13 +216,13 @@ def describe_devices() -> Devices:
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
-def choose_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
+def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
 
     It is the first of the possible plans: by their predictions, or else in the order of `list_plans`. Its note says
     why.
     """
-    devices, found = device_count(), costs.rank_plans(work)
+    devices, module, found = device_count(), costs.module, costs.rank_plans(work)
     plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
     why = explain_devices(describe_devices())
     if devices > 1:
@@ -243,9 +237,9 @@ def choose_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> Resol
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
-    """Applies ParallelPlan.fitted to this machine, or to all machines in the settings. Raises PlanError."""
+    """Applies ParallelPlan.fit_devices to this machine, or to all machines in the settings. Raises PlanError."""
     most, on_gpus, note = most_ranks(), device_type() != CPU, ()
-    fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
+    fitted = plan.fit_devices(most, cores=not on_gpus and not settings().machines)
     if fitted is not plan:
         note += explain_one_rank(plan, most, on_gpus)
     if not on_gpus and plan.attention not in ON_THE_CPU:

@@ -23,7 +23,7 @@ from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
 from .comparison import NEVER, ONCE, StepClock, compare_with_exact
 from .model.loop_mode import LoopSampler, require_remote_module
-from .model.own_schedule import own_schedule
+from .model.own_schedule import choose_schedule
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 CACHE = CacheSettings()  # the defaults of the cache inputs
@@ -141,7 +141,7 @@ class ParallelSampler(io.ComfyNode):
         cache_interval: int = CACHE.interval,
     ) -> io.NodeOutput:
         remote = require_remote_module(model.model)
-        schedule, scale = own_schedule(model, remote.schedule)
+        schedule, scale = choose_schedule(model, remote.schedule)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}

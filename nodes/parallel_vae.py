@@ -14,6 +14,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import RequestError
+from ..parallel_backend.plan import AUTO
 from ..parallel_backend.weights.loading import DTYPES
 from ..worker.comfyui.vae import describe_vae
 from .errors import Refused
@@ -22,7 +23,6 @@ from .remote_vae import remote_vae
 from .workers.group import device_count, worker_group
 from .workers.installed import check_installed
 
-AUTO = "auto"
 NO_FILE = "(no file in models/vae)"
 
 

@@ -74,8 +74,8 @@ def explain_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
 
     lacks_file: True if there is a loader without a file; False if there is no loader.
     """
-    said, count = explain_devices(devices), devices.count
-    return said if count <= 1 else [*said, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
+    remarks, count = explain_devices(devices), devices.count
+    return remarks if count <= 1 else [*remarks, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
 
 
 def explain_devices(devices: Devices) -> list[Remark]:
@@ -101,20 +101,20 @@ def explain_call_plan(plan: ParallelPlan, work: Work, heads: int, couples: bool)
 
     heads: 0 if the model's tokens cannot be shared. couples: whether the rows of its batch depend on each other.
     """
-    said, ways = [], plan.ways(BATCH_AXES)
+    remarks, ways = [], plan.ways(BATCH_AXES)
     if couples:
-        said.append(remark("coupled"))
+        remarks.append(remark("coupled"))
     elif plan.cfg > 1:
-        said.append(remark("guidance_first"))
+        remarks.append(remark("guidance_first"))
     elif not work.has_branches:
-        said.append(remark("no_branches"))
+        remarks.append(remark("no_branches"))
     elif ways == 1:
-        said.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
+        remarks.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
     if plan.dp > 1 and work.parts > plan.cfg:
-        said.append(remark("rows_apart", dp=plan.dp))
+        remarks.append(remark("rows_apart", dp=plan.dp))
     if ways > work.parts:
-        said.append(remark("batch_only", ranks=ways, parts=work.parts))
-    return [*said, *explain_tokens(plan, heads)]
+        remarks.append(remark("batch_only", ranks=ways, parts=work.parts))
+    return [*remarks, *explain_tokens(plan, heads)]
 
 
 def explain_idle_ranks(found: Sequence[Prediction]) -> Remark:
@@ -131,13 +131,13 @@ def explain_idle_ranks(found: Sequence[Prediction]) -> Remark:
 
 def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:
     """Says why the plan shares tokens as it does."""
-    said = []
+    remarks = []
     if plan.ulysses > 1:
-        said.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
+        remarks.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
     if plan.ring > 1:
         key = "ring" if plan.ulysses > 1 else "ring_alone"
-        said.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
-    return said
+        remarks.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
+    return remarks
 
 
 def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:

@@ -77,7 +77,7 @@ class RemoteStage:
         return weights_of(self.original)
 
 
-class NothingToLoad(comfy.model_patcher.ModelPatcher):
+class RemoteVaePatcher(comfy.model_patcher.ModelPatcher):
     """The patcher of a VAE whose weights are in the ranks.
 
     ComfyUI makes room on its device for rank 0's share of the work. It limits how much of a batch it takes at a time by
@@ -113,7 +113,7 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
         )
     found: Any = copy.copy(vae)
     found.first_stage_model = RemoteStage(group, ranks, source, module, vae.device)
-    found.patcher = NothingToLoad(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
+    found.patcher = RemoteVaePatcher(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
     found.device, found.vae_dtype = CPU, chosen
     kept = vae.model_size()
     for name in ("memory_used_decode", "memory_used_encode"):
@@ -126,7 +126,7 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
 def refuse_tiles(*_given: Any, **_options: Any) -> Any:
     """ComfyUI's VAE switches to tiles if its memory runs out. The ranks report their own lack of memory as an error."""
     raise Refused(
-        "ComfyUI ran out of memory beside the parallel VAE, whose pictures are not cut into tiles.",
+        "ComfyUI ran out of memory, and the parallel VAE cannot cut its pictures into tiles.",
         "Use a smaller size or batch, or free models in ComfyUI.",
     )
 

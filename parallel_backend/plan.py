@@ -87,9 +87,9 @@ class ParallelPlan:
                 raise PlanError(
                     f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
                 )
-        object.__setattr__(self, "speeds", self.checked_speeds())
+        object.__setattr__(self, "speeds", self.normalise_speeds())
 
-    def checked_speeds(self) -> tuple[float, ...]:
+    def normalise_speeds(self) -> tuple[float, ...]:
         """Returns the speeds. Equal speeds become empty, so that plans of one effect are equal. Raises PlanError."""
         speeds = self.speeds
         if not isinstance(speeds, (list, tuple)) or not all(map(is_speed, speeds)):
@@ -226,7 +226,7 @@ class ParallelPlan:
                 *(axis for axis, degree in self.degrees().items() if degree > 1),
             )
 
-    def fitted(self, devices: int, cores: bool) -> ParallelPlan:
+    def fit_devices(self, devices: int, cores: bool) -> ParallelPlan:
         """Returns this plan, or a plan of one rank if there is only one device. So a plan made elsewhere still runs.
 
         cores: whether the devices are CPU cores. Too few cores count as one device. Raises PlanError if there are
@@ -260,7 +260,7 @@ class ParallelPlan:
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         if self.speeds:
-            parts.append(f"speeds {in_proportion(self.speeds)}")
+            parts.append(f"speeds {format_speeds(self.speeds)}")
         return " × ".join(parts) or "one rank"
 
 
@@ -269,7 +269,7 @@ def is_speed(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 / MAX_SPEED <= value <= MAX_SPEED
 
 
-def in_proportion(speeds: Iterable[float]) -> str:
+def format_speeds(speeds: Iterable[float]) -> str:
     """Formats speeds as a proportion; the fastest is 1."""
     known = [*speeds]
     return ":".join(f"{speed / max(known):.3g}" for speed in known)

@@ -66,7 +66,7 @@ class ModelCosts:
         if work.forward is None:
             return []
         plans = list_model_plans(device_count(), self.module, work)
-        correction = self.correction(work.forward, work)
+        correction = self.correction(work)
         found = rank_plans(
             plans,
             work.forward,
@@ -78,39 +78,43 @@ class ModelCosts:
         best = choose_prediction(found, correction)
         return sorted(found, key=lambda each: each is not best)
 
-    def predict(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
+    # These take work whose cost is known.
+
+    def predict(self, work: Work, plan: ParallelPlan) -> Prediction:
         """Returns the corrected prediction of any plan."""
-        return self.correction(forward, work).correct(self.predict_uncorrected(forward, work, plan))
+        return self.correction(work).correct(self.predict_uncorrected(work, plan))
 
-    def has_run(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> bool:
+    def has_run(self, work: Work, plan: ParallelPlan) -> bool:
         """Whether a prediction of this plan is what a step of it took here."""
-        return str(plan) in self.correction(forward, work).plans
+        return str(plan) in self.correction(work).plans
 
-    def predict_uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
-        return predict_fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights)
+    def predict_uncorrected(self, work: Work, plan: ParallelPlan) -> Prediction:
+        assert work.forward
+        return predict_fitted(work.forward, work.parts, plan, machine_of(self.dtype), self.weights)
 
     @property
     def weights(self) -> Weights:
         """The weights, with the memory for them that the ranks are expected to find."""
         return Weights(self.sizes, room_for_weights)
 
-    def correction(self, forward: ForwardCost, work: Work) -> Correction:
-        stored = file_of(self.dtype).steps.get(self.key(forward, work))
+    def correction(self, work: Work) -> Correction:
+        stored = file_of(self.dtype).steps.get(self.key(work))
         try:
             return Correction.from_json(stored) if stored else Correction()
         except (KeyError, TypeError, ValueError, AttributeError):
             return Correction()
 
-    def learn(self, forward: ForwardCost, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
+    def learn(self, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
         """Records what a step took."""
-        predicted = self.predict_uncorrected(forward, work, plan)
-        corrected = self.correction(forward, work).add_step(replace(predicted, plan=plan), seconds, communication)
-        file_of(self.dtype).note(self.key(forward, work), corrected.to_json())
+        predicted = self.predict_uncorrected(work, plan)
+        corrected = self.correction(work).add_step(replace(predicted, plan=plan), seconds, communication)
+        file_of(self.dtype).note(self.key(work), corrected.to_json())
 
-    def key(self, forward: ForwardCost, work: Work) -> str:
+    def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
+        assert work.forward
         name = type(self.module).__name__
-        return f"{name} of {self.sizes.total} bytes, {work.parts} × {forward.flops:.4g} FLOPs"
+        return f"{name} of {self.sizes.total} bytes, {work.parts} × {work.forward.flops:.4g} FLOPs"
 
 
 def is_covered(plan: ParallelPlan) -> bool:

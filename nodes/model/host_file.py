@@ -96,8 +96,8 @@ class HostFile:
         model = weakref.ref(self.model)  # weak, because the model's objects hold the costs
 
         def estimate(latents: Sequence[int]) -> float:
-            held = model()
-            return type(held).memory_required(held, latents) if held else 0.0
+            alive = model()
+            return type(alive).memory_required(alive, latents) if alive else 0.0
 
         return ModelCosts(self.module, self.sizes, self.cast or self.dtype or torch.bfloat16, estimate)
 

@@ -157,7 +157,7 @@ def record_passes(
             )
         if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
             raise Refused(
-                "The Parallel Sampler cannot honour conditioning by which parts of a latent have other timesteps.",
+                "The Parallel Sampler cannot honour conditioning that gives parts of a latent their own timesteps.",
                 "Use a stock KSampler for it, with a plan without PipeFusion.",
             )
         conditions = {KWARGS: drop_step_options(conditions), CHANNELS: take_extra_channels(latents, noise)}

@@ -19,11 +19,11 @@ from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrapper
 
 from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work
+from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.models import spec_of
 from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
-from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
 from ...worker.comfyui.patches import pack_patches
@@ -43,9 +43,9 @@ from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..errors import Refused
 from ..plan_words import Remark, join_remarks
 from .module_guard import ModuleGuard, replace_weights
+from .own_schedule import Schedule
 from .patches import check_inside, check_plan, encode_options, find_allowed_sharing
-from .remote_weights import Patches, RemoteWeights, check_interrupt, describe_plan
-from .schedule import Schedule
+from .remote_weights import Patches, RemoteWeights, check_interrupt
 
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
@@ -86,24 +86,22 @@ class RemoteModule(RemoteWeights):
         group: WorkerGroup,
         source: HostSource,
         plan: ParallelPlan,
-        module: torch.nn.Module,
-        sizes: WeightSizes,
         costs: ModelCosts,
         note: tuple[Remark, ...] = (),
         auto: PlanOfRun[tuple[Remark, ...]] | None = None,
         name: str = "",
         schedule: Schedule | None = None,
     ) -> None:
-        """costs: of the model's plans.
+        """costs: of the module's plans.
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
         name: of the model, as the user chose it.
         schedule: the schedule that a diffusers folder states, if it does."""
-        super().__init__(group, source.to_json(), plan, sizes, note, name)
+        super().__init__(group, source.to_json(), plan, costs.sizes, note, name)
         self.auto = auto
         self.costs = costs
         self.schedule = schedule
         self.last_work: Work | None = None  # of the last request
-        self.module = module
+        self.module = module = costs.module
         self.batcher = CallBatcher(self.call, self.shares_calls)
         self.signature = inspect.signature(module.forward)
         spec = spec_of(type(module))
@@ -178,6 +176,7 @@ class RemoteModule(RemoteWeights):
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
     ) -> torch.Tensor:
+        """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
         given = [each.conditions for each in passes if isinstance(each.conditions, Mapping)]
@@ -185,7 +184,9 @@ class RemoteModule(RemoteWeights):
             noise = tensors["noise"].to(self.costs.torch_dtype)
             work = self.count_work(work, (noise, noise.new_zeros(len(noise))), given[0])
         self.decide_plan(work, given)
-        found = super().sample(call, tensors, passes, on_step)
+        with self.group.turn(check_interrupt):
+            self.load()
+            found = self.group.sample(call, tensors, passes, check_interrupt, on_step)
         if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks
             self.learn_steps()
         return found
@@ -199,17 +200,18 @@ class RemoteModule(RemoteWeights):
 
     def learn_steps(self) -> None:
         """Corrects the predictions of this plan by the run's steps."""
-        run = self.group.runs.current
-        if self.last_work and self.last_work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
-            self.costs.learn(self.last_work.forward, self.last_work, self.plan, *pick_usual_step(steps))
+        run, work = self.group.runs.current, self.last_work
+        if work and work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
+            self.costs.learn(work, self.plan, *pick_usual_step(steps))
 
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or may."""
         return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
 
     def begin_run(self) -> RunPlan | None:
+        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
         if self.auto is None:
-            return super().begin_run()
+            return describe_plan(self.plan)
         self.auto.begin()
         return None
 
@@ -217,8 +219,9 @@ class RemoteModule(RemoteWeights):
         """Decides an automatic plan by the work. The ranks keep the weights. asked: the calls' arguments. Raises
         Refused if nodes ask for something that the plan does not allow."""
         options = [each.get("transformer_options", {}) for each in asked]
-        self.follow_work(replace(work, **find_allowed_sharing(options)))
-        self.report_prediction(replace(work, **find_allowed_sharing(options)))
+        work = replace(work, **find_allowed_sharing(options))
+        self.follow_work(work)
+        self.report_prediction(work)
         for each in options:
             check_plan(each, self.plan)
 
@@ -228,11 +231,11 @@ class RemoteModule(RemoteWeights):
             return
         self.last_work = work
         if work.forward and self.plan.world_size > 1:
-            alone = self.costs.predict(work.forward, work, ONE_DEVICE)
-            has_run = self.costs.has_run(work.forward, work, ONE_DEVICE)
+            alone = self.costs.predict(work, ONE_DEVICE)
+            has_run = self.costs.has_run(work, ONE_DEVICE)
             self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
         if work.forward and is_covered(self.plan):
-            predicted = self.costs.predict(work.forward, work, self.plan)
+            predicted = self.costs.predict(work, self.plan)
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def follow_work(self, work: Work) -> None:
@@ -273,8 +276,9 @@ class RemoteModule(RemoteWeights):
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}
 
-    def check_model(self, plan: ParallelPlan) -> None:
-        check_module(plan, self.module)
+    def allows(self, plan: ParallelPlan) -> bool:
+        """Whether the model can run under this plan."""
+        return allows(functools.partial(check_module, model=self.module), plan)
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:
@@ -298,3 +302,8 @@ class RemoteModule(RemoteWeights):
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:
     """Returns the RemoteModule behind a model's module, if it has one."""
     return vars(model.diffusion_model).get(ATTRIBUTE)
+
+
+def describe_plan(plan: ParallelPlan) -> RunPlan:
+    """Returns the plan in the form in which runs report it."""
+    return RunPlan(str(plan), plan.to_json(), plan.world_size)

@@ -158,7 +158,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.use_patches()
         if self.remote:
             self.remote.begin_sampling(self.model_options["transformer_options"])
-            self.remote.group.resident = self.origin()
+            self.remote.group.resident = self.find_origin()
 
     def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
         """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: changes of the
@@ -166,13 +166,13 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
-            told = f"{self.patches_uuid} {list(hooks)}" if more else key
+            key = f"{self.patches_uuid} {list(hooks)}" if more else key
             compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
-            self.remote.use_patches(told, patches, self.object_patches, compiled)
+            self.remote.use_patches(key, patches, self.object_patches, compiled)
 
-    def origin(self) -> RemoteModelPatcher:
-        """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded.
-        The group still holds the model after the nodes are gone, so some patcher has to answer for it."""
+    def find_origin(self) -> RemoteModelPatcher:
+        """Returns the loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as
+        loaded. The group still holds the model after the nodes are gone, so some patcher has to answer for it."""
         patcher = self
         while patcher.parent is not None:
             patcher = patcher.parent
@@ -208,8 +208,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if self.remote is None:
             super().patch_hooks(hooks)
             return
-        told = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
-        self.use_patches(self.get_combined_hook_patches(hooks), told)
+        strengths = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
+        self.use_patches(self.get_combined_hook_patches(hooks), strengths)
         self.current_hooks = hooks
 
     def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:

@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,15 +12,10 @@ import comfy.model_management
 import torch
 
 from ...parallel_backend.costs.memory import rank_bytes
-from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import RunPlan
-from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import SamplerCall, SamplerPass
-from ...worker.wire.tensors import Tensors
 from ..plan_words import Remark, remarks_to_json
 from ..workers.room import expect_weights, room_for_weights
 
@@ -65,8 +60,8 @@ class RemoteWeights:
         source: Header,
         plan: ParallelPlan,
         sizes: WeightSizes,
-        note: tuple[Remark, ...] = (),
-        name: str = "",
+        note: tuple[Remark, ...],
+        name: str,
     ) -> None:
         self.group = group
         self.source = source
@@ -79,35 +74,11 @@ class RemoteWeights:
         self.makes_room = False
         self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
 
-    def begin_run(self) -> RunPlan | None:
-        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
-        return describe_plan(self.plan)
-
-    def allows(self, plan: ParallelPlan) -> bool:
-        """Whether the model can run under this plan."""
-        try:
-            self.check_model(plan)
-        except PlanError:
-            return False
-        return True
-
-    def check_model(self, plan: ParallelPlan) -> None:
-        """Raises PlanError if the model cannot run under this plan."""
-        raise NotImplementedError
-
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
         plan = self.plan.to_json(), self.plan.world_size
         self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
         self.adapt(*self.patched)
-
-    def sample(
-        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
-    ) -> torch.Tensor:
-        """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
-        with self.group.turn(check_interrupt):
-            self.load()
-            return self.group.sample(call, tensors, passes, check_interrupt, on_step)
 
     @contextlib.contextmanager
     def record_forwards(self, channels: int) -> Iterator[list[RecordedForward]]:
@@ -124,11 +95,10 @@ class RemoteWeights:
 
     @property
     def weight_bytes(self) -> int:
-        """What rank 0, of the first stage, keeps of the weights on its accelerator, parked ones included.
+        """What rank 0 keeps of the weights on its accelerator, parked ones included.
 
         The ranks report it. Before that, it is what they are expected to decide on a card with room made. It is 1
-        without an
-        accelerator: with 0, ComfyUI would count the weights itself.
+        without an accelerator: with 0, ComfyUI would count the weights itself.
         """
         if self.group.device == "cpu":
             return 1
@@ -137,8 +107,10 @@ class RemoteWeights:
 
     def decided_plan(self) -> ParallelPlan | None:
         """Returns the plan with the weights that the ranks reported."""
-        told = (self.group.status().get("weights") or {}) if self.is_loaded else {}
-        return replace(self.plan, weights=told["kind"], weight_blocks=told.get("blocks", 0)) if told else None
+        reported = self.group.status().get("weights") if self.is_loaded else None
+        if not reported:
+            return None
+        return replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
 
     @property
     def is_loaded(self) -> bool:
@@ -188,8 +160,3 @@ class RemoteWeights:
         """Makes the worker group free its accelerators, as the operator's settings say, if it is for this model."""
         if self.is_loaded and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")
-
-
-def describe_plan(plan: ParallelPlan) -> RunPlan:
-    """Returns the plan in the form in which runs report it."""
-    return RunPlan(str(plan), plan.to_json(), plan.world_size)

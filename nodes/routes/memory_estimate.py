@@ -140,22 +140,22 @@ class MemoryEstimate:
         stages = self.memory.sizes.by_stage(self.plan)
         size = format_bytes(self.memory.sizes.count_fetched_bytes(self.plan))
         going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
-        said = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
-        said += self.explain_fetching() if self.asked.weights == AUTO else []
-        said += self.explain_link(computing) if device_type() != CPU else []
-        return [*said, self.explain_forwards(), *self.explain_too_large("fetched_too_large")]
+        found = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
+        found += self.explain_fetching() if self.asked.weights == AUTO else []
+        found += self.explain_link(computing) if device_type() != CPU else []
+        return [*found, self.explain_forwards(), *self.explain_too_large("fetched_too_large")]
 
     def explain_link(self, computing: float) -> list[Remark]:
         """Says how long the weights take on the link, and whether that exceeds the computing time."""
-        told = reported_weights(self.group)
-        is_measured = told.get("kind") == self.plan.weights and bool(told.get("is_measured"))
-        rate = told["link"] if is_measured else ASSUMED.of(self.plan.weights)
+        reported = reported_weights(self.group)
+        is_measured = reported.get("kind") == self.plan.weights and bool(reported.get("is_measured"))
+        rate = reported["link"] if is_measured else ASSUMED.of(self.plan.weights)
         needed = self.memory.sizes.count_fetched_bytes(self.plan) / rate
         key = "link_measured" if is_measured else "link_assumed"
-        said = [remark(key, rate=f"{rate / 1e9:.1f} GB/s", seconds=format_seconds(needed))]
+        found = [remark(key, rate=f"{rate / 1e9:.1f} GB/s", seconds=format_seconds(needed))]
         if computing and needed > computing:
-            said.append(remark("link_slower", computing=format_seconds(computing)))
-        return said
+            found.append(remark("link_slower", computing=format_seconds(computing)))
+        return found
 
     def explain_forwards(self) -> Remark:
         """Says how often a step fetches them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from server import PromptServer
 
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
@@ -29,7 +28,6 @@ from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
 from ..model.model_files import explain_not_listed, list_checkpoints, list_models
 from ..parallel_plan import (
     ResolvedPlan,
-    choose_plan,
     describe_devices,
     fit_to_machine,
     parse_plan,
@@ -48,19 +46,15 @@ MAX_RANKS = 256  # more are counted, but not listed
 
 
 class Bounds(NamedTuple):
-    """What a model allows of a plan.
+    """What a model allows of a plan. heads: of its attention; None if unknown. costs: of its plans."""
 
-    resolve: turns the requested plan into the plan that runs.
-    heads: the number of heads; None if unknown.
-    by_call: returns the automatic plan for the work of a call.
-    costs: of the model's plans.
-    """
-
-    resolve: Callable[[ParallelPlan], ResolvedPlan]
     heads: int | None
     memory: ModelMemory
-    by_call: Callable[[Work], ResolvedPlan]
     costs: ModelCosts
+
+    def resolve(self, plan: ParallelPlan) -> ResolvedPlan:
+        """Turns the requested plan into the plan that runs. Raises PlanError."""
+        return resolve_plan(plan, self.costs.module)
 
 
 def add_plan_route() -> None:
@@ -74,11 +68,11 @@ async def plan_route(request: web.Request) -> web.Response:
     async for chunk in request.content.iter_chunked(MAX_BYTES):
         body += chunk
         if len(body) > MAX_BYTES:
-            return web.Response(status=413, text=f"A question about a plan is {MAX_BYTES} bytes at most.")
+            return web.Response(status=413, text=f"A question about a plan has at most {MAX_BYTES} bytes.")
     try:
         question = read_question(parse_object(body))
     except ValueError as error:
-        return web.Response(status=400, text=f"This is no question about a plan: {error}.")
+        return web.Response(status=400, text=f"This is not a question about a plan: {error}.")
     try:
         return web.json_response(await asyncio.to_thread(answer, question))
     except SettingsError as error:
@@ -90,7 +84,7 @@ def answer(question: Question) -> dict[str, Any]:
 
     plan: in words.
     world: its number of ranks; `ranks` says what each of them holds.
-    remarks: what else is to be said of it.
+    remarks: on it.
     memory: what the ranks keep of the weights and need, see `MemoryEstimate.to_json`; null if no model is known.
     predicted: see `predict_plans`.
     sized: whether the sampled size is known.
@@ -164,13 +158,8 @@ def remedies_to_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sam
 def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
     """Says that there is no uncond to run beside cond, and how the ranks could be used instead."""
     others = (replace(plan, cfg=1, speeds=(), **{axis: getattr(plan, axis) * plan.cfg}) for axis in ("ulysses", "ring"))
-    for other in others if models else ():
-        try:
-            models[0].resolve(other)
-        except PlanError:
-            continue
-        return remark("no_guidance", plan=str(other))
-    return remark("no_guidance_alone")
+    other = next((each for each in others if models and allows(models[0].resolve, each)), None)
+    return remark("no_guidance", plan=str(other)) if other else remark("no_guidance_alone")
 
 
 def resolve(
@@ -187,7 +176,7 @@ def resolve(
             return [m.resolve(plan) for m in models][0], []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
     if models and sampled:
-        return expect_plan(sampled, models[0].by_call)
+        return expect_plan(sampled)
     chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
     return chosen, explain_auto(describe_devices(), lacks_file)
 
@@ -255,13 +244,8 @@ def read_bounds(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     """Returns the bounds of the model at this path, as a loader with that dtype takes it. Raises RequestError. _stamp:
     of the files. Their headers are read again when it changes."""
     file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
-    module = file.module
-    spec = spec_of(type(module))
-    heads = sizes_of(module, spec).heads if spec and spec.blocks else None
-    costs = file.costs()
-    resolve_own = functools.partial(resolve_plan, module=module)
-    auto = functools.partial(choose_plan, module=module, costs=costs)
-    in_fp8 = sizes_in_fp8(module)
+    spec = spec_of(type(file.module))
+    heads = sizes_of(file.module, spec).heads if spec and spec.blocks else None
+    in_fp8 = sizes_in_fp8(file.module)
     smaller = (("would_fp8", in_fp8),) if in_fp8 else ()
-    memory = ModelMemory(file.sizes, file.model, smaller)
-    return Bounds(resolve_own, heads, memory, auto, costs)
+    return Bounds(heads, ModelMemory(file.sizes, file.model, smaller), file.costs())

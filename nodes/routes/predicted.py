@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...parallel_backend.axes import BATCH_AXES
@@ -11,7 +10,7 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts, is_covered
-from ..parallel_plan import ResolvedPlan, describe_devices
+from ..parallel_plan import ResolvedPlan, choose_plan, describe_devices
 from ..plan_words import Remark, explain_devices, remark
 from ..workers.group import device_count
 from .memory_estimate import ModelMemory, Picture
@@ -49,22 +48,20 @@ class Sampled(NamedTuple):
         return Work((1 + guided) * images, has_branches=guided, forward=forward)
 
 
-def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan, list[Remark]]:
+def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
     """Returns the automatic plan that a sampling will use, and the reasons for it.
 
     If guidance is unknown and decides the plan, it returns the plan for cond and uncond, which is the larger work, and
     a note that says so.
-
-    by_call: returns the plan for the work of a call.
     """
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
-    found = {guided: by_call(work) for guided, work in works.items()}
+    found = {guided: choose_plan(work, sampled.costs) for guided, work in works.items()}
     guided, (plan, why) = list(found.items())[-1]
     if len({each.plan for each in found.values()}) > 1:
         devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        said = [*devices, either, *explain_choice(sampled, works[guided])]
-        return ResolvedPlan(plan, (remark("counted_guided"),)), said
+        remarks = [*devices, either, *explain_choice(sampled, works[guided])]
+        return ResolvedPlan(plan, (remark("counted_guided"),)), remarks
     if device_count() == 1:
         return ResolvedPlan(plan), [*why]
     if sampled.picture is None:
@@ -78,15 +75,15 @@ def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
         return []
     size = " × ".join(map(str, (picture.width, picture.height, *([picture.length] if picture.length > 1 else []))))
     key = "for_this" if sampled.guided is None else "for_guided" if sampled.guided else "for_unguided"
-    said = [remark(key, size=size, images=picture.batch_size)]
+    remarks = [remark(key, size=size, images=picture.batch_size)]
     found = sampled.costs.rank_plans(work)
     if work.forward is None or len(found) == 1:
-        return said
+        return remarks
     own, best = found[0], min((each for each in found if each.fits == found[0].fits), key=lambda each: each.seconds)
     if own.seconds <= best.seconds:
-        return [*said, remark("fastest_of" if own.fits else "least_of", count=len(found))]
-    has_run = sampled.costs.has_run(work.forward, work, own.plan)
-    return [*said, remark("kept" if has_run else "tried", best=str(best.plan))]
+        return [*remarks, remark("fastest_of" if own.fits else "least_of", count=len(found))]
+    has_run = sampled.costs.has_run(work, own.plan)
+    return [*remarks, remark("kept" if has_run else "tried", best=str(best.plan))]
 
 
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
@@ -94,7 +91,7 @@ def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
     if work.forward is None or not is_covered(plan):
         return 0.0
-    return costs.predict(work.forward, work, plan).computing
+    return costs.predict(work, plan).computing
 
 
 def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
@@ -108,7 +105,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
     alone: whether one device is the fastest.
     """
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if (forward := work.forward) is None:
+    if work.forward is None:
         return None
 
     def describe(predicted: Prediction) -> dict[str, Any]:
@@ -118,14 +115,14 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
             "seconds": predicted.seconds,
             "bytes": predicted.bytes,
             "fits": predicted.fits,
-            "has_run": costs.has_run(forward, work, predicted.plan),
+            "has_run": costs.has_run(work, predicted.plan),
         }
 
     found = costs.rank_plans(work)
     return {
-        "plan": describe(costs.predict(forward, work, plan)) if is_covered(plan) else None,
+        "plan": describe(costs.predict(work, plan)) if is_covered(plan) else None,
         "best": [describe(each) for each in found[:BEST]],
-        "one_device": describe(costs.predict(forward, work, ParallelPlan())),
+        "one_device": describe(costs.predict(work, ParallelPlan())),
         "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
         "is_measured": costs.is_measured,
     }

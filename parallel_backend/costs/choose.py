@@ -23,7 +23,7 @@ from .machine import Machine
 from .memory import rank_bytes
 from .predict import Prediction, compare_speeds, predict
 
-Check = Callable[[ParallelPlan], None]
+Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
 UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
@@ -35,6 +35,14 @@ class Weights(NamedTuple):
     room: Callable[[ParallelPlan, float], WeightRoom | None]
 
 
+def allows(check: Check, plan: ParallelPlan) -> bool:
+    try:
+        check(plan)
+    except PlanError:
+        return False
+    return True
+
+
 def list_plans(
     ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False, heads: int = 1
 ) -> list[ParallelPlan]:
@@ -44,7 +52,7 @@ def list_plans(
     because rows need no communication. Then Ulysses comes before ring, unless some ranks would get too many heads.
 
     rows: how many rows the model sees at once in a step; cond and uncond both count.
-    check: raises PlanError if the model does not allow a plan, such as `lambda plan: plan.check_model(heads=24)`.
+    check: of the model, such as `lambda plan: plan.check_model(heads=24)`.
     branches: whether the rows are cond and uncond. Then an even number of batch groups is written as cfg=2.
     heads: of the model.
 
@@ -63,11 +71,8 @@ def list_plans(
             continue
         cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
         plan = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
-        try:
-            check(plan)
-        except PlanError:
-            continue
-        found.append(plan)
+        if allows(check, plan):
+            found.append(plan)
     return sorted(found, key=order)
 
 

@@ -184,7 +184,7 @@ def test_what_is_no_question_is_refused_with_a_sentence(body: Any, host: ComfyHo
     with pytest.raises(urllib.error.HTTPError) as caught:
         ask(host, body)
     assert caught.value.code == 400
-    assert caught.value.read().decode().startswith("This is no question about a plan: ")
+    assert caught.value.read().decode().startswith("This is not a question about a plan: ")
 
 
 def test_a_question_without_end_is_refused(host: ComfyHost) -> None:

@@ -106,7 +106,7 @@ def forward_cost(case: Case) -> ForwardCost:
         rows=len(latents),
         heads=heads,
         kv_heads=kv_heads,
-        beside=dict(ChainMap(*rows)),
+        mlp_rows=dict(ChainMap(*rows)),
     )
 
 

@@ -67,10 +67,12 @@ def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
     empty = flux("meta")
     counted = [count_mlp_rows(block, PARALLEL_MLP, 48) for block in blocks_of(empty)]
     rows = {layer: count for each in counted for layer, count in each.items()}
-    told = count_forward(empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, beside=rows)
+    told = count_forward(
+        empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, mlp_rows=rows
+    )
     single = len(empty.single_transformer_blocks)
     assert told.parallel == single / 7
-    assert told.blocks.beside == single * 2 * (33 + 7) * 48 * 4 * 48
+    assert told.blocks.overlap == single * 2 * (33 + 7) * 48 * 4 * 48
 
 
 def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
@@ -248,7 +250,7 @@ def test_keys_of_grouped_queries_are_sent_once():
 
 def test_what_is_beside_attention_hides_the_way_in():
     forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 4)
-    beside = replace(forward, blocks=forward.blocks._replace(beside=forward.blocks.linear / 3), parallel=2 / 3)
+    beside = replace(forward, blocks=forward.blocks._replace(overlap=forward.blocks.linear / 3), parallel=2 / 3)
     plan = ParallelPlan(ulysses=4)
     assert predict(beside, 1, plan, where).computing == predict(forward, 1, plan, where).computing
     waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))

@@ -289,6 +289,8 @@ HABITS: dict[str, Row] = {
     "a style model with a bias": habit(equal(), style),
     "a ControlNet from 30 % on": habit(equal(), controlled),
     "a ControlNet on a folder": habit(of_folder(equal()), controlled),
+    # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.
+    "a video with its sound": habit(ignored("minimax"), sample),
     "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),
     "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),
     "a video frame by frame": habit(refused("a sampler that runs a part of it", "wan-causal"), frame_by_frame),

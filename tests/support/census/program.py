@@ -79,9 +79,7 @@ class Census:
         path = self.base / "models" / "diffusers" / row.model if row.folder else path
         file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
         source = file.source(chosen, True)
-        remote = self.pack["remote_module"].RemoteModule(
-            self.group, source, chosen, file.module, file.sizes, file.costs()
-        )
+        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs())
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
     @cache  # noqa: B019

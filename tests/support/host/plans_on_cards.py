@@ -77,7 +77,7 @@ def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[st
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
         patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", lambda _: contents[name]),
-        patch.dict(groups._made, {1: group}),
+        patch.dict(groups._groups, {1: group}),
     ):
         return route.answer(route.read_question(asked))
 
