@@ -18,10 +18,10 @@ class DiTClassLabel(io.ComfyNode):
             node_id="ParallelDiT_ClassLabel",
             display_name="DiT Class Label",
             category="ParallelDiT",
-            description="What a class-conditional DiT shall draw. Leave it empty for the negative of a sampler.",
+            description="Names what a class-conditional DiT draws. Leave the label empty for a sampler's negative.",
             search_aliases=["ParallelDiT", "imagenet class", "label"],
             inputs=[
-                io.Model.Input("model", tooltip="The DiT whose classes are meant."),
+                io.Model.Input("model", tooltip="The DiT that has these classes."),
                 io.String.Input(
                     "label",
                     default="",
@@ -64,6 +64,6 @@ def class_index(label: str, classes: int, id2label: dict[int, str]) -> int:
         nearest = difflib.get_close_matches(label.lower(), indices, n=3, cutoff=0.4) or sorted(indices)[:3]
         cause = f"This model has no class {label!r}"
         if not indices:
-            raise Refused(f"{cause}; it names no classes.", "Use a number.")
+            raise Refused(f"{cause}: its classes have no names.", "Use a number.")
         raise Refused(f"{cause}.", f"Did you mean {', '.join(nearest)}?")
     return indices[label.lower()]

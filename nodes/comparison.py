@@ -23,6 +23,7 @@ from ..parallel_backend.plan import MODEL, ParallelPlan
 from ..parallel_backend.sampling.caches import NONE
 from ..worker.errors import RequestRefused
 from ..worker.wire.sampler_call import SamplerCall
+from .model.loop_mode import Callback
 from .model.remote_module import RemoteModule
 
 FOLDER, FILE = "paralleldit", "comparisons.json"  # in ComfyUI's user directory, which no page can read
@@ -30,8 +31,6 @@ KEPT = 200  # newest entries
 WARM_UP = 1  # untimed steps
 
 NEVER, ONCE = "never", "once"
-
-Callback = Callable[[int, torch.Tensor, torch.Tensor, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,18 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        said = f"Compared with exact ({self.exact_plan}): the latents differ by {self.error:.2%}."
+        text = f"Compared with exact ({self.exact_plan}): the latents differ by {self.error:.2%}."
         if self.seconds is None or self.exact_seconds is None:
-            return said
+            return text
         factor = self.exact_seconds / self.seconds
         return (
-            f"{said} A step takes {self.seconds:.3g} s ({self.plan}), and {self.exact_seconds:.3g} s exact: "
+            f"{text} A step takes {self.seconds:.3g} s ({self.plan}), and {self.exact_seconds:.3g} s exact: "
             f"×{factor:.2f} as fast."
         )
 
 
 class Comparisons:
-    """Comparisons by `key_of`, in a file that outlives ComfyUI."""
+    """Comparisons by `make_key`, in a file that outlives ComfyUI."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(folder_paths.get_system_user_directory(FOLDER), FILE)
@@ -88,7 +87,7 @@ class Comparisons:
             return {}
 
 
-def compared(
+def compare_with_exact(
     patcher: Any,
     remote: RemoteModule,
     call: SamplerCall,
@@ -96,37 +95,37 @@ def compared(
     vae: comfy.sd.VAE | None,
 ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
     """Returns the latents of a call and a text about its setting. If this call made the comparison, also returns the
-    lossy and the exact picture (see `pictures`); else None.
+    lossy and the exact picture (see `decode_pictures`); else None.
     """
     clock, exact_clock = StepClock(), StepClock()
     latents = sample(call, clock)
     skipped = f"{clock.text} " if clock.text else ""
-    plan = exact_plan(remote, call.steps)
+    plan = find_exact_plan(remote, call.steps)
     if plan == remote.plan and call.cache == NONE:
         return latents, "Nothing to compare: this setting is exact.", None
-    key, known = key_of(remote, call, latents.shape), Comparisons()
+    key, known = make_key(remote, call, latents.shape), Comparisons()
     if found := known.get(key):
         return latents, f"{skipped}{found.text} (Found on an earlier prompt.)", None
     words = str(remote.plan) if call.cache == NONE else f"{remote.plan}, {call.cache} cache"
     try:
-        with under(remote, plan):
+        with use_plan(remote, plan):
             exact = sample(replace(call, cache=NONE), exact_clock)
     except (RequestRefused, PlanError) as error:
         return latents, f"{skipped}The exact run under {plan} was refused: {error}", None
     error = relative_error(latents, exact)
     comparison = Comparison(error, words, str(plan), clock.seconds, exact_clock.seconds)
     known.put(key, comparison)
-    return latents, f"{skipped}{comparison.text}", pictures([latents, exact], patcher, vae)
+    return latents, f"{skipped}{comparison.text}", decode_pictures([latents, exact], patcher, vae)
 
 
-def key_of(remote: RemoteModule, call: SamplerCall, shape: torch.Size) -> str:
+def make_key(remote: RemoteModule, call: SamplerCall, shape: torch.Size) -> str:
     """Identifies a setting by model, plan, sampling and size. Prompt and seed do not count."""
     setting = asdict(replace(call, seed=0, previews=False))
-    told = json.dumps([remote.source, remote.plan.to_json(), setting, list(shape)], sort_keys=True, default=str)
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = json.dumps([remote.source, remote.plan.to_json(), setting, list(shape)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
+def find_exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
     """Returns a plan that computes the exact image on the same number of ranks.
 
     It sends tokens in the model's own dtype. If PipeFusion's patches make the plan lossy, the ranks share tokens
@@ -141,7 +140,7 @@ def exact_plan(remote: RemoteModule, steps: int) -> ParallelPlan:
 
 
 @contextlib.contextmanager
-def under(remote: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
+def use_plan(remote: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
     """Runs the model's calls under this plan inside the context."""
     before, remote.plan = remote.plan, plan
     try:
@@ -157,18 +156,18 @@ class StepClock:
         self.ends: list[float] = []
         self.text = ""  # what the cache skipped
 
-    def skip(self, skipped: int, forwards: int) -> None:
+    def record_skipped(self, skipped: int, forwards: int) -> None:
         """Records how many of the forwards skipped their blocks."""
         self.text = f"Cache: {skipped} of {forwards} forwards skipped, {skipped / forwards:.0%}."
 
-    def before(self, callback: Callback) -> Callback:
+    def wrap(self, callback: Callback) -> Callback:
         """Returns a callback that records the time and then calls `callback`."""
 
-        def both(step: int, denoised: torch.Tensor, latents: torch.Tensor, steps: int) -> None:
+        def timed(step: int, denoised: torch.Tensor, latents: torch.Tensor, steps: int) -> None:
             self.ends.append(time.monotonic())
             callback(step, denoised, latents, steps)
 
-        return both
+        return timed
 
     @property
     def seconds(self) -> float | None:
@@ -181,7 +180,7 @@ def relative_error(latents: torch.Tensor, exact: torch.Tensor) -> float:
     return float((latents.double() - exact.double()).norm() / exact.double().norm())
 
 
-def pictures(latents: list[torch.Tensor], patcher: Any, vae: comfy.sd.VAE | None) -> torch.Tensor | None:
+def decode_pictures(latents: list[torch.Tensor], patcher: Any, vae: comfy.sd.VAE | None) -> torch.Tensor | None:
     """Returns the first image or frame of each of these latents: (N, H, W, 3), from 0 to 1.
 
     The VAE decodes them. Without a VAE, ComfyUI's previewer does. Returns None if ComfyUI has no preview for these

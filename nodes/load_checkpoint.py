@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import comfy.sd
@@ -10,11 +9,9 @@ import folder_paths
 from comfy_api.latest import io
 
 from ..parallel_backend.plan import ParallelPlan
-from .errors import Refused
-from .load_model import common_inputs, host_model
-from .model.host_file import WEIGHT_DTYPES, describe_host_file
-from .model.model_files import list_checkpoints, why_not_listed
-from .workers.installed import check_installed
+from .load_model import common_inputs, load_listed
+from .model.host_file import HostFile
+from .model.model_files import explain_not_listed, list_checkpoints
 
 
 class LoadCheckpointParallel(io.ComfyNode):
@@ -24,7 +21,8 @@ class LoadCheckpointParallel(io.ComfyNode):
             node_id="ParallelDiT_LoadCheckpoint",
             display_name="Load Checkpoint (Parallel)",
             category="ParallelDiT",
-            description="Loads a checkpoint, its diffusion model into the worker group, the rest as stock does.",
+            description="Loads a checkpoint: its diffusion model into the worker group, the rest as the stock loader "
+            "does.",
             search_aliases=["multi gpu", "load diffusion", "load checkpoint", "ckpt", "xdit"],
             inputs=[
                 io.Combo.Input(
@@ -41,39 +39,33 @@ class LoadCheckpointParallel(io.ComfyNode):
                 io.Model.Output(tooltip="For stock samplers, guiders and LoRA loaders, and Parallel Sampler."),
                 io.Clip.Output(tooltip="The checkpoint's text encoder, in ComfyUI's own process."),
                 io.Vae.Output(tooltip="The checkpoint's VAE, in ComfyUI's own process."),
-                io.ClipVision.Output(tooltip="What sees images, where the checkpoint has it, as SVD and Hunyuan3D do."),
+                io.ClipVision.Output(tooltip="The checkpoint's image encoder, if it has one. SVD and Hunyuan3D do."),
             ],
         )
 
     @classmethod
     def validate_inputs(cls, model_name: str) -> bool | str:
-        return True if model_name in list_checkpoints() else str(why_not_listed(model_name, checkpoint=True))
+        return True if model_name in list_checkpoints() else str(explain_not_listed(model_name, checkpoint=True))
 
     @classmethod
     async def execute(
         cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
         """This is asynchronous, like the other loader, so that ComfyUI runs it first."""
-        check_installed()
-        checkpoints = list_checkpoints()
-        if model_name not in checkpoints:
-            raise Refused(*why_not_listed(model_name, checkpoint=True))
-        path = checkpoints[model_name]
-        file = describe_host_file(path, WEIGHT_DTYPES[dtype])
-        model = host_model(model_name, file, plan, group)
-        return io.NodeOutput(model, *beside(path, file.has_more))
+        model, file = load_listed(list_checkpoints(), model_name, dtype, plan, group, checkpoint=True)
+        return io.NodeOutput(model, *load_rest(file))
 
 
-def beside(path: Path, has_more: bool) -> tuple[Any, Any, Any]:
+def load_rest(file: HostFile) -> tuple[Any, Any, Any]:
     """Loads a checkpoint's CLIP, VAE and CLIP vision with ComfyUI's own loader, as the stock nodes do.
 
     That loader would read a file with only a diffusion model whole. For such a file this returns what the loader would
     return: a VAE that raises an error when it is used.
     """
-    if not has_more:
+    if not file.has_more:
         return None, comfy.sd.VAE(sd={}), None
     embeddings = folder_paths.get_folder_paths("embeddings")
     found = comfy.sd.load_checkpoint_guess_config(
-        str(path), output_model=False, output_clipvision=True, embedding_directory=embeddings
+        str(file.path), output_model=False, output_clipvision=True, embedding_directory=embeddings
     )
     return found[1:]

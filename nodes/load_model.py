@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
+from pathlib import Path
 
 from comfy_api.latest import io
 
@@ -11,13 +13,13 @@ from ..parallel_backend.costs.auto import PlanOfRun
 from ..parallel_backend.plan import ParallelPlan
 from .errors import Refused
 from .model.host_file import WEIGHT_DTYPES, HostFile, describe_host_file
-from .model.model_files import list_models, why_not_listed
-from .model.own_schedule import schedule_of
+from .model.model_files import explain_not_listed, list_models
+from .model.own_schedule import read_schedule
 from .model.remote_module import RemoteModule
 from .model.remote_patcher import RemoteModelPatcher, remote_patcher
-from .parallel_plan import PlanType, ResolvedPlan, auto_host_plan, resolve_host_plan
-from .plan_words import in_words
-from .workers.ahead import prepare
+from .parallel_plan import PlanType, ResolvedPlan, choose_plan, resolve_plan
+from .plan_words import join_remarks
+from .workers.ahead import prepare_model
 from .workers.group import GROUPS, device_type, worker_group
 from .workers.installed import check_installed
 
@@ -37,10 +39,10 @@ class LoadDiffusionModelParallel(io.ComfyNode):
                 io.Combo.Input(
                     "model_name",
                     options=list(list_models()),
-                    tooltip="A safetensors or GGUF file in models/diffusion_models, a checkpoint in models/checkpoints "
-                    "(its diffusion model alone is read), a diffusers folder in models/diffusers or "
-                    "models/diffusion_models, or the demo model. Pickle files (ckpt, pt, bin) are not offered: loading "
-                    "one can run any code.",
+                    tooltip="A safetensors or GGUF file in models/diffusion_models, a checkpoint in "
+                    "models/checkpoints (only its diffusion model is read), a diffusers folder in models/diffusers or "
+                    "models/diffusion_models, or the demo model. Pickle files (ckpt, pt, bin) are not offered: "
+                    "loading one can run any code.",
                 ),
                 *common_inputs(),
             ],
@@ -49,19 +51,15 @@ class LoadDiffusionModelParallel(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, model_name: str) -> bool | str:
-        return True if model_name in list_models() else str(why_not_listed(model_name))
+        return True if model_name in list_models() else str(explain_not_listed(model_name))
 
     @classmethod
     async def execute(
         cls, model_name: str, dtype: str, plan: ParallelPlan | None = None, group: int = 1
     ) -> io.NodeOutput:
         """This is asynchronous so that ComfyUI runs it before other ready nodes. The ranks start while those run."""
-        check_installed()
-        models = list_models()
-        if model_name not in models:
-            raise Refused(*why_not_listed(model_name))
-        file = describe_host_file(models[model_name], WEIGHT_DTYPES[dtype])
-        return io.NodeOutput(host_model(model_name, file, plan, group))
+        model, _file = load_listed(list_models(), model_name, dtype, plan, group)
+        return io.NodeOutput(model)
 
 
 def common_inputs() -> list[io.Input]:
@@ -73,9 +71,9 @@ def common_inputs() -> list[io.Input]:
             options=list(WEIGHT_DTYPES),
             default=DEFAULT,
             advanced=True,
-            tooltip="What the weights are cast to, as in the stock loader. default: what ComfyUI would choose for its "
-            "own device. fp8 takes half of the memory of bf16 and is computed in bf16 or fp16; fast multiplies it as "
-            "it is, where the device can. Quantised files stay as they are.",
+            tooltip="The dtype that weights are cast to, as in the stock loader. default: ComfyUI's choice for its "
+            "own device. fp8 takes half the memory of bf16 and is computed in bf16 or fp16. fast: multiplies fp8 "
+            "directly, if the device can. Quantised files stay as they are.",
         ),
         PlanType.Input("plan", optional=True, tooltip="From Parallel Plan. Not connected: auto."),
         io.Int.Input(
@@ -84,27 +82,42 @@ def common_inputs() -> list[io.Input]:
             min=1,
             max=GROUPS,
             optional=True,
-            tooltip="Which worker group holds this model. Models of one group take turns in memory, and are "
-            "read anew; models of different groups stay loaded side by side, on the same devices.",
+            tooltip="The worker group that holds this model. Models of one group replace each other in memory and "
+            "are read again. Models of different groups stay loaded side by side, on the same devices.",
         ),
     ]
 
 
-def host_model(model_name: str, file: HostFile, plan: ParallelPlan | None, group: int) -> RemoteModelPatcher:
-    """Returns the MODEL of a file or folder, run by ComfyUI's own class. Raises PlanError."""
+def load_listed(
+    listed: Mapping[str, Path],
+    model_name: str,
+    dtype: str,
+    plan: ParallelPlan | None,
+    group: int,
+    checkpoint: bool = False,
+) -> tuple[RemoteModelPatcher, HostFile]:
+    """Returns the MODEL of one of the listed files or folders, run by ComfyUI's own class, and what it was made from.
+    checkpoint: whether the checkpoint loader asks.
+
+    Raises NotInstalled, Refused for a name that is not listed, ModelFileError and PlanError.
+    """
+    check_installed()
+    if model_name not in listed:
+        raise Refused(*explain_not_listed(model_name, checkpoint))
+    file = describe_host_file(listed[model_name], WEIGHT_DTYPES[dtype])
     auto, costs = None, file.costs()
     if plan is None:
-        auto = PlanOfRun(functools.partial(auto_host_plan, module=file.module, costs=costs))
-        resolved = ResolvedPlan(auto.plan)
-        logging.info("[ParallelDiT] %s (ComfyUI's own %s): auto, by what it is asked", model_name, file.model_class)
+        auto = PlanOfRun(functools.partial(choose_plan, costs=costs))
+        resolved, words = ResolvedPlan(auto.plan), "auto, decided by the first call of a sampling"
     else:
-        resolved = resolve_host_plan(plan, file.module)
-        logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, resolved.plan)
+        resolved = resolve_plan(plan, file.module)
+        words = str(resolved.plan)
+    logging.info("[ParallelDiT] %s (ComfyUI's own %s): %s", model_name, file.model_class, words)
     if resolved.note:
-        logging.warning("[ParallelDiT] %s", in_words(resolved.note))
+        logging.warning("[ParallelDiT] %s", join_remarks(resolved.note))
     plan, source = resolved.plan, file.source(resolved.plan, device_type() == "cpu")
     workers = worker_group(group)
-    prepare(workers, plan.world_size, source.to_json(), source.files)
-    asked = (plan, file.module, file.sizes, costs, resolved.note, auto)
-    remote = RemoteModule(workers, source, *asked, name=model_name, schedule=schedule_of(file.folder))
-    return remote_patcher(file.model, remote)
+    prepare_model(workers, plan.world_size, source.to_json(), source.files)
+    schedule = read_schedule(file.folder)
+    remote = RemoteModule(workers, source, plan, costs, resolved.note, auto, model_name, schedule)
+    return remote_patcher(file.model, remote), file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,12 +12,13 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.axes import BATCH_AXES, BY_NAME
-from ..parallel_backend.costs.auto import Work, auto_plan, couples, shareable
+from ..parallel_backend.costs.auto import Work, couples, list_model_plans, shareable
 from ..parallel_backend.device import CPU
 from ..parallel_backend.errors import PlanError
 from ..parallel_backend.models.checks import changes_of, check_module, sizes_of
 from ..parallel_backend.plan import (
     ATTENTION,
+    AUTO,
     COMPILE,
     COMPILED_STEPS,
     EXCHANGE_DTYPES,
@@ -29,10 +30,17 @@ from ..parallel_backend.plan import (
 from ..worker.launch.torchrun import ranks_a_machine
 from ..worker.settings import SettingsError
 from .costs.plans import ModelCosts
-from .plan_words import Devices, Remark, devices_of_auto, one_faster, remark, why_by_call, why_one_rank
-from .workers.group import device_count, device_type, like_cards, most_ranks, settings
+from .plan_words import (
+    Devices,
+    Remark,
+    explain_call_plan,
+    explain_devices,
+    explain_idle_ranks,
+    explain_one_rank,
+    remark,
+)
+from .workers.group import device_count, device_type, most_ranks, settings, split_cards
 
-AUTO = "auto"
 MANUAL = "manual"
 MAX_DEGREE = 64
 MAX_BLOCKS = 1000
@@ -41,13 +49,28 @@ ON_THE_CPU = (AUTO, "native")  # the attention kernels that need no GPU
 PlanType = io.Custom("PARALLEL_PLAN")
 
 
+def degree_input(axis: str) -> io.Input:
+    """Returns the input for the degree of an axis."""
+    return number_input(axis, BY_NAME[axis].words, default=1, least=1, most=MAX_DEGREE, advanced=False)
+
+
+def number_input(name: str, tooltip: str, *, default: int, least: int, most: int, advanced: bool = True) -> io.Input:
+    """Returns an input for a whole number of the plan."""
+    tooltip = f"{tooltip} Used in manual mode."
+    return io.Int.Input(name, default=default, min=least, max=most, optional=True, advanced=advanced, tooltip=tooltip)
+
+
+def choice_input(name: str, options: Sequence[str], default: str, tooltip: str, *, advanced: bool = True) -> io.Input:
+    """Returns an input for one of several values of the plan."""
+    tooltip = f"{tooltip} Used in manual mode."
+    return io.Combo.Input(
+        name, options=list(options), default=default, optional=True, advanced=advanced, tooltip=tooltip
+    )
+
+
 class ParallelPlanNode(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        def degree(axis: str) -> io.Int.Input:
-            tooltip = f"{BY_NAME[axis].words} Used in manual mode."
-            return io.Int.Input(axis, default=1, min=1, max=MAX_DEGREE, optional=True, tooltip=tooltip)
-
         return io.Schema(
             node_id="ParallelDiT_Plan",
             display_name="Parallel Plan",
@@ -59,59 +82,55 @@ class ParallelPlanNode(io.ComfyNode):
                     "mode",
                     options=[AUTO, MANUAL],
                     default=AUTO,
-                    tooltip="auto: ComfyUI's own GPU and all like it (2 CPU ranks where there is none), under the plan "
-                    "that is predicted, or has been seen, to be the fastest here for what is sampled. manual: the "
-                    "degrees below.",
+                    tooltip="auto: uses ComfyUI's GPU and all GPUs like it (2 CPU ranks without a GPU), and the plan "
+                    "that is predicted or measured to be the fastest here. manual: uses the degrees below.",
                 ),
-                *(degree(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
-                io.Combo.Input(
+                *(degree_input(axis) for axis in ("dp", "cfg", "ring", "ulysses")),
+                choice_input(
                     "attention",
-                    options=list(ATTENTION),
-                    default=AUTO,
+                    ATTENTION,
+                    AUTO,
+                    "The kernel that computes self-attention. auto: the best that the device has.",
+                ),
+                *pipefusion_inputs(),
+                *placement_inputs(),
+                choice_input(
+                    "exchange_dtype",
+                    EXCHANGE_DTYPES,
+                    MODEL,
+                    "The dtype in which ranks send each other tokens under ulysses and ring. model: the model's own, "
+                    "exact. fp8: half the bytes of bf16, lossy: the image differs a little.",
+                ),
+                io.String.Input(
+                    "speeds",
+                    default="",
                     optional=True,
                     advanced=True,
-                    tooltip="The kernel that computes self-attention. auto: the best that the device has. "
-                    "Used in manual mode.",
+                    tooltip="The relative speed of each rank's device, by rank, such as 1, 0.5. A slower device gets "
+                    "proportionally less of the tokens, blocks and images. Empty: all are alike. Used in manual mode.",
                 ),
-                degree("pipefusion"),
-                io.Int.Input(
-                    "patches",
-                    default=0,
-                    min=0,
-                    max=MAX_DEGREE,
-                    optional=True,
-                    advanced=True,
-                    tooltip="Into how many patches PipeFusion cuts the image; 0 is one a stage. Used in manual mode.",
+                choice_input(
+                    "compile",
+                    COMPILE,
+                    OFF,
+                    "Whether the ranks run the model's blocks through torch.compile. The first steps at each size take "
+                    f"longer then. auto: on a GPU, for samplings of {COMPILED_STEPS} steps or more.",
                 ),
-                io.Int.Input(
-                    "sync_steps",
-                    default=1,
-                    min=1,
-                    max=1000,
-                    optional=True,
-                    advanced=True,
-                    tooltip="How many steps PipeFusion runs whole before patches see each other's last step. More is "
-                    "closer to the exact image, and slower. Used in manual mode.",
-                ),
-                *weight_inputs(),
-                exchange_dtype_input(),
-                speeds_input(),
-                compile_input(),
             ],
             outputs=[PlanType.Output("plan", display_name="plan")],
         )
 
     @classmethod
     def execute(cls, mode: str, **values: int | str) -> io.NodeOutput:
-        return io.NodeOutput(None if mode == AUTO else plan_of(values))
+        return io.NodeOutput(None if mode == AUTO else parse_plan(values))
 
 
-def plan_of(values: Mapping[str, int | str]) -> ParallelPlan:
+def parse_plan(values: Mapping[str, int | str]) -> ParallelPlan:
     """Returns the plan for the node's values. Raises PlanError."""
-    return ParallelPlan.from_json({**values, "speeds": speeds_of(values.get("speeds", ""))})
+    return ParallelPlan.from_json({**values, "speeds": parse_speeds(values.get("speeds", ""))})
 
 
-def speeds_of(words: int | str) -> tuple[float, ...]:
+def parse_speeds(words: int | str) -> tuple[float, ...]:
     """Parses speeds from a text such as "1, 0.5". An empty text has none. Raises PlanError."""
     try:
         return tuple(float(word) for word in re.split(r"[\s,;:]+", str(words).strip()) if word)
@@ -124,68 +143,49 @@ def speeds_of(words: int | str) -> tuple[float, ...]:
         ) from error
 
 
-def weight_inputs() -> list[io.Input]:
-    """Returns the inputs that set where the blocks' weights are kept, and for how many blocks."""
+def pipefusion_inputs() -> list[io.Input]:
+    """Returns the inputs that set the pipeline's stages and their patches."""
     return [
-        io.Combo.Input(
-            "weights",
-            options=list(WEIGHTS),
-            default=AUTO,
-            optional=True,
-            tooltip="Where the weights of blocks wait until they are computed with. whole: on each rank. "
-            "shared: shared out over the ranks that compute with the same ones. host: in RAM. auto: whole "
-            "where that fits, else those of as few blocks as must leave the GPU wait where the faster link is. "
-            "Used in manual mode.",
-        ),
-        io.Int.Input(
-            "weight_blocks",
+        degree_input("pipefusion"),
+        number_input(
+            "patches",
+            "How many patches PipeFusion cuts the image into. 0: one per stage.",
             default=0,
-            min=0,
-            max=MAX_BLOCKS,
-            optional=True,
-            advanced=True,
-            tooltip="Of how many of a rank's blocks the weights are shared or in RAM; 0 is all. Fewer take "
-            "more memory, and less time. Used in manual mode, with weights shared or host.",
+            least=0,
+            most=MAX_DEGREE,
+        ),
+        number_input(
+            "sync_steps",
+            "How many steps PipeFusion runs whole. After them, each patch sees the others as they were a step "
+            "before. More steps are slower and closer to the exact image.",
+            default=1,
+            least=1,
+            most=1000,
         ),
     ]
 
 
-def exchange_dtype_input() -> io.Input:
-    """Returns the input that sets the dtype in which ranks exchange tokens."""
-    return io.Combo.Input(
-        "exchange_dtype",
-        options=list(EXCHANGE_DTYPES),
-        default=MODEL,
-        optional=True,
-        advanced=True,
-        tooltip="In which numbers ranks send tokens to one another under ulysses and ring. model: the model's own, "
-        "exact. fp8: lossy, half the bytes of bf16; the image differs a little. Used in manual mode.",
-    )
-
-
-def speeds_input() -> io.Input:
-    """Returns the input that sets how fast each rank's device is."""
-    return io.String.Input(
-        "speeds",
-        default="",
-        optional=True,
-        advanced=True,
-        tooltip="How fast each rank's device is beside the others, by rank, such as 1, 0.5: a slower one gets less of "
-        "the tokens, blocks and images, in proportion. Empty: all alike. Used in manual mode.",
-    )
-
-
-def compile_input() -> io.Input:
-    """Returns the input that sets whether blocks are compiled."""
-    return io.Combo.Input(
-        "compile",
-        options=list(COMPILE),
-        default=OFF,
-        optional=True,
-        advanced=True,
-        tooltip="Whether the ranks run the model's blocks through torch.compile, which takes the first steps of a size "
-        f"longer. auto: on a GPU, in samplings of {COMPILED_STEPS} steps or more. Used in manual mode.",
-    )
+def placement_inputs() -> list[io.Input]:
+    """Returns the inputs that set where the blocks' weights are kept, and for how many blocks."""
+    return [
+        choice_input(
+            "weights",
+            WEIGHTS,
+            AUTO,
+            "Where the weights of idle blocks are kept. It never changes the image. whole: on each rank. shared: split "
+            "over the ranks that compute with the same weights. host: in RAM. auto: whole if that fits. Otherwise as "
+            "few blocks as possible leave the GPU, to where the link is faster.",
+            advanced=False,
+        ),
+        number_input(
+            "weight_blocks",
+            "With weights shared or host: how many of a rank's blocks are shared or in RAM. 0: all. Fewer blocks take "
+            "more memory and less time.",
+            default=0,
+            least=0,
+            most=MAX_BLOCKS,
+        ),
+    ]
 
 
 class ResolvedPlan(NamedTuple):
@@ -195,7 +195,7 @@ class ResolvedPlan(NamedTuple):
     note: tuple[Remark, ...] = ()
 
 
-def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
+def resolve_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPlan:
     """The plan to run on this machine. module: the diffusion model, which may be on the meta device.
 
     Raises PlanError if the model or the machine forbids it.
@@ -206,42 +206,42 @@ def resolve_host_plan(plan: ParallelPlan, module: torch.nn.Module) -> ResolvedPl
     return resolved
 
 
-def devices_of_machine() -> Devices:
+def describe_devices() -> Devices:
     """Returns the devices that an automatic plan has on this machine."""
     given = comfy.cli_args.args
     choices = (("--cuda-device", given.cuda_device), ("--oneapi-device-selector", given.oneapi_device_selector))
     chosen = " ".join(f"{flag}={value}" for flag, value in choices if value is not None)
-    is_set, (alike, others) = settings().ranks > 0, like_cards()
+    is_set, (alike, others) = settings().ranks > 0, split_cards()
     unlike = () if is_set else tuple(map(str, others))
     return Devices(device_count(), bool(alike), is_set, chosen, str(alike[0]) if alike else "", unlike)
 
 
-def auto_host_plan(work: Work, module: torch.nn.Module, costs: ModelCosts) -> ResolvedPlan:
+def choose_plan(work: Work, costs: ModelCosts) -> ResolvedPlan:
     """Returns the automatic plan for a call to one of ComfyUI's own diffusion models.
 
-    It is the plan with the fastest predicted forward, if there is a prediction. Its note says why.
+    It is the first of the possible plans: by their predictions, or else in the order of `list_plans`. Its note says
+    why.
     """
-    devices = device_count()
-    found = costs.rank_plans(work.forward, work) if work.forward else []
-    plan = found[0].plan if found else auto_plan(devices, module, work)
-    why = devices_of_auto(devices_of_machine())
+    devices, module, found = device_count(), costs.module, costs.rank_plans(work)
+    plan = found[0].plan if found else list_model_plans(devices, module, work)[0]
+    why = explain_devices(describe_devices())
     if devices > 1:
         tokens = shareable(module) if work.tokens else None
         heads = sizes_of(module, tokens).heads if tokens else 0
         idle = heads > 0 and plan.ways(BATCH_AXES) > work.parts
         apart = couples(module) or not work.rows
-        why += [one_faster(found)] if idle and found else why_by_call(plan, work, heads, apart)
+        why += [explain_idle_ranks(found)] if idle and found else explain_call_plan(plan, work, heads, apart)
         if changes := changes_of(module):
             why.append(remark("class_changed", model=type(module).__name__, changes="; ".join(changes)))
     return ResolvedPlan(plan, tuple(why))
 
 
 def fit_to_machine(plan: ParallelPlan) -> ResolvedPlan:
-    """Applies ParallelPlan.fitted to this machine, or to all machines in the settings. Raises PlanError."""
+    """Applies ParallelPlan.fit_devices to this machine, or to all machines in the settings. Raises PlanError."""
     most, on_gpus, note = most_ranks(), device_type() != CPU, ()
-    fitted = plan.fitted(most, cores=not on_gpus and not settings().machines)
+    fitted = plan.fit_devices(most, cores=not on_gpus and not settings().machines)
     if fitted is not plan:
-        note += why_one_rank(plan, most, on_gpus)
+        note += explain_one_rank(plan, most, on_gpus)
     if not on_gpus and plan.attention not in ON_THE_CPU:
         fitted = replace(fitted, attention=AUTO)
         note += (remark("cpu_kernel", attention=plan.attention),)

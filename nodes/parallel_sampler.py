@@ -21,9 +21,9 @@ from server import PromptServer
 from ..parallel_backend.sampling.caches import CACHES, NONE, CacheSettings
 from ..parallel_backend.sampling.schedulers import MODELS_OWN, SCHEDULERS
 from ..worker.wire.sampler_call import SamplerCall
-from .comparison import NEVER, ONCE, StepClock, compared
-from .model.loop_mode import LoopSampler, stand_in
-from .model.own_schedule import own_schedule
+from .comparison import NEVER, ONCE, StepClock, compare_with_exact
+from .model.loop_mode import LoopSampler, require_remote_module
+from .model.own_schedule import choose_schedule
 
 MAX_SEED = 0xFFFFFFFFFFFFFFFF
 CACHE = CacheSettings()  # the defaults of the cache inputs
@@ -37,9 +37,9 @@ def cache_inputs() -> list[io.Input]:
             options=list(CACHES),
             default=NONE,
             optional=True,
-            tooltip="Skips the model's blocks in some of the steps: faster, and not quite the same image. first "
-            "block: where the first block's work has hardly changed. taylorseer: by a schedule, and predicts "
-            "the result. The node shows how much was skipped. Not under pipefusion.",
+            tooltip="Skips the model's blocks in some steps. This is faster, and the image differs a little. first "
+            "block: skips steps in which the first block's result hardly changes. taylorseer: skips by a schedule and "
+            "predicts the result. The node shows how much was skipped. Does not work with pipefusion.",
         ),
         io.Float.Input(
             "cache_threshold",
@@ -50,7 +50,7 @@ def cache_inputs() -> list[io.Input]:
             round=0.001,
             optional=True,
             advanced=True,
-            tooltip="Of cache=first block: up to which relative change blocks are skipped. 0 skips nothing.",
+            tooltip="For cache=first block: blocks are skipped up to this relative change. 0 skips nothing.",
         ),
         io.Int.Input(
             "cache_interval",
@@ -59,7 +59,7 @@ def cache_inputs() -> list[io.Input]:
             max=100,
             optional=True,
             advanced=True,
-            tooltip="Of cache=taylorseer: after the first three, one step of so many is computed.",
+            tooltip="For cache=taylorseer: after the first three steps, one step in this many is computed.",
         ),
     ]
 
@@ -81,7 +81,7 @@ class ParallelSampler(io.ComfyNode):
                     min=0,
                     max=MAX_SEED,
                     control_after_generate=True,
-                    tooltip="Of the noise, which is the same as a stock KSampler's for the same seed.",
+                    tooltip="The seed of the noise. A stock KSampler draws the same noise for it.",
                 ),
                 io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Denoising steps."),
                 io.Float.Input(
@@ -91,27 +91,29 @@ class ParallelSampler(io.ComfyNode):
                     max=100.0,
                     step=0.1,
                     round=0.01,
-                    tooltip="The weight of positive against negative; 1 leaves negative out.",
+                    tooltip="The weight of positive against negative. 1 leaves negative out.",
                 ),
                 io.Combo.Input(
                     "scheduler",
                     options=list(SCHEDULERS),
                     default=MODELS_OWN,
-                    tooltip="A diffusers scheduler, with the settings in the model's folder. model's own: the one that "
-                    "the folder names; of a file, Euler flow or DPM++ with ComfyUI's own shift or betas. Those with "
-                    "flow in their names are for flow matching (SD3, Flux, Wan and others), CogVideoX ones for "
-                    "CogVideoX, the rest for DiT, PixArt and HunyuanDiT.",
+                    tooltip="A diffusers scheduler, with the settings in the model's folder. model's own: the "
+                    "scheduler that the folder names; for a file, Euler flow or DPM++ with ComfyUI's own shift or "
+                    "betas. Schedulers with flow in their names are for flow matching (SD3, Flux, Wan and others), "
+                    "CogVideoX ones for CogVideoX, the rest for DiT, PixArt and HunyuanDiT.",
                 ),
-                io.Conditioning.Input("positive", tooltip="What the image shall show."),
-                io.Conditioning.Input("negative", tooltip="What it shall not."),
-                io.Latent.Input("latent_image", tooltip="The latent to denoise. Where its noise mask is 0, it stays."),
+                io.Conditioning.Input("positive", tooltip="What the image should show."),
+                io.Conditioning.Input("negative", tooltip="What the image should not show."),
+                io.Latent.Input(
+                    "latent_image", tooltip="The latent to denoise. Its noise mask keeps the parts where it is 0."
+                ),
                 io.Float.Input(
                     "denoise",
                     default=1.0,
                     min=0.0,
                     max=1.0,
                     step=0.01,
-                    tooltip="Below 1, the latent's image shows through: only the last steps run.",
+                    tooltip="Below 1, only the last steps run, and the latent's image shows through.",
                 ),
                 *compare_inputs(),
                 *cache_inputs(),
@@ -138,8 +140,8 @@ class ParallelSampler(io.ComfyNode):
         cache_threshold: float = CACHE.threshold,
         cache_interval: int = CACHE.interval,
     ) -> io.NodeOutput:
-        remote = stand_in(model.model)
-        schedule, scale = own_schedule(model, remote.schedule)
+        remote = require_remote_module(model.model)
+        schedule, scale = choose_schedule(model, remote.schedule)
         ratios = [latent_image.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal")]
         samples = comfy.sample.fix_empty_latent_channels(model, latent_image["samples"], *ratios)
         output = {name: value for name, value in latent_image.items() if not name.startswith("downscale_ratio_")}
@@ -167,7 +169,7 @@ class ParallelSampler(io.ComfyNode):
             latents = sample(call, clock)
             text = clock.text
         else:
-            latents, text, shown = compared(model, remote, call, sample, vae)
+            latents, text, shown = compare_with_exact(model, remote, call, sample, vae)
         if not text:
             return io.NodeOutput({**output, "samples": latents})
         PromptServer.instance.send_progress_text(text, cls.hidden.unique_id)
@@ -183,14 +185,14 @@ def compare_inputs() -> list[io.Input]:
             options=[NEVER, ONCE],
             default=NEVER,
             optional=True,
-            tooltip="once: where the setting is lossy, by PipeFusion or a cache, the first prompt runs exactly, too: "
-            "the node shows both pictures, how far they are apart, and both times. Later prompts with the same "
-            "setting show what was found.",
+            tooltip="once: if PipeFusion or a cache makes the setting lossy, the first prompt also runs exactly. The "
+            "node shows both pictures, their difference and both times. Later prompts with the same setting show the "
+            "same result.",
         ),
         io.Vae.Input(
             "vae",
             optional=True,
-            tooltip="Decodes the pictures that are compared. Without it they are shown as previews are.",
+            tooltip="Decodes the compared pictures. Without it, they are shown like previews.",
         ),
     ]
 
@@ -212,10 +214,10 @@ def run_sampler(
     denoised = guider.sample(
         comfy.sample.prepare_noise(samples, call.seed, latent.get("batch_index")),
         samples,
-        LoopSampler(lambda guidance: replace(call, guidance=guidance), clock.skip),
+        LoopSampler(lambda guidance: replace(call, guidance=guidance), clock.record_skipped),
         torch.tensor([sigma_max, 0.0]),  # for the host's conditioning only: diffusers sets the schedule
         denoise_mask=latent.get("noise_mask"),
-        callback=clock.before(latent_preview.prepare_callback(model, call.steps)),
+        callback=clock.wrap(latent_preview.prepare_callback(model, call.steps)),
         disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
         seed=call.seed,
     )

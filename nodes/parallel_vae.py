@@ -14,6 +14,7 @@ import torch
 from comfy_api.latest import io
 
 from ..parallel_backend.errors import RequestError
+from ..parallel_backend.plan import AUTO
 from ..parallel_backend.weights.loading import DTYPES
 from ..worker.comfyui.vae import describe_vae
 from .errors import Refused
@@ -22,7 +23,6 @@ from .remote_vae import remote_vae
 from .workers.group import device_count, worker_group
 from .workers.installed import check_installed
 
-AUTO = "auto"
 NO_FILE = "(no file in models/vae)"
 
 
@@ -32,15 +32,15 @@ def vae_inputs() -> list[io.Input]:
         io.Combo.Input(
             "vae_name",
             options=list_vaes() or [NO_FILE],
-            tooltip="A safetensors file in models/vae. Not used where a VAE is connected.",
+            tooltip="A safetensors file in models/vae. Not used if a VAE is connected.",
         ),
         io.Combo.Input(
             "dtype",
             options=[AUTO, *DTYPES],
             default=AUTO,
-            tooltip="What the VAE computes in. auto: what ComfyUI would choose for its own device.",
+            tooltip="The dtype that the VAE computes in. auto: ComfyUI's choice for its own device.",
         ),
-        io.Vae.Input("vae", optional=True, tooltip="In place of the file: from Load VAE, or of a checkpoint."),
+        io.Vae.Input("vae", optional=True, tooltip="Replaces the file: from Load VAE, or from a checkpoint loader."),
     ]
 
 
@@ -51,11 +51,11 @@ class ParallelVAEDecode(io.ComfyNode):
             node_id="ParallelDiT_VAEDecode",
             display_name="Parallel VAE Decode",
             category="ParallelDiT",
-            description="Decodes the latent of an image or a video on all ranks of the worker group, each with a band "
-            "of the rows. The same pictures as VAE Decode, without tiles and their seams.",
+            description="Decodes the latent of an image or a video on all ranks of the worker group. Each rank "
+            "decodes a band of rows. The pictures are those of VAE Decode, without tiles and their seams.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
             inputs=[io.Latent.Input("samples", tooltip="The latent of images or of a video."), *vae_inputs()],
-            outputs=[io.Image.Output(tooltip="The images, or the video's frames, as VAE Decode gives them.")],
+            outputs=[io.Image.Output(tooltip="The images or the video's frames, as from VAE Decode.")],
         )
 
     @classmethod
@@ -76,11 +76,11 @@ class ParallelVAEEncode(io.ComfyNode):
             node_id="ParallelDiT_VAEEncode",
             display_name="Parallel VAE Encode",
             category="ParallelDiT",
-            description="Encodes images, or the frames of a video, on all ranks of the worker group, each with a band "
-            "of the rows.",
+            description="Encodes images or a video's frames on all ranks of the worker group. Each rank encodes a "
+            "band of rows.",
             search_aliases=["ParallelDiT", "vae", "xdit"],
-            inputs=[io.Image.Input("pixels", tooltip="The images, or the video's frames, to encode."), *vae_inputs()],
-            outputs=[io.Latent.Output(tooltip="The latent, as VAE Encode gives it.")],
+            inputs=[io.Image.Input("pixels", tooltip="The images or the video's frames to encode."), *vae_inputs()],
+            outputs=[io.Latent.Output(tooltip="The latent, as from VAE Encode.")],
         )
 
     @classmethod

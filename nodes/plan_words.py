@@ -49,39 +49,39 @@ def remark(key: str, **values: int | str) -> Remark:
     return Remark(key, values)
 
 
-def gibibytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Formats bytes as the editor's panel does: "412 MiB", "1.2 GiB"."""
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
-def seconds(count: float) -> str:
+def format_seconds(count: float) -> str:
     """Formats a time: "3 ms", "0.42 s", "12.3 s"."""
     return f"{count * 1000:.0f} ms" if count < 0.1 else f"{count:.2f} s" if count < 10 else f"{count:.1f} s"
 
 
-def in_words(remarks: Iterable[Remark]) -> str:
+def join_remarks(remarks: Iterable[Remark]) -> str:
     """Joins the sentences to one text."""
     return " ".join(each.text for each in remarks)
 
 
-def remarks_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
+def remarks_to_json(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
     """Returns the sentences for a page, which shows them in its own language."""
     return [{"key": each.key, "values": each.values, "text": each.text} for each in remarks]
 
 
-def why_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
+def explain_auto(devices: Devices, lacks_file: bool = False) -> list[Remark]:
     """Returns the remarks on an automatic plan while no model is known. The plan depends on the model.
 
     lacks_file: True if there is a loader without a file; False if there is no loader.
     """
-    said, count = devices_of_auto(devices), devices.count
-    return said if count <= 1 else [*said, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
+    remarks, count = explain_devices(devices), devices.count
+    return remarks if count <= 1 else [*remarks, remark("needs_file" if lacks_file else "needs_model", ranks=count)]
 
 
-def devices_of_auto(devices: Devices) -> list[Remark]:
+def explain_devices(devices: Devices) -> list[Remark]:
     """Says how many ranks an automatic plan has, and why."""
     hidden = [remark("hidden_gpus", chosen=devices.chosen)] if devices.on_gpus and devices.chosen else []
-    hidden += left_out(devices)
+    hidden += explain_left_out(devices)
     if devices.count <= 1:
         return [remark("auto_one"), *hidden]
     on_gpus = "auto_like" if devices.unlike else "auto_gpus"
@@ -89,56 +89,58 @@ def devices_of_auto(devices: Devices) -> list[Remark]:
     return [remark(key, devices=devices.count), *hidden]
 
 
-def left_out(devices: Devices) -> list[Remark]:
+def explain_left_out(devices: Devices) -> list[Remark]:
     """Says which GPUs an automatic plan leaves out, and why."""
     if not devices.unlike:
         return []
     return [remark("left_out", cards=", ".join(devices.unlike), own=devices.own)]
 
 
-def why_by_call(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:
+def explain_call_plan(plan: ParallelPlan, work: Work, heads: int, couples: bool) -> list[Remark]:
     """Says why the automatic plan for one of ComfyUI's models suits this work.
 
     heads: 0 if the model's tokens cannot be shared. couples: whether the rows of its batch depend on each other.
     """
-    said, ways = [], plan.ways(BATCH_AXES)
+    remarks, ways = [], plan.ways(BATCH_AXES)
     if couples:
-        said.append(remark("coupled"))
+        remarks.append(remark("coupled"))
     elif plan.cfg > 1:
-        said.append(remark("guidance_first"))
+        remarks.append(remark("guidance_first"))
     elif not work.has_branches:
-        said.append(remark("no_branches"))
+        remarks.append(remark("no_branches"))
     elif ways == 1:
-        said.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
+        remarks.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
     if plan.dp > 1 and work.parts > plan.cfg:
-        said.append(remark("rows_apart", dp=plan.dp))
+        remarks.append(remark("rows_apart", dp=plan.dp))
     if ways > work.parts:
-        said.append(remark("batch_only", ranks=ways, parts=work.parts))
-    return [*said, *token_remarks(plan, heads)]
+        remarks.append(remark("batch_only", ranks=ways, parts=work.parts))
+    return [*remarks, *explain_tokens(plan, heads)]
 
 
-def one_faster(found: Sequence[Prediction]) -> Remark:
+def explain_idle_ranks(found: Sequence[Prediction]) -> Remark:
     """Says that the fastest plan shares no tokens and leaves some ranks idle."""
     alone = found[0]
     shared = [each for each in found if each.plan.token_ways > 1]
     if not shared:
-        return remark("idle_ranks", seconds=seconds(alone.seconds))
+        return remark("idle_ranks", seconds=format_seconds(alone.seconds))
     best = min(shared, key=lambda each: each.seconds)
-    return remark("one_faster", seconds=seconds(alone.seconds), plan=str(best.plan), more=seconds(best.seconds))
+    return remark(
+        "one_faster", seconds=format_seconds(alone.seconds), plan=str(best.plan), more=format_seconds(best.seconds)
+    )
 
 
-def token_remarks(plan: ParallelPlan, heads: int) -> list[Remark]:
+def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:
     """Says why the plan shares tokens as it does."""
-    said = []
+    remarks = []
     if plan.ulysses > 1:
-        said.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
+        remarks.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
     if plan.ring > 1:
         key = "ring" if plan.ulysses > 1 else "ring_alone"
-        said.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
-    return said
+        remarks.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
+    return remarks
 
 
-def why_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:
+def explain_one_rank(plan: ParallelPlan, most: int, on_gpus: bool) -> tuple[Remark, ...]:
     """Says why one rank runs instead of this plan, what the image will be, and what to do. most: available ranks."""
     asked, ranks = str(plan), plan.world_size
     machine = remark("one_device", asked=asked, ranks=ranks)

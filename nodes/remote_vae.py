@@ -22,7 +22,7 @@ from ..worker.host.client import WorkerGroup
 from ..worker.wire.operations import RANDOM
 from ..worker.wire.tensors import Tensors
 from .errors import Refused
-from .model.host_file import COMFYUI, rank_arguments
+from .model.host_file import COMFYUI, list_rank_arguments
 from .model.remote_weights import check_interrupt
 
 CHUNKED = "comfy_has_chunked_io"
@@ -77,7 +77,7 @@ class RemoteStage:
         return weights_of(self.original)
 
 
-class NothingToLoad(comfy.model_patcher.ModelPatcher):
+class RemoteVaePatcher(comfy.model_patcher.ModelPatcher):
     """The patcher of a VAE whose weights are in the ranks.
 
     ComfyUI makes room on its device for rank 0's share of the work. It limits how much of a batch it takes at a time by
@@ -102,7 +102,7 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
         raise Refused(*error.explanation) from error
     refuse_changed(vae)
     chosen = dtype or vae.vae_dtype
-    arguments = rank_arguments(ranks > 1, group.device == CPU.type)
+    arguments = list_rank_arguments(ranks > 1, group.device == CPU.type)
     source = VaeSource(COMFYUI, arguments, file, type(module).__name__, dtype_name(chosen))
     if not file:
         source = replace(
@@ -113,11 +113,11 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
         )
     found: Any = copy.copy(vae)
     found.first_stage_model = RemoteStage(group, ranks, source, module, vae.device)
-    found.patcher = NothingToLoad(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
+    found.patcher = RemoteVaePatcher(torch.nn.Module(), load_device=vae.device, offload_device=CPU)
     found.device, found.vae_dtype = CPU, chosen
     kept = vae.model_size()
     for name in ("memory_used_decode", "memory_used_encode"):
-        setattr(found, name, share_of(getattr(vae, name), ranks, kept))
+        setattr(found, name, scale_estimate(getattr(vae, name), ranks, kept))
     for name in TILED:
         setattr(found, name, refuse_tiles)
     return found
@@ -126,12 +126,12 @@ def remote_vae(vae: comfy.sd.VAE, group: WorkerGroup, ranks: int, dtype: torch.d
 def refuse_tiles(*_given: Any, **_options: Any) -> Any:
     """ComfyUI's VAE switches to tiles if its memory runs out. The ranks report their own lack of memory as an error."""
     raise Refused(
-        "ComfyUI ran out of memory beside the parallel VAE, whose pictures are not cut into tiles.",
+        "ComfyUI ran out of memory, and the parallel VAE cannot cut its pictures into tiles.",
         "Use a smaller size or batch, or free models in ComfyUI.",
     )
 
 
-def share_of(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:
+def scale_estimate(estimate: Callable[..., float], ranks: int, kept: int) -> Callable[..., float]:
     """Returns an estimate of rank 0's memory on ComfyUI's device. kept: the weights, in bytes."""
     return lambda shape, dtype: estimate(shape, dtype) / ranks + kept
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from typing import Any
 
 from .axes import AXES, REPLICA_AXES, STAGE_AXES, TOKEN_AXES
@@ -27,7 +26,6 @@ CHOICES = {
     "compile": COMPILE,
 }
 FROM_ZERO = ("patches", "weight_blocks")
-UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank in an automatic plan, relative to an even share
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,9 @@ class ParallelPlan:
                 raise PlanError(
                     f"{name}={value!r} does not work.", f"Use a whole number from {least} to {MAX_DEGREE}.", name
                 )
-        object.__setattr__(self, "speeds", self.checked_speeds())
+        object.__setattr__(self, "speeds", self.normalise_speeds())
 
-    def checked_speeds(self) -> tuple[float, ...]:
+    def normalise_speeds(self) -> tuple[float, ...]:
         """Returns the speeds. Equal speeds become empty, so that plans of one effect are equal. Raises PlanError."""
         speeds = self.speeds
         if not isinstance(speeds, (list, tuple)) or not all(map(is_speed, speeds)):
@@ -228,7 +226,7 @@ class ParallelPlan:
                 *(axis for axis, degree in self.degrees().items() if degree > 1),
             )
 
-    def fitted(self, devices: int, cores: bool) -> ParallelPlan:
+    def fit_devices(self, devices: int, cores: bool) -> ParallelPlan:
         """Returns this plan, or a plan of one rank if there is only one device. So a plan made elsewhere still runs.
 
         cores: whether the devices are CPU cores. Too few cores count as one device. Raises PlanError if there are
@@ -262,7 +260,7 @@ class ParallelPlan:
         if self.exchange_dtype != MODEL:
             parts.append(f"{self.exchange_dtype} exchange")
         if self.speeds:
-            parts.append(f"speeds {in_proportion(self.speeds)}")
+            parts.append(f"speeds {format_speeds(self.speeds)}")
         return " × ".join(parts) or "one rank"
 
 
@@ -271,16 +269,7 @@ def is_speed(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 1 / MAX_SPEED <= value <= MAX_SPEED
 
 
-def in_proportion(speeds: Iterable[float]) -> str:
+def format_speeds(speeds: Iterable[float]) -> str:
     """Formats speeds as a proportion; the fastest is 1."""
     known = [*speeds]
     return ":".join(f"{speed / max(known):.3g}" for speed in known)
-
-
-def ulysses_of(ranks: int, heads: int) -> int:
-    """Returns the Ulysses degree of an automatic plan; the ring takes the other ranks.
-
-    It is the largest degree at which each rank has a head and no rank has too many.
-    """
-    degrees = [degree for degree in range(1, min(ranks, heads) + 1) if ranks % degree == 0]
-    return max(degree for degree in degrees if -(-heads // degree) * degree <= UNEVEN * heads)

@@ -34,7 +34,7 @@ POLL_SECONDS = 0.1
 MAX_REASON = 8000  # characters
 
 
-class Terminated(BaseException):
+class StopSignal(BaseException):
     """The operator ends this program. It is not an Exception, so that no handler takes it for a failure."""
 
 
@@ -57,14 +57,14 @@ def main() -> None:
         parser.error(f"{where!r} is not an address with a port, like 10.0.0.1:29400")
 
     def stop(_signal: int, _frame: object) -> None:
-        raise Terminated
+        raise StopSignal
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
         with tempfile.TemporaryDirectory(prefix="paralleldit-join-") as folder:
             serve(address, int(port), Path(folder))
-    except Terminated:
+    except StopSignal:
         say("ended")
 
 

@@ -36,7 +36,7 @@ def count_call_forward(
     given = {name: move_to_meta(value) for name, value in kwargs.items() if name != "transformer_options"}
     given["transformer_options"] = {"optimized_attention_override": attend}
     heads, head_dim, kv_heads = sizes_of(module, spec) if spec and spec.blocks else (1, 0, None)
-    beside = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
+    mlp_rows = [count_mlp_rows(block, each.parallel_mlp, heads * head_dim) for each, block in blocks]
     try:
         run = lambda: type(module).forward(own, *map(move_to_meta, args), **given)  # noqa: E731
         return count_forward(
@@ -46,7 +46,7 @@ def count_call_forward(
             rows=rows,
             heads=heads,
             kv_heads=kv_heads,
-            beside=dict(ChainMap(*beside)),
+            mlp_rows=dict(ChainMap(*mlp_rows)),
             peak=peak,
         )
     except Exception as error:  # the class's own code may raise anything

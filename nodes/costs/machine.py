@@ -12,7 +12,7 @@ from ...parallel_backend.device import CPU
 from ...worker.errors import RequestRefused
 from ...worker.host.client import WorkerGroup
 from ...worker.host.measured import MeasuredFile, cpu_name
-from ..workers.group import cards_in_order, device_count, device_type, settings
+from ..workers.group import device_count, device_type, list_cards, settings
 
 FOLDER = Path(__file__).resolve().parents[2] / "measured"
 
@@ -55,6 +55,6 @@ def devices_of_ranks(ranks: int) -> tuple[str, ...]:
     """Names each rank's device, on every machine."""
     machines = settings().machines or ("",)
     each = max(1, ranks // len(machines))
-    here = [card.name for card in cards_in_order()[:each]] or [cpu_name()]
+    here = [card.name for card in list_cards()[:each]] or [cpu_name()]
     places = ((here[rank % each % len(here)], machines[rank // each % len(machines)]) for rank in range(ranks))
     return tuple(" ".join(filter(None, place)) for place in places)

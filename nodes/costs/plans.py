@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 
-from ...parallel_backend.axes import BATCH_AXES
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.auto import Work, list_model_plans
 from ...parallel_backend.costs.choose import Weights, predict_fitted, rank_plans
 from ...parallel_backend.costs.correct import Correction, choose_prediction
 from ...parallel_backend.costs.forward import ForwardCost
 from ...parallel_backend.costs.predict import Prediction
-from ...parallel_backend.errors import PlanError
-from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import MODEL, ParallelPlan
 from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes
@@ -63,60 +60,61 @@ class ModelCosts:
             self.forwards[key] = count_latents_forward(self.module, own, self.torch_dtype, self.estimate(own))
         return self.forwards[key]
 
-    def rank_plans(self, forward: ForwardCost, work: Work) -> list[Prediction]:
-        """Returns the corrected predictions of all plans that may run this work, the best first."""
-
-        def check(plan: ParallelPlan) -> None:
-            if plan.ways(BATCH_AXES) > 1 and not work.rows or plan.token_ways > 1 and not work.tokens:
-                raise PlanError("A node's patch needs them together.")
-            check_module(plan, self.module)
-
+    def rank_plans(self, work: Work) -> list[Prediction]:
+        """Returns the corrected predictions of all plans that may run this work, the best first. Empty if the work's
+        cost is unknown."""
+        if work.forward is None:
+            return []
+        plans = list_model_plans(device_count(), self.module, work)
+        correction = self.correction(work)
         found = rank_plans(
-            forward,
+            plans,
+            work.forward,
             work.parts,
             machine_of(self.dtype),
-            device_count(),
-            check=check,
-            branches=work.has_branches,
             weights=self.weights,
-            corrected=self.correction(forward, work).correct,
+            corrected=correction.correct,
         )
-        best = choose_prediction(found, self.correction(forward, work)) if found else None
+        best = choose_prediction(found, correction)
         return sorted(found, key=lambda each: each is not best)
 
-    def predict(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
+    # These take work whose cost is known.
+
+    def predict(self, work: Work, plan: ParallelPlan) -> Prediction:
         """Returns the corrected prediction of any plan."""
-        return self.correction(forward, work).correct(self.predict_uncorrected(forward, work, plan))
+        return self.correction(work).correct(self.predict_uncorrected(work, plan))
 
-    def has_run(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> bool:
+    def has_run(self, work: Work, plan: ParallelPlan) -> bool:
         """Whether a prediction of this plan is what a step of it took here."""
-        return str(plan) in self.correction(forward, work).plans
+        return str(plan) in self.correction(work).plans
 
-    def predict_uncorrected(self, forward: ForwardCost, work: Work, plan: ParallelPlan) -> Prediction:
-        return predict_fitted(forward, work.parts, plan, machine_of(self.dtype), self.weights)
+    def predict_uncorrected(self, work: Work, plan: ParallelPlan) -> Prediction:
+        assert work.forward
+        return predict_fitted(work.forward, work.parts, plan, machine_of(self.dtype), self.weights)
 
     @property
     def weights(self) -> Weights:
         """The weights, with the memory for them that the ranks are expected to find."""
         return Weights(self.sizes, room_for_weights)
 
-    def correction(self, forward: ForwardCost, work: Work) -> Correction:
-        stored = file_of(self.dtype).steps.get(self.key(forward, work))
+    def correction(self, work: Work) -> Correction:
+        stored = file_of(self.dtype).steps.get(self.key(work))
         try:
             return Correction.from_json(stored) if stored else Correction()
         except (KeyError, TypeError, ValueError, AttributeError):
             return Correction()
 
-    def learn(self, forward: ForwardCost, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
+    def learn(self, work: Work, plan: ParallelPlan, seconds: float, communication: float) -> None:
         """Records what a step took."""
-        predicted = self.predict_uncorrected(forward, work, plan)
-        corrected = self.correction(forward, work).add_step(replace(predicted, plan=plan), seconds, communication)
-        file_of(self.dtype).note(self.key(forward, work), corrected.to_json())
+        predicted = self.predict_uncorrected(work, plan)
+        corrected = self.correction(work).add_step(replace(predicted, plan=plan), seconds, communication)
+        file_of(self.dtype).note(self.key(work), corrected.to_json())
 
-    def key(self, forward: ForwardCost, work: Work) -> str:
+    def key(self, work: Work) -> str:
         """Returns the key of this model and size."""
+        assert work.forward
         name = type(self.module).__name__
-        return f"{name} of {self.sizes.total} bytes, {work.parts} × {forward.flops:.4g} FLOPs"
+        return f"{name} of {self.sizes.total} bytes, {work.parts} × {work.forward.flops:.4g} FLOPs"
 
 
 def is_covered(plan: ParallelPlan) -> bool:

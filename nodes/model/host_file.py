@@ -96,8 +96,8 @@ class HostFile:
         model = weakref.ref(self.model)  # weak, because the model's objects hold the costs
 
         def estimate(latents: Sequence[int]) -> float:
-            held = model()
-            return type(held).memory_required(held, latents) if held else 0.0
+            alive = model()
+            return type(alive).memory_required(alive, latents) if alive else 0.0
 
         return ModelCosts(self.module, self.sizes, self.cast or self.dtype or torch.bfloat16, estimate)
 
@@ -111,7 +111,7 @@ class HostFile:
         shares = plan.world_size * plan.patch_count > 1
         return HostSource(
             comfyui=COMFYUI,
-            arguments=rank_arguments(shares, on_cpu),
+            arguments=list_rank_arguments(shares, on_cpu),
             file=str(self.path),
             model_class=self.model_class,
             dtype=dtype_name(self.dtype),
@@ -121,7 +121,7 @@ class HostFile:
         )
 
 
-def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
+def list_rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
     """Returns those of ComfyUI's arguments that concern the ranks. shares: whether tokens are shared."""
     own = comfy.cli_args.args
     arguments = [*(["--cpu"] if on_cpu else [])]
@@ -130,16 +130,16 @@ def rank_arguments(shares: bool, on_cpu: bool) -> tuple[str, ...]:
     if shares or is_torchs and not chosen:  # one name for all, because ranks with other arguments would have to restart
         chosen = [SHAREABLE]
     chosen += [] if on_cpu else [name for name in MEMORY if getattr(own, name, False)]
-    arguments += [flag(name) for name in chosen]
+    arguments += [format_flag(name) for name in chosen]
     for name in () if on_cpu else MEMORY_SIZES:
         if (size := getattr(own, name, None)) is not None:
-            arguments += [flag(name), str(size)]
+            arguments += [format_flag(name), str(size)]
     if features := sorted(feature.value for feature in own.fast):
         arguments += ["--fast", *features]
     return tuple(arguments)
 
 
-def flag(name: str) -> str:
+def format_flag(name: str) -> str:
     """Returns an argument of ComfyUI's command line by its Python name."""
     return f"--{name.replace('_', '-')}"
 
@@ -158,7 +158,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     except (KeyError, RuntimeError):  # some names and shapes of a known model, without the rest
         config, weights, beside = None, {}, {}
     if config is None:
-        raise unknown(path)
+        raise unknown_model_error(path)
     if type(config).__name__ in DETECTORS:
         raise ModelFileError(
             f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
@@ -169,7 +169,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # Nodes change a quantised layer by its weight, which it only has once it is loaded.
     try:
-        seen = {name: seen_here(name, one, name in read, cast or chosen) for name, one in weights.items()}
+        seen = {name: strip_tensor(name, one, name in read, cast or chosen) for name, one in weights.items()}
         missing, dtypes = load_weights(model, seen)
         cast_weights(model.diffusion_model, dtypes)
     except RuntimeError as error:
@@ -192,7 +192,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
     return HostFile(file, model, chosen, cast, sizes, wanted.fast, bool(beside), folder)
 
 
-def unknown(path: Path) -> ModelFileError:
+def unknown_model_error(path: Path) -> ModelFileError:
     """Returns the error for a file without a diffusion model that ComfyUI knows. Many GGUF files are text encoders."""
     kind = "of a kind"
     if is_gguf(path):
@@ -213,7 +213,7 @@ def refuse_others(path: Path) -> None:
             raise ModelFileError(f"{path.name} is {kind}.", "Load it with the node for these.")
 
 
-def seen_here(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:
+def strip_tensor(name: str, tensor: torch.Tensor, is_read: bool, dtype: torch.dtype | None) -> torch.Tensor:
     """Returns a tensor of a file as ComfyUI's process needs it, without its numbers. The numbers stay where nodes read
     them, and where they say how a layer is stored."""
     if is_read:

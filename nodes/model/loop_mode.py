@@ -51,16 +51,16 @@ REGIONAL_KEYS = {
 
 
 # The options that change at each step.
-OF_A_STEP = ("sigmas", "sample_sigmas")
+STEP_OPTIONS = ("sigmas", "sample_sigmas")
 
 
 class LoopSampler(comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
-    def __init__(self, call: Callable[[float], SamplerCall], tell: Callable[[int, int], None]) -> None:
-        """call: returns the request for a guidance scale. tell: if a cache is used, called at the end with the number
-        of forwards that it skipped, and of all forwards."""
-        self.call, self.tell = call, tell
+    def __init__(self, call: Callable[[float], SamplerCall], report_skipped: Callable[[int, int], None]) -> None:
+        """call: returns the request for a guidance scale.
+        report_skipped: called at the end, if a cache is used, with how many forwards it skipped, and of how many."""
+        self.call, self.report_skipped = call, report_skipped
 
     def sample(
         self,
@@ -74,7 +74,7 @@ class LoopSampler(comfy.samplers.Sampler):
         disable_pbar: bool = False,
     ) -> torch.Tensor:
         """Returns the denoised latents in the model's own scale. Raises Refused for what the loop cannot honour."""
-        asked = beyond_the_loop(guider, extra_args["model_options"])
+        asked = list_unsupported(guider, extra_args["model_options"])
         kind = type(guider.inner_model)
         if denoise_mask is not None and kind.scale_latent_inpaint is not BaseModel.scale_latent_inpaint:
             asked.append(f"a noise mask for {kind.__name__}, whose kept parts have no noise")
@@ -89,7 +89,7 @@ class LoopSampler(comfy.samplers.Sampler):
         if denoise_mask is not None:
             tensors["mask"] = denoise_mask
         call = self.call(guider.cfg)
-        return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar, self.tell)
+        return run_loop(guider, call, tensors, sigmas, extra_args, callback, disable_pbar, self.report_skipped)
 
 
 def run_loop(
@@ -100,10 +100,10 @@ def run_loop(
     extra_args: dict[str, Any],
     callback: Callback | None,
     disable_pbar: bool,
-    tell: Callable[[int, int], None],
+    report_skipped: Callable[[int, int], None],
 ) -> torch.Tensor:
     """Sends the call, and shows its steps as ComfyUI's samplers do."""
-    remote = stand_in(guider.inner_model)
+    remote = require_remote_module(guider.inner_model)
     noise = tensors["noise"]
     passes = record_passes(guider, remote, noise, sigmas, extra_args)
     bar = tqdm(disable=disable_pbar)
@@ -114,7 +114,7 @@ def run_loop(
         if denoised is not None:
             latest = denoised.to(noise)
         if "skipped" in event:
-            tell(event["skipped"], event["forwards"])
+            report_skipped(event["skipped"], event["forwards"])
         bar.total = event["steps"]
         bar.update()
         if callback is not None:
@@ -124,7 +124,7 @@ def run_loop(
         return remote.sample(call, tensors, passes, on_step).to(noise)
 
 
-def stand_in(model: BaseModel) -> RemoteModule:
+def require_remote_module(model: BaseModel) -> RemoteModule:
     """Returns the stand-in for a model in the worker group. Raises Refused if the model runs in ComfyUI."""
     found = remote_module(model)
     if found is None:
@@ -145,43 +145,43 @@ def record_passes(
 ) -> list[SamplerPass]:
     """Records a step's cond and uncond forwards as the guider asks for them. Raises Refused for conditioning that
     changes the latents' size or the timesteps."""
-    with remote.recorded(noise.shape[1]) as forwards:
+    with remote.record_forwards(noise.shape[1]) as forwards:
         guider(noise, sigmas[:1].expand(len(noise)), model_options=extra_args["model_options"], seed=extra_args["seed"])
     passes = []
     for latents, timesteps, conditions, branches in forwards:
         if latents.shape[2:] != noise.shape[2:]:
             raise Refused(
-                f"The Parallel Sampler cannot fill up latents of {size_of(noise)} to the {size_of(latents)} that the "
-                "model takes.",
+                f"The Parallel Sampler cannot pad latents of {format_size(noise)} to the {format_size(latents)} that "
+                "the model takes.",
                 "Choose sizes that are multiples of its patches, or use a stock KSampler.",
             )
         if timesteps.ndim != 1 or (timesteps != timesteps[0]).any():
             raise Refused(
-                "The Parallel Sampler cannot honour conditioning by which parts of a latent have other timesteps.",
+                "The Parallel Sampler cannot honour conditioning that gives parts of a latent their own timesteps.",
                 "Use a stock KSampler for it, with a plan without PipeFusion.",
             )
-        conditions = {KWARGS: without_step(conditions), CHANNELS: channels_beyond(latents, noise)}
+        conditions = {KWARGS: drop_step_options(conditions), CHANNELS: take_extra_channels(latents, noise)}
         passes.append(SamplerPass(tuple(branches), conditions))
     return passes
 
 
-def without_step(kwargs: dict[str, Any]) -> dict[str, Any]:
+def drop_step_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments without those of the recorded step alone. A class that reads one of them raises."""
-    options = {name: value for name, value in kwargs["transformer_options"].items() if name not in OF_A_STEP}
+    options = {name: value for name, value in kwargs["transformer_options"].items() if name not in STEP_OPTIONS}
     return {**kwargs, "transformer_options": options}
 
 
-def channels_beyond(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
+def take_extra_channels(latents: torch.Tensor, noise: torch.Tensor) -> torch.Tensor | None:
     """Returns the channels that a model gets besides the sampled ones."""
     count = noise.shape[1]
     return latents[:, count:] if latents.shape[1] > count else None
 
 
-def size_of(latents: torch.Tensor) -> str:
+def format_size(latents: torch.Tensor) -> str:
     return "×".join(map(str, latents.shape[2:]))
 
 
-def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
+def list_unsupported(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     """Lists, in words, what a loop in the worker group would have to drop from this call."""
     asked = []
     if type(guider) is not Guider:
@@ -200,11 +200,11 @@ def beyond_the_loop(guider: Guider, model_options: dict[str, Any]) -> list[str]:
     for kind, conds in guider.conds.items():
         if len(conds) > 1:
             asked.append(f"{len(conds)} {kind} conditionings at once")
-        asked += regional(conds)
+        asked += list_regional(conds)
     return list(dict.fromkeys(asked))
 
 
-def regional(conds: list[dict[str, Any]]) -> Iterator[str]:
+def list_regional(conds: list[dict[str, Any]]) -> Iterator[str]:
     """Lists what restricts conditioning to a part of the image or of the steps."""
     for cond in conds:
         for key, words in REGIONAL_KEYS.items():

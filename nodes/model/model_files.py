@@ -59,9 +59,9 @@ def list_models() -> dict[str, Path]:
     two have one name, the one in diffusion_models wins."""
     models: dict[str, Path] = {}
     for kind in FOLDERS:
-        for name, path in safetensors_in(kind).items():
+        for name, path in list_safetensors(kind).items():
             models.setdefault(name, path)
-    models.update({name: path for name, path in gguf_files().items() if name not in models})
+    models.update({name: path for name, path in list_gguf_files().items() if name not in models})
     for root in [*folder_paths.get_folder_paths("diffusion_models"), *folder_paths.get_folder_paths("diffusers")]:
         for index in sorted([*Path(root).glob("*/model_index.json"), *Path(root).glob("*/config.json")]):
             models.setdefault(index.parent.name, index.parent)
@@ -72,17 +72,17 @@ def list_models() -> dict[str, Path]:
 
 def list_checkpoints() -> dict[str, Path]:
     """Returns the checkpoint loader's models, name to path."""
-    return safetensors_in("checkpoints")
+    return list_safetensors("checkpoints")
 
 
-def safetensors_in(kind: str) -> dict[str, Path]:
+def list_safetensors(kind: str) -> dict[str, Path]:
     """Returns name to path in the folders of this kind."""
     names = [name for name in folder_paths.get_filename_list(kind) if name.lower().endswith(SAFETENSORS)]
     paths = {name: folder_paths.get_full_path(kind, name) for name in names}  # None for a link to nowhere
     return {name: Path(path) for name, path in paths.items() if path}
 
 
-def gguf_files() -> dict[str, Path]:
+def list_gguf_files() -> dict[str, Path]:
     """Returns the GGUF files in the diffusion model folders. ComfyUI does not list them itself."""
     kinds = [kind for kind in ("diffusion_models", GGUF_FOLDERS) if kind in folder_paths.folder_names_and_paths]
     found: dict[str, Path] = {}
@@ -94,7 +94,7 @@ def gguf_files() -> dict[str, Path]:
     return found
 
 
-def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
+def explain_not_listed(name: str, checkpoint: bool = False) -> Explanation:
     """Says why a loader does not offer a name. checkpoint: whether it is the checkpoint loader."""
     if name.lower().endswith(PICKLE_SUFFIXES):
         return Explanation(
@@ -104,7 +104,7 @@ def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
     kinds = folder_paths.folder_names_and_paths if os.path.normpath(name) == name else ()
     kinds = [kind for kind in kinds if folder_paths.get_full_path(kind, name)]
     if checkpoint:
-        return why_no_checkpoint(name, kinds)
+        return explain_no_checkpoint(name, kinds)
     if kinds:
         return Explanation(
             f"{name!r} is in ComfyUI's {kinds[0]} folder, and no file that is offered here.",
@@ -117,7 +117,7 @@ def why_not_listed(name: str, checkpoint: bool = False) -> Explanation:
     )
 
 
-def why_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
+def explain_no_checkpoint(name: str, kinds: list[str]) -> Explanation:
     """Says why the checkpoint loader does not offer a name. kinds: ComfyUI's folders that have it."""
     cause = f"There is no model {name!r} in ComfyUI's checkpoints folder."
     if kinds:
@@ -140,7 +140,7 @@ def describe_folder(folder: Path) -> DiffusersFolder:
             raise ModelFileError(f"{transformer / 'config.json'} has no {key!r}.", "Download the model again.")
     files = weight_files(transformer)
     if not files:
-        raise no_safetensors(transformer, model_class(config))
+        raise no_safetensors_error(transformer, model_class(config))
     for path in files:
         read_header(path)
     pipeline = read_json(folder / "model_index.json") if transformer != folder else {}
@@ -152,7 +152,7 @@ def describe_folder(folder: Path) -> DiffusersFolder:
     )
 
 
-def no_safetensors(folder: Path, class_name: str) -> ModelFileError:
+def no_safetensors_error(folder: Path, class_name: str) -> ModelFileError:
     """Returns the error for a folder without safetensors. The remedy depends on whether there are pickled weights."""
     if not any(path.suffix in PICKLE_SUFFIXES for path in folder.iterdir()):
         return ModelFileError(f"{folder} holds no safetensors file.", "Download the model again.")

@@ -13,14 +13,14 @@ import torch
 from ...parallel_backend.compat import hooks_of
 from ..errors import Refused
 
-COMFYUIS = ("training",)  # attributes that ComfyUI itself sets
+SET_BY_COMFYUI = ("training",)  # attributes that ComfyUI itself sets
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
 DATA: Any = torch.Tensor.data  # a property that writes to weights without torch's checks
-Held = dict[str, Any]
+Attributes = dict[str, Any]
 
 
-def no_weights(asked: str) -> Refused:
+def weights_error(asked: str) -> Refused:
     return Refused(
         f"The parallel model cannot take {asked}: its weights are in worker processes.",
         "Remove that node, or use the stock loader.",
@@ -35,21 +35,21 @@ class RemoteParameter(torch.nn.Parameter):
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
         if in_place or name in WRITES or func == DATA.__set__:
-            raise no_weights("a node that writes over weights")
+            raise weights_error("a node that writes over weights")
         given = kwargs or {}
         others = [
             each for each in (*args, *given.values()) if isinstance(each, torch.Tensor) and not isinstance(each, cls)
         ]
         if not all(each.is_meta for each in others):
-            raise no_weights("a node or a sampler that runs a part of it")
+            raise weights_error("a node or a sampler that runs a part of it")
         try:
             result: Any = super().__torch_function__(func, types, args, given)
         except NotImplementedError as error:  # torch raises it for a tensor without numbers
-            raise no_weights("a node that reads weights") from error
+            raise weights_error("a node that reads weights") from error
         return result.as_subclass(cls) if func == DATA.__get__ else result
 
 
-def put_elsewhere(module: torch.nn.Module) -> None:
+def replace_weights(module: torch.nn.Module) -> None:
     """Makes the module's weights RemoteParameters. Quantised layers keep theirs, which have a class of their own."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
@@ -62,7 +62,7 @@ class ModuleGuard:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
-        self.before = {name: held(part) for name, part in module.named_modules()}
+        self.before = {name: list_attributes(part) for name, part in module.named_modules()}
 
     def check(self, allowed: Collection[str]) -> None:
         """Raises Refused if a node has changed the module since. allowed: names of attributes that may have changed."""
@@ -71,9 +71,9 @@ class ModuleGuard:
             path, before = f"{name}." if name else "", self.before.get(name, {})
             if any(hooks_of(part)):
                 found.append(name or "the model")
-            for own, value in held(part).items():
+            for own, value in list_attributes(part).items():
                 new = own not in before
-                if path + own not in allowed and (matters(value) if new else before[own] is not value):
+                if path + own not in allowed and (is_change(value) if new else before[own] is not value):
                     found.append(path + own)
         if found:
             raise Refused(
@@ -83,7 +83,7 @@ class ModuleGuard:
             )
 
 
-def held(part: torch.nn.Module) -> Held:
+def list_attributes(part: torch.nn.Module) -> Attributes:
     """Returns the attributes of a module, with its own weights and parts."""
     own = {name: value for name, value in vars(part).items() if is_attribute(name, value)}
     parts = dict(part.named_children())
@@ -91,9 +91,9 @@ def held(part: torch.nn.Module) -> Held:
 
 
 def is_attribute(name: str, value: Any) -> bool:
-    return name not in COMFYUIS and (not name.startswith("_") or callable(value))
+    return name not in SET_BY_COMFYUI and (not name.startswith("_") or callable(value))
 
 
-def matters(value: Any) -> bool:
+def is_change(value: Any) -> bool:
     """Whether a new attribute may be more than a node's own note."""
     return callable(value) or isinstance(value, torch.Tensor)

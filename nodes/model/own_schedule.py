@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import comfy.model_sampling
 import torch
 from comfy.model_base import ModelType
 
+from ...parallel_backend.models import spec_named
 from ..errors import Refused
 from .model_files import DiffusersFolder
-from .schedule import PREDICTIONS, Schedule
 
 TIMESTEPS = 1000  # the count of diffusers' schedulers
-# Classes whose pipelines leave the sigmas to their scheduler; others hand it such from 1 to 1 / steps.
-OWN_SIGMAS = ("AuraFlowTransformer2DModel", "SD3Transformer2DModel", "WanTransformer3DModel")
 BETAS = {"linear": "scaled_linear", "sqrt_linear": "linear", "squaredcos_cap_v2": "squaredcos_cap_v2"}
+PREDICTIONS = {ModelType.EPS: "epsilon", ModelType.V_PREDICTION: "v_prediction"}
 
 
-def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float]:
+class Schedule(NamedTuple):
+    """config: scheduler_config.json of the model's folder; empty without one. default, linear_sigmas: of the model, see
+    the engine's `build_scheduler` and `Stepper.prepare`."""
+
+    config: dict[str, Any]
+    default: dict[str, Any]
+    linear_sigmas: bool
+
+
+def choose_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float]:
     """Returns the schedule, and the factor from a scheduler's timestep to the model's.
 
     folder: the schedule of a diffusers folder. It applies unless a ModelSampling node has set another shift. Raises
@@ -36,7 +44,7 @@ def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float
             return flow_euler(math.exp(sampling.shift)), scale
         if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscreteFlow):
             return flow_euler(sampling.shift), scale
-    if is_own and kind in (ModelType.EPS, ModelType.V_PREDICTION):
+    if is_own and kind in PREDICTIONS:
         settings = model.model_config.sampling_settings
         if (schedule := settings.get("beta_schedule", "linear")) in BETAS:
             config = {
@@ -49,17 +57,18 @@ def own_schedule(patcher: Any, folder: Schedule | None) -> tuple[Schedule, float
             }
             return Schedule({}, config, linear_sigmas=False), scale
     raise Refused(
-        f"The Parallel Sampler has no scheduler for {type(sampling).__bases__[0].__name__}, by which ComfyUI samples "
-        "this model.",
+        f"ComfyUI samples this model by {type(sampling).__bases__[0].__name__}, and the Parallel Sampler has no "
+        "scheduler for that.",
         "Remove a node that changes it, or use a stock KSampler, with a plan without PipeFusion.",
     )
 
 
-def schedule_of(folder: DiffusersFolder | None) -> Schedule | None:
+def read_schedule(folder: DiffusersFolder | None) -> Schedule | None:
     """Returns the schedule that a diffusers folder states, if it does."""
     if folder is None or not folder.scheduler:
         return None
-    return Schedule(folder.scheduler, {}, linear_sigmas=folder.config["_class_name"] not in OWN_SIGMAS)
+    spec = spec_named(folder.config["_class_name"])
+    return Schedule(folder.scheduler, {}, linear_sigmas=spec is None or spec.linear_sigmas)
 
 
 def flow_euler(shift: float) -> Schedule:

@@ -38,7 +38,7 @@ FASTER = ("sage", "flash", "xformers", "sdpa", "flex")  # part of the name of an
 Options = Mapping[str, Any]
 
 
-def functions_of(options: Options) -> Iterator[tuple[str, Any]]:
+def list_functions(options: Options) -> Iterator[tuple[str, Any]]:
     """Returns the functions that nodes run inside of the model, by the name of their place."""
     for name, functions in options.get(PATCHES, {}).items():
         for function in functions:
@@ -50,7 +50,11 @@ def functions_of(options: Options) -> Iterator[tuple[str, Any]]:
 
 def check_inside(options: Options) -> None:
     """Raises Refused for an option that the ranks cannot honour under any plan. Names it."""
-    asked = [f"the model patch {name!r} of {name_of(each)}" for name, each in functions_of(options) if not known(each)]
+    asked = [
+        f"the model patch {name!r} of {find_owner(each)}"
+        for name, each in list_functions(options)
+        if not is_known(each)
+    ]
     asked += [
         words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
     ]
@@ -62,9 +66,9 @@ def check_inside(options: Options) -> None:
         )
 
 
-def asked_of(options: Options) -> Iterator[tuple[str, Known]]:
+def list_known_functions(options: Options) -> Iterator[tuple[str, Known]]:
     """Returns the requested functions by place, from options as the ranks get them or as nodes have them."""
-    for name, function in functions_of(options):
+    for name, function in list_functions(options):
         yield name, KNOWN[home_of(function)]
     described = options.get(FUNCTIONS) or {PATCHES: {}, REPLACED: {}}
     for name, functions in described[PATCHES].items():
@@ -75,7 +79,7 @@ def asked_of(options: Options) -> Iterator[tuple[str, Known]]:
 
 def check_plan(options: Options, plan: ParallelPlan) -> None:
     """Raises Refused if a function would see only a part of what it needs."""
-    for name, shares in asked_of(options):
+    for name, shares in list_known_functions(options):
         check_shares(name, shares, plan)
 
 
@@ -95,21 +99,21 @@ def check_shares(name: str, shares: Known, plan: ParallelPlan) -> None:
             )
 
 
-def bearable(asked: Iterable[Options]) -> dict[str, bool]:
+def find_allowed_sharing(asked: Iterable[Options]) -> dict[str, bool]:
     """Whether the nodes' functions allow sharing tokens, and rows. The keys are the names in a Work."""
-    shares = [each for options in asked for _, each in asked_of(options)]
+    shares = [each for options in asked for _, each in list_known_functions(options)]
     return {"tokens": all(each.tokens for each in shares), "rows": all(each.rows for each in shares)}
 
 
-def known(function: Any) -> bool:
+def is_known(function: Any) -> bool:
     return home_of(function) in KNOWN
 
 
-def name_of(function: Any) -> str:
+def find_owner(function: Any) -> str:
     """Returns the node or class that a function belongs to."""
     if isinstance(function, tuple):  # (modules, function)
-        return name_of(function[-1])
-    if known(function):
+        return find_owner(function[-1])
+    if is_known(function):
         return KNOWN[home_of(function)].node
     owner = getattr(function, "__self__", None)
     if owner is not None:
@@ -133,7 +137,7 @@ def is_faster(name: str, options: Options) -> bool:
     )
     if override is None or not any(word in words for word in FASTER):
         return False
-    say_once(f"The ranks attend by the kernel of their plan, and not by {name_of(override)}.")
+    log_once(f"The ranks attend by the kernel of their plan, and not by {find_owner(override)}.")
     return True
 
 
@@ -148,7 +152,7 @@ def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     backend = arguments["backend"]
     if not isinstance(backend, str):
-        say_once("The ranks run the model without torch.compile, whose backend is a function here.")
+        log_once("The ranks run the model without torch.compile, whose backend is a function here.")
         return {}
     mode, options = arguments.get("mode"), arguments.get("options") or {}
     asked = [each for each in (mode, backend, *(name for name in options if options[name])) if each in WITH_CUDA_GRAPHS]
@@ -158,17 +162,17 @@ def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
             "tokens inside of blocks.",
             "Use the backend inductor without a mode, or with max-autotune-no-cudagraphs.",
         )
-    say_once(f"The ranks compile the model's blocks ({backend}), which takes the first step longer.")
+    log_once(f"The ranks compile the model's blocks ({backend}), which takes the first step longer.")
     options = {name: value for name, value in options.items() if type(value) in PLAIN}
     return {"backend": backend, "mode": mode, "dynamic": arguments.get("dynamic"), "options": options}
 
 
 @cache
-def say_once(words: str) -> None:
+def log_once(words: str) -> None:
     logging.info("[ParallelDiT] %s", words)
 
 
-def sendable(options: Options, name_object: Callable[[Any], str]) -> dict[str, Any]:
+def encode_options(options: Options, name_object: Callable[[Any], str]) -> dict[str, Any]:
     """Returns the options in the form that goes to the ranks. Raises Refused, see `check_inside`."""
     check_inside(options)
     left_out = {*KEPT_HERE, PATCHES, REPLACED}

@@ -17,7 +17,7 @@ from comfy_execution.utils import get_executing_context
 from ...worker.wire.tree import PLAIN
 from ..errors import Refused
 from .call_batching import KEY, add_call_batching
-from .module_guard import RemoteParameter, no_weights
+from .module_guard import RemoteParameter, weights_error
 from .patches import compile_settings
 from .remote_module import MODULE, RemoteModule, remote_module
 
@@ -25,7 +25,7 @@ NONE: Mapping[str, list] = {}
 WHOLE = 1e32  # bytes: ComfyUI's value for all of a model
 
 
-def note_run(
+def record_run(
     executor: Any,
     noise: torch.Tensor,
     latent_image: torch.Tensor,
@@ -43,21 +43,21 @@ def note_run(
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
     runs = remote.group.runs
 
-    def noted(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
+    def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
         runs.reached(step + 1, total)
         if callback is not None:
             callback(step, denoised, latents, total)
 
     with runs.run(node and node.node_id, remote.name, remote.begin_run(), remote.source["model_class"]):
-        return executor(noise, latent_image, sampler, sigmas, denoise_mask, noted, *args, **options)
+        return executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
 
 
-def note_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *args: Any, **options: Any) -> Any:
+def mark_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *args: Any, **options: Any) -> Any:
     """Wraps what makes room for a sampling and loads its models."""
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
         return executor(patcher, *args, **options)
-    with remote.making_room():
+    with remote.make_room():
         return executor(patcher, *args, **options)
 
 
@@ -80,18 +80,18 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         return remote_module(self.model)
 
     def loaded_size(self) -> int:
-        return self.remote.held_bytes() if self.remote else super().loaded_size()
+        return self.remote.loaded_bytes() if self.remote else super().loaded_size()
 
     def model_size(self) -> int:
         """Returns what is loaded, or what the next use will take. Once loaded, it equals `loaded_size`: no part is
         missing."""
-        return self.remote.wanted_bytes() if self.remote else super().model_size()
+        return self.remote.needed_bytes() if self.remote else super().model_size()
 
     def current_loaded_device(self) -> torch.device:
         """Tells ComfyUI whether it has to make room for all of the model."""
         if self.remote is None:
             return super().current_loaded_device()
-        return self.load_device if self.remote.held_bytes() else self.offload_device
+        return self.load_device if self.remote.loaded_bytes() else self.offload_device
 
     def partially_load(
         self, device_to: torch.device, extra_memory: float = 0, force_patch_weights: bool = False
@@ -119,7 +119,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         self.model.device = device_to
         self.model.model_loaded_weight_memory = self.model_size()
         self.model.current_weight_patches_uuid = self.patches_uuid
-        self.use()
+        self.use_patches()
 
     def unpatch_model(self, device_to: torch.device | None = None, unpatch_weights: bool = True) -> None:
         if self.remote is None:
@@ -145,34 +145,34 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight. Raises Refused if none is for it."""
         if strength_model != 1.0 and not all(value == (None,) for value in patches.values()):
-            raise no_weights("a model merge, or another node that scales weights")
+            raise weights_error("a model merge, or another node that scales weights")
         known = self.model.state_dict().keys()
         own = {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in known}
         if not own and strength_patch:
-            raise none_applied()
+            raise lora_error()
         return super().add_patches(own, strength_patch, strength_model)
 
     def pre_run(self) -> None:
         """Called before each sampling. Selects this patcher's LoRA among the patchers that share the model."""
         super().pre_run()
-        self.use()
+        self.use_patches()
         if self.remote:
-            self.remote.begin(self.model_options["transformer_options"])
-            self.remote.group.resident = self.origin()
+            self.remote.begin_sampling(self.model_options["transformer_options"])
+            self.remote.group.resident = self.find_origin()
 
-    def use(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
+    def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
         """Makes all following calls of the model use this patcher, which ComfyUI has loaded. more: changes of the
         weights beside its own. hooks: tells these changes from others."""
         key = str(self.patches_uuid) if self.patches else None
         if self.remote:
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
-            told = f"{self.patches_uuid} {list(hooks)}" if more else key
+            key = f"{self.patches_uuid} {list(hooks)}" if more else key
             compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
-            self.remote.use(told, patches, self.object_patches, compiled)
+            self.remote.use_patches(key, patches, self.object_patches, compiled)
 
-    def origin(self) -> RemoteModelPatcher:
-        """The loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as loaded.
-        The group still holds the model after the nodes are gone, so some patcher has to answer for it."""
+    def find_origin(self) -> RemoteModelPatcher:
+        """Returns the loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as
+        loaded. The group still holds the model after the nodes are gone, so some patcher has to answer for it."""
         patcher = self
         while patcher.parent is not None:
             patcher = patcher.parent
@@ -180,17 +180,17 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
         if force_deepcopy:
-            raise no_weights("training, or another node that copies weights")
+            raise weights_error("training, or another node that copies weights")
         return super().clone(disable_dynamic, model_override)
 
     def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise no_weights("a copy of the model on another device (the plan's ranks are on all of them)")
+        raise weights_error("a copy of the model on another device (the plan's ranks are on all of them)")
 
     def model_state_dict(self, filter_prefix: str | None = None) -> dict:
         """Returns names and shapes. Reading a weight's numbers is refused later. Asking for a part of the weights is
         refused here, because it is meant to compute with them."""
         if filter_prefix is not None:
-            raise no_weights("a node that reads weights")
+            raise weights_error("a node that reads weights")
         found = super().model_state_dict()
         return {name: tensor.as_subclass(RemoteParameter) for name, tensor in found.items()}
 
@@ -200,7 +200,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Keeps the weight changes for a part of the conditioning or of the steps."""
         added = super().add_hook_patches(hook, patches, strength_patch, strength_model)
         if not added and strength_patch:
-            raise none_applied()
+            raise lora_error()
         return added
 
     def patch_hooks(self, hooks: Any) -> None:
@@ -208,8 +208,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         if self.remote is None:
             super().patch_hooks(hooks)
             return
-        told = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
-        self.use(self.get_combined_hook_patches(hooks), told)
+        strengths = [(id(hook.hook_ref), hook.strength) for hook in (hooks.hooks if hooks else ())]
+        self.use_patches(self.get_combined_hook_patches(hooks), strengths)
         self.current_hooks = hooks
 
     def unpatch_hooks(self, whitelist_keys_set: set[str] | None = None) -> None:
@@ -219,17 +219,17 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             self.patch_hooks(None)
 
     def set_injections(self, key: str, injections: list) -> None:
-        raise no_weights(f"the injection {key!r}")
+        raise weights_error(f"the injection {key!r}")
 
     def get_key_patches(self, filter_prefix: str | None = None) -> dict:
-        raise no_weights("a model merge")
+        raise weights_error("a model merge")
 
     def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> dict:
-        raise no_weights("a node that saves the model")
+        raise weights_error("a node that saves the model")
 
     def add_object_patch(self, name: str, obj: Any) -> None:
         if name.startswith(MODULE) and type(obj) not in PLAIN:
-            raise no_weights(f"a replacement of {name}")
+            raise weights_error(f"a replacement of {name}")
         super().add_object_patch(name, obj)
 
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
@@ -238,7 +238,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
 
 
-def none_applied() -> Refused:
+def lora_error() -> Refused:
     return Refused(
         "None of the LoRA's keys is a weight of the parallel model, so 0 would be applied: the LoRA is for another "
         "model.",
@@ -263,7 +263,7 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
         return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape[0]) if estimate else 0
 
     model.memory_required = memory_required
-    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, note_run)
-    patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, note_preparation)
+    patcher.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, record_run)
+    patcher.add_wrapper_with_key(WrappersMP.PREPARE_SAMPLING, KEY, mark_preparation)
     add_call_batching(patcher, remote.batcher)
     return patcher

@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,17 +12,12 @@ import comfy.model_management
 import torch
 
 from ...parallel_backend.costs.memory import rank_bytes
-from ...parallel_backend.errors import PlanError
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.weights.sizes import WeightSizes
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import RunPlan
-from ...worker.host.session import OnStep
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import SamplerCall, SamplerPass
-from ...worker.wire.tensors import Tensors
-from ..plan_words import Remark, remarks_json
-from ..workers.room import expected_weights, room_for_weights
+from ..plan_words import Remark, remarks_to_json
+from ..workers.room import expect_weights, room_for_weights
 
 check_interrupt = comfy.model_management.throw_exception_if_processing_interrupted
 # ComfyUI's list by name: (strength, what to add, strength of the weight itself, (dim, start, length), function).
@@ -40,13 +35,13 @@ class RecordedForward(NamedTuple):
     branches: list[int]
 
 
-class Recording(NamedTuple):
+class ForwardRecorder(NamedTuple):
     """channels: of the sampled latents. Further channels are a condition."""
 
     channels: int
     forwards: list[RecordedForward]
 
-    def note(self, latents: torch.Tensor, timesteps: torch.Tensor, conditions: dict[str, Any], branches: list[int]):
+    def add(self, latents: torch.Tensor, timesteps: torch.Tensor, conditions: dict[str, Any], branches: list[int]):
         """Records a forward. Returns what it gives."""
         self.forwards.append(RecordedForward(latents, timesteps, conditions, branches))
         return torch.zeros_like(latents[:, : self.channels])
@@ -65,8 +60,8 @@ class RemoteWeights:
         source: Header,
         plan: ParallelPlan,
         sizes: WeightSizes,
-        note: tuple[Remark, ...] = (),
-        name: str = "",
+        note: tuple[Remark, ...],
+        name: str,
     ) -> None:
         self.group = group
         self.source = source
@@ -75,44 +70,20 @@ class RemoteWeights:
         self.working = 0.0
         self.note = note
         self.name = name or source["model_class"]
-        self.recording: Recording | None = None
+        self.recording: ForwardRecorder | None = None
         self.makes_room = False
         self.patched: tuple[str | None, Patches] = (None, {})  # the running patcher's key and patches
-
-    def begin_run(self) -> RunPlan | None:
-        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
-        return run_plan(self.plan)
-
-    def allows(self, plan: ParallelPlan) -> bool:
-        """Whether the model can run under this plan."""
-        try:
-            self.check_model(plan)
-        except PlanError:
-            return False
-        return True
-
-    def check_model(self, plan: ParallelPlan) -> None:
-        """Raises PlanError if the model cannot run under this plan."""
-        raise NotImplementedError
 
     def load(self) -> None:
         """Makes the worker group hold this model under this plan, with the LoRA of the running patcher."""
         plan = self.plan.to_json(), self.plan.world_size
-        self.group.load(self.source, *plan, check_interrupt, remarks_json(self.note), self.name)
+        self.group.load(self.source, *plan, check_interrupt, remarks_to_json(self.note), self.name)
         self.adapt(*self.patched)
 
-    def sample(
-        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
-    ) -> torch.Tensor:
-        """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
-        with self.group.turn(check_interrupt):
-            self.load()
-            return self.group.sample(call, tensors, passes, check_interrupt, on_step)
-
     @contextlib.contextmanager
-    def recorded(self, channels: int) -> Iterator[list[RecordedForward]]:
+    def record_forwards(self, channels: int) -> Iterator[list[RecordedForward]]:
         """While entered, forwards are recorded and not run. They return zeros with this many channels."""
-        self.recording = Recording(channels, [])
+        self.recording = ForwardRecorder(channels, [])
         try:
             yield self.recording.forwards
         finally:
@@ -124,39 +95,40 @@ class RemoteWeights:
 
     @property
     def weight_bytes(self) -> int:
-        """What rank 0, of the first stage, keeps of the weights on its accelerator, parked ones included.
+        """What rank 0 keeps of the weights on its accelerator, parked ones included.
 
         The ranks report it. Before that, it is what they are expected to decide on a card with room made. It is 1
-        without an
-        accelerator: with 0, ComfyUI would count the weights itself.
+        without an accelerator: with 0, ComfyUI would count the weights itself.
         """
         if self.group.device == "cpu":
             return 1
-        plan = self.decided_plan() or expected_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
+        plan = self.decided_plan() or expect_weights(self.plan, self.sizes, room_for_weights(self.plan, self.working))
         return max(1, self.sizes.count_kept_bytes(plan)[0])
 
     def decided_plan(self) -> ParallelPlan | None:
         """Returns the plan with the weights that the ranks reported."""
-        told = (self.group.status().get("weights") or {}) if self.is_held else {}
-        return replace(self.plan, weights=told["kind"], weight_blocks=told.get("blocks", 0)) if told else None
+        reported = self.group.status().get("weights") if self.is_loaded else None
+        if not reported:
+            return None
+        return replace(self.plan, weights=reported["kind"], weight_blocks=reported.get("blocks", 0))
 
     @property
-    def is_held(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether the worker group holds this model under this plan; parked counts."""
         return self.group.loaded == (self.source, self.plan.to_json())
 
-    def held_bytes(self) -> int:
+    def loaded_bytes(self) -> int:
         """Returns what the worker group keeps on ComfyUI's device, if it is for this model."""
-        return self.group.device_bytes() if self.is_held else 0
+        return self.group.device_bytes() if self.is_loaded else 0
 
-    def wanted_bytes(self) -> int:
+    def needed_bytes(self) -> int:
         """Returns what the worker group will keep on ComfyUI's device for this model. At least 1. If the group holds
         another model, which will go, it returns only the bytes beyond what that model has now."""
         kept = self.group.device_bytes()
-        return max(self.weight_bytes, kept) if self.is_held else max(1, self.weight_bytes - kept)
+        return max(self.weight_bytes, kept) if self.is_loaded else max(1, self.weight_bytes - kept)
 
     @contextlib.contextmanager
-    def making_room(self) -> Iterator[None]:
+    def make_room(self) -> Iterator[None]:
         """While entered, ComfyUI asks how much room to make before a sampling. Otherwise it asks if rows fit into a
         batch."""
         self.makes_room, self.working = True, 0.0
@@ -176,20 +148,15 @@ class RemoteWeights:
             return 0
         working = rank_bytes(estimate, rows, self.plan)
         self.working = max(self.working, working)
-        ready = max(0, self.held_bytes() - self.weight_bytes)
+        ready = max(0, self.loaded_bytes() - self.weight_bytes)
         return max(0, working - ready)
 
     def trim(self) -> int:
         """Makes the worker group free what it only keeps ready on its accelerators, if it is for this model. Returns
         how many bytes of ComfyUI's device that freed."""
-        return self.group.trim() if self.is_held and self.group.settings.on_free != "keep" else 0
+        return self.group.trim() if self.is_loaded and self.group.settings.on_free != "keep" else 0
 
     def free(self) -> None:
         """Makes the worker group free its accelerators, as the operator's settings say, if it is for this model."""
-        if self.is_held and self.group.settings.on_free != "keep":
+        if self.is_loaded and self.group.settings.on_free != "keep":
             self.group.park(unload=self.group.settings.on_free == "unload")
-
-
-def run_plan(plan: ParallelPlan) -> RunPlan:
-    """Returns the plan in the form in which runs report it."""
-    return RunPlan(str(plan), plan.to_json(), plan.world_size)

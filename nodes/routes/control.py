@@ -53,10 +53,10 @@ def add_control_routes() -> None:
         "dismiss": WorkerGroup.dismiss,
     }
     for name, change in changes.items():
-        PromptServer.instance.routes.post(f"/paralleldit/{name}")(handler(change))
+        PromptServer.instance.routes.post(f"/paralleldit/{name}")(make_handler(change))
 
 
-def handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def make_handler(change: Callable[[WorkerGroup], None]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         refuse_foreign(request)
         group = group_of(request)

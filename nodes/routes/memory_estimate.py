@@ -20,9 +20,9 @@ from ...parallel_backend.groups.mesh_layout import joint_place, places_of_ranks
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import ASSUMED, WeightRoom
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes, fetched_places
-from ..plan_words import Remark, gibibytes, remark, seconds
-from ..workers.group import device_type, told_weights
-from ..workers.room import cards_of, expected_weights, kept_free, room_for_weights
+from ..plan_words import Remark, format_bytes, format_seconds, remark
+from ..workers.group import device_type, reported_weights
+from ..workers.room import count_reserved_bytes, expect_weights, list_plan_cards, room_for_weights
 
 
 class Picture(NamedTuple):
@@ -54,7 +54,9 @@ class ModelMemory:
         return [picture.batch_size, of.latent_channels, *frames, *sides]
 
 
-def working_bytes(plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], rows: int) -> float | None:
+def estimate_working_bytes(
+    plan: ParallelPlan, memory: ModelMemory, pictures: Sequence[Picture], rows: int
+) -> float | None:
     """Returns what the largest of these pictures needs on a rank beside the weights; None if unknown. rows: a forward's
     rows for each image: one, or two with guidance."""
     known = []
@@ -92,16 +94,16 @@ class MemoryEstimate:
     ) -> MemoryEstimate:
         """is_guided: whether cond and uncond are computed, or may be."""
         on_cpu = device_type() == CPU  # ComfyUI's estimate is not made for the CPU
-        working = None if on_cpu else working_bytes(plan, memory, pictures, 2 if is_guided else 1)
+        working = None if on_cpu else estimate_working_bytes(plan, memory, pictures, 2 if is_guided else 1)
         room = room_for_weights(plan, working or 0)
-        expected = expected_weights(plan, memory.sizes, room)
+        expected = expect_weights(plan, memory.sizes, room)
         return cls(plan, expected, memory, (*pictures,), is_guided, working, room, group)
 
     def fits_by_rank(self) -> list[bool]:
         """Whether each rank's card on this machine has enough memory. It needs the rank's kept weights, a forward, and
         what ComfyUI keeps free. The list is empty on the CPU."""
-        kept, free = self.memory.sizes.count_kept_bytes(self.plan), kept_free(self.working or 0)
-        degrees, cards = self.plan.degrees(), cards_of(self.plan)
+        kept, free = self.memory.sizes.count_kept_bytes(self.plan), count_reserved_bytes(self.working or 0)
+        degrees, cards = self.plan.degrees(), list_plan_cards(self.plan)
         stages = (joint_place(STAGE_AXES, degrees, places) for places in places_of_ranks(self.plan)[: len(cards)])
         return [kept[min(stage, len(kept) - 1)] + free <= card.total for card, stage in zip(cards, stages, strict=True)]
 
@@ -127,35 +129,35 @@ class MemoryEstimate:
             "working": self.working and math.ceil(self.working),
             "fetched": sizes.count_fetched_bytes(self.plan),
             "fits": [each if each or sizes.blocks else None for each in fits],
-            "reserve": kept_free(self.working or 0) - math.ceil(self.working or 0) if fits else 0,
+            "reserve": count_reserved_bytes(self.working or 0) - math.ceil(self.working or 0) if fits else 0,
         }
 
     def remarks(self, computing: float = 0) -> list[Remark]:
         """Says what is fetched, how long that takes, how often and why. Also says what does not fit. computing: seconds
         of a step; 0 if unknown."""
         if self.plan.weights not in FETCHED:
-            return self.too_large("whole_too_large" if self.memory.sizes.blocks else "partly_in_ram")
+            return self.explain_too_large("whole_too_large" if self.memory.sizes.blocks else "partly_in_ram")
         stages = self.memory.sizes.by_stage(self.plan)
-        size = gibibytes(self.memory.sizes.count_fetched_bytes(self.plan))
+        size = format_bytes(self.memory.sizes.count_fetched_bytes(self.plan))
         going, blocks = max((len(fetched_places(stage, self.plan)), len(stage)) for stage in stages)
-        said = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
-        said += self.why() if self.asked.weights == AUTO else []
-        said += self.about_link(computing) if device_type() != CPU else []
-        return [*said, self.forwards(), *self.too_large("fetched_too_large")]
+        found = [remark(f"weights_{self.plan.weights}", going=going, blocks=blocks, size=size)]
+        found += self.explain_fetching() if self.asked.weights == AUTO else []
+        found += self.explain_link(computing) if device_type() != CPU else []
+        return [*found, self.explain_forwards(), *self.explain_too_large("fetched_too_large")]
 
-    def about_link(self, computing: float) -> list[Remark]:
+    def explain_link(self, computing: float) -> list[Remark]:
         """Says how long the weights take on the link, and whether that exceeds the computing time."""
-        told = told_weights(self.group)
-        is_measured = told.get("kind") == self.plan.weights and bool(told.get("is_measured"))
-        rate = told["link"] if is_measured else ASSUMED.of(self.plan.weights)
+        reported = reported_weights(self.group)
+        is_measured = reported.get("kind") == self.plan.weights and bool(reported.get("is_measured"))
+        rate = reported["link"] if is_measured else ASSUMED.of(self.plan.weights)
         needed = self.memory.sizes.count_fetched_bytes(self.plan) / rate
         key = "link_measured" if is_measured else "link_assumed"
-        said = [remark(key, rate=f"{rate / 1e9:.1f} GB/s", seconds=seconds(needed))]
+        found = [remark(key, rate=f"{rate / 1e9:.1f} GB/s", seconds=format_seconds(needed))]
         if computing and needed > computing:
-            said.append(remark("link_slower", computing=seconds(computing)))
-        return said
+            found.append(remark("link_slower", computing=format_seconds(computing)))
+        return found
 
-    def forwards(self) -> Remark:
+    def explain_forwards(self) -> Remark:
         """Says how often a step fetches them."""
         if self.plan.patch_count > 1:
             return remark("forward_a_patch", patches=self.plan.patch_count)
@@ -163,17 +165,17 @@ class MemoryEstimate:
             return remark("one_forward")
         return remark("forwards")
 
-    def why(self) -> list[Remark]:
+    def explain_fetching(self) -> list[Remark]:
         """Says why weights=auto fetches them."""
         if self.room is None:
             return []
-        whole = gibibytes(max(self.memory.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
+        whole = format_bytes(max(self.memory.sizes.count_kept_bytes(replace(self.plan, weights=WHOLE))))
         plan = str(replace(self.plan, weights=AUTO, weight_blocks=0))
-        return [remark("whole_does_not_fit", whole=whole, room=gibibytes(self.room.device), plan=plan)]
+        return [remark("whole_does_not_fit", whole=whole, room=format_bytes(self.room.device), plan=plan)]
 
-    def too_large(self, key: str) -> list[Remark]:
+    def explain_too_large(self, key: str) -> list[Remark]:
         """Says that the weights do not fit even so, if that is the case."""
         kept = max(self.memory.sizes.count_kept_bytes(self.plan))
         if self.room is None or kept <= self.room.device:
             return []
-        return [remark(key, kept=gibibytes(kept), room=gibibytes(self.room.device))]
+        return [remark(key, kept=format_bytes(kept), room=format_bytes(self.room.device))]

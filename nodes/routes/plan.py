@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from server import PromptServer
 
-from ...parallel_backend.costs.auto import Work
+from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.device import Card
 from ...parallel_backend.errors import PlanError, RequestError
 from ...parallel_backend.groups.mesh_layout import RankPart, rank_parts
@@ -26,41 +25,36 @@ from ...worker.wire.json_object import parse_object
 from ..costs.plans import ModelCosts
 from ..load_model import DEFAULT
 from ..model.host_file import OWN_CHOICE, WEIGHT_DTYPES, describe_host_file
-from ..model.model_files import list_checkpoints, list_models, why_not_listed
+from ..model.model_files import explain_not_listed, list_checkpoints, list_models
 from ..parallel_plan import (
     ResolvedPlan,
-    auto_host_plan,
-    devices_of_machine,
+    describe_devices,
     fit_to_machine,
-    plan_of,
-    resolve_host_plan,
+    parse_plan,
+    resolve_plan,
 )
-from ..plan_words import Remark, remark, remarks_json, why_auto
+from ..plan_words import Remark, explain_auto, remark, remarks_to_json
 from ..workers.group import device_count, device_type
-from ..workers.room import cards_of
+from ..workers.room import list_plan_cards
 from .memory_estimate import MemoryEstimate, ModelMemory
 from .predicted import Sampled, expect_plan, predict_computing, predict_plans
 from .question import Loader, Question, Sampler, read_question
-from .remedies import remedies
+from .remedies import list_remedies
 
 MAX_BYTES = 1 << 16
 MAX_RANKS = 256  # more are counted, but not listed
 
 
 class Bounds(NamedTuple):
-    """What a model allows of a plan.
+    """What a model allows of a plan. heads: of its attention; None if unknown. costs: of its plans."""
 
-    resolve: turns the requested plan into the plan that runs.
-    heads: the number of heads; None if unknown.
-    by_call: returns the automatic plan for the work of a call.
-    costs: of the model's plans.
-    """
-
-    resolve: Callable[[ParallelPlan], ResolvedPlan]
     heads: int | None
     memory: ModelMemory
-    by_call: Callable[[Work], ResolvedPlan]
     costs: ModelCosts
+
+    def resolve(self, plan: ParallelPlan) -> ResolvedPlan:
+        """Turns the requested plan into the plan that runs. Raises PlanError."""
+        return resolve_plan(plan, self.costs.module)
 
 
 def add_plan_route() -> None:
@@ -74,11 +68,11 @@ async def plan_route(request: web.Request) -> web.Response:
     async for chunk in request.content.iter_chunked(MAX_BYTES):
         body += chunk
         if len(body) > MAX_BYTES:
-            return web.Response(status=413, text=f"A question about a plan is {MAX_BYTES} bytes at most.")
+            return web.Response(status=413, text=f"A question about a plan has at most {MAX_BYTES} bytes.")
     try:
         question = read_question(parse_object(body))
     except ValueError as error:
-        return web.Response(status=400, text=f"This is no question about a plan: {error}.")
+        return web.Response(status=400, text=f"This is not a question about a plan: {error}.")
     try:
         return web.json_response(await asyncio.to_thread(answer, question))
     except SettingsError as error:
@@ -90,7 +84,7 @@ def answer(question: Question) -> dict[str, Any]:
 
     plan: in words.
     world: its number of ranks; `ranks` says what each of them holds.
-    remarks: what else is to be said of it.
+    remarks: on it.
     memory: what the ranks keep of the weights and need, see `MemoryEstimate.to_json`; null if no model is known.
     predicted: see `predict_plans`.
     sized: whether the sampled size is known.
@@ -105,14 +99,14 @@ def answer(question: Question) -> dict[str, Any]:
     nothing |= {"remarks": [], "note": []}
     sampled = Sampled.of(models[0].costs, models[0].memory, samplers) if models else None
     try:
-        asked = None if question.plan is None else plan_of(question.plan)
+        asked = None if question.plan is None else parse_plan(question.plan)
         resolved, remarks = resolve(asked, models, sampled, bool(unknown))
         if resolved and any(sampler.is_stock for sampler in samplers):
             resolved.plan.check_step_mode()
     except PlanError as error:
         return {**common, **nothing, "error": str(error), "widgets": list(error.fields)}
     if resolved is None:
-        return {**common, **nothing, "world": device_count(), "remarks": remarks_json(remarks)}
+        return {**common, **nothing, "world": device_count(), "remarks": remarks_to_json(remarks)}
     plan, note = resolved
     if plan.cfg > 1 and samplers and all(sampler.cfg == 1 for sampler in samplers):
         remarks = [*remarks, explain_no_guidance(plan, models)]
@@ -125,11 +119,11 @@ def answer(question: Question) -> dict[str, Any]:
         "world": plan.world_size,
         "patches": plan.patch_count,
         "ranks": describe_ranks(plan, models[0] if models else None, has_branches(question.loaders)),
-        "memory": estimate and {**estimate.to_json(), "remedies": remedies_json(estimate, models[0], samplers)},
+        "memory": estimate and {**estimate.to_json(), "remedies": remedies_to_json(estimate, models[0], samplers)},
         "predicted": predict_plans(plan, sampled) if sampled else None,
         "sized": sampled is not None and sampled.picture is not None,
-        "remarks": remarks_json(remarks),
-        "note": remarks_json(note),
+        "remarks": remarks_to_json(remarks),
+        "note": remarks_to_json(note),
     }
 
 
@@ -141,7 +135,7 @@ def estimate_memory(plan: ParallelPlan, model: Bounds, loaders: list[Loader]) ->
     return MemoryEstimate.of(plan, model.memory, pictures, is_guided, loaders[0].group)
 
 
-def remedies_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
+def remedies_to_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sampler]) -> dict[str, Any] | None:
     """Returns what would fit, as `found`, and the locale's words for it. Returns null if nothing is wrong. whole_would
     means: it fits now, because weights are fetched or ComfyUI's partial loading holds them."""
     if estimate.fits and not estimate.is_fetched_by_auto:
@@ -153,24 +147,19 @@ def remedies_json(estimate: MemoryEstimate, model: Bounds, samplers: list[Sample
         if any(sampler.is_stock for sampler in samplers):
             plan.check_one_forward()
 
-    found = remedies(estimate, check)
-    is_held = estimate.fits or not estimate.memory.sizes.blocks
-    if is_held and not found:
+    found = list_remedies(estimate, check)
+    is_loaded = estimate.fits or not estimate.memory.sizes.blocks
+    if is_loaded and not found:
         return None
-    words = "whole_would" if is_held else "would_fit" if found else "nothing_fits"
-    return {"words": words, "found": remarks_json(found)}
+    words = "whole_would" if is_loaded else "would_fit" if found else "nothing_fits"
+    return {"words": words, "found": remarks_to_json(found)}
 
 
 def explain_no_guidance(plan: ParallelPlan, models: list[Bounds]) -> Remark:
     """Says that there is no uncond to run beside cond, and how the ranks could be used instead."""
     others = (replace(plan, cfg=1, speeds=(), **{axis: getattr(plan, axis) * plan.cfg}) for axis in ("ulysses", "ring"))
-    for other in others if models else ():
-        try:
-            models[0].resolve(other)
-        except PlanError:
-            continue
-        return remark("no_guidance", plan=str(other))
-    return remark("no_guidance_alone")
+    other = next((each for each in others if models and allows(models[0].resolve, each)), None)
+    return remark("no_guidance", plan=str(other)) if other else remark("no_guidance_alone")
 
 
 def resolve(
@@ -187,9 +176,9 @@ def resolve(
             return [m.resolve(plan) for m in models][0], []
         return fit_to_machine(plan), [remark("unchecked_file" if lacks_file else "unchecked")]
     if models and sampled:
-        return expect_plan(sampled, models[0].by_call)
+        return expect_plan(sampled)
     chosen = None if device_count() > 1 else ResolvedPlan(ParallelPlan())
-    return chosen, why_auto(devices_of_machine(), lacks_file)
+    return chosen, explain_auto(describe_devices(), lacks_file)
 
 
 def has_branches(loaders: list[Loader]) -> bool:
@@ -205,7 +194,7 @@ def describe_ranks(plan: ParallelPlan, model: Bounds | None, has_branches: bool)
         return []
     parts = rank_parts(plan, model.heads if model else None, (model.memory.sizes.blocks or None) if model else None)
     branches = ("cond", "uncond") if has_branches and (plan.dp, plan.cfg) == (1, 2) else None
-    pairs = itertools.zip_longest(parts, cards_of(plan)[: len(parts)])
+    pairs = itertools.zip_longest(parts, list_plan_cards(plan)[: len(parts)])
     return [rank_json(part, card) | {"branch": branches and branches[part.places["cfg"]]} for part, card in pairs]
 
 
@@ -236,14 +225,14 @@ def find_models(loaders: list[Loader]) -> tuple[list[Bounds], list[str]]:
         listed = list_checkpoints() if checkpoint else list_models()
         try:
             if name not in listed:
-                raise RequestError(*why_not_listed(name, checkpoint))
-            known.append(bounds_of(listed[name], stamp(listed[name]), dtype))
+                raise RequestError(*explain_not_listed(name, checkpoint))
+            known.append(read_bounds(listed[name], stamp_files(listed[name]), dtype))
         except (RequestError, OSError) as error:
             unknown.append(str(error))
     return known, unknown
 
 
-def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+def stamp_files(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Returns a value that changes with the file, or with any file of the folder."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     states = ((file, file.stat()) for file in files if file.is_file())
@@ -251,17 +240,12 @@ def stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=32)
-def bounds_of(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
+def read_bounds(path: Path, _stamp: tuple, dtype: str = DEFAULT) -> Bounds:
     """Returns the bounds of the model at this path, as a loader with that dtype takes it. Raises RequestError. _stamp:
     of the files. Their headers are read again when it changes."""
     file = describe_host_file(path, WEIGHT_DTYPES.get(dtype, OWN_CHOICE))
-    module = file.module
-    spec = spec_of(type(module))
-    heads = sizes_of(module, spec).heads if spec and spec.blocks else None
-    costs = file.costs()
-    resolve_own = functools.partial(resolve_host_plan, module=module)
-    auto = functools.partial(auto_host_plan, module=module, costs=costs)
-    in_fp8 = sizes_in_fp8(module)
+    spec = spec_of(type(file.module))
+    heads = sizes_of(file.module, spec).heads if spec and spec.blocks else None
+    in_fp8 = sizes_in_fp8(file.module)
     smaller = (("would_fp8", in_fp8),) if in_fp8 else ()
-    memory = ModelMemory(file.sizes, file.model, smaller)
-    return Bounds(resolve_own, heads, memory, auto, costs)
+    return Bounds(heads, ModelMemory(file.sizes, file.model, smaller), file.costs())

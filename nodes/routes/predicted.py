@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...parallel_backend.axes import BATCH_AXES
@@ -11,8 +10,8 @@ from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.costs.predict import Prediction
 from ...parallel_backend.plan import ParallelPlan
 from ..costs.plans import ModelCosts, is_covered
-from ..parallel_plan import ResolvedPlan, devices_of_machine
-from ..plan_words import Remark, devices_of_auto, remark
+from ..parallel_plan import ResolvedPlan, choose_plan, describe_devices
+from ..plan_words import Remark, explain_devices, remark
 from ..workers.group import device_count
 from .memory_estimate import ModelMemory, Picture
 from .question import Sampler
@@ -23,18 +22,18 @@ BEST = 3  # plans to show
 class Sampled(NamedTuple):
     """What a model has to compute in a step, as far as the graph shows.
 
-    costs: of its plans; None if they cannot be predicted.
+    costs: of its plans.
     picture: the largest one sampled; None if unknown.
     guided: whether both cond and uncond are computed; None if samplers differ or do not say.
     """
 
-    costs: ModelCosts | None
+    costs: ModelCosts
     memory: ModelMemory
     picture: Picture | None
     guided: bool | None
 
     @classmethod
-    def of(cls, costs: ModelCosts | None, memory: ModelMemory, samplers: list[Sampler]) -> Sampled:
+    def of(cls, costs: ModelCosts, memory: ModelMemory, samplers: list[Sampler]) -> Sampled:
         shapes = {each.picture: memory.latents(each.picture) for each in samplers if each.picture}
         known = {picture: math.prod(shape) for picture, shape in shapes.items() if shape}
         guided = {None if each.cfg is None else each.cfg != 1 for each in samplers}
@@ -44,27 +43,25 @@ class Sampled(NamedTuple):
     def work(self, guided: bool) -> Work:
         """Returns the work of a step, with the cost of a row if it can be counted."""
         shape = self.memory.latents(self.picture) if self.picture else None
-        forward = self.costs.count_latents(shape) if self.costs and shape else None
+        forward = self.costs.count_latents(shape) if shape else None
         images = self.picture.batch_size if self.picture else 1
         return Work((1 + guided) * images, has_branches=guided, forward=forward)
 
 
-def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tuple[ResolvedPlan, list[Remark]]:
+def expect_plan(sampled: Sampled) -> tuple[ResolvedPlan, list[Remark]]:
     """Returns the automatic plan that a sampling will use, and the reasons for it.
 
     If guidance is unknown and decides the plan, it returns the plan for cond and uncond, which is the larger work, and
     a note that says so.
-
-    by_call: returns the plan for the work of a call.
     """
     works = {guided: sampled.work(guided) for guided in (False, True) if sampled.guided in (guided, None)}
-    found = {guided: by_call(work) for guided, work in works.items()}
+    found = {guided: choose_plan(work, sampled.costs) for guided, work in works.items()}
     guided, (plan, why) = list(found.items())[-1]
     if len({each.plan for each in found.values()}) > 1:
-        devices = devices_of_auto(devices_of_machine())
+        devices = explain_devices(describe_devices())
         either = remark("by_call", guided=str(plan), alone=str(found[False].plan))
-        said = [*devices, either, *explain_choice(sampled, works[guided])]
-        return ResolvedPlan(plan, (remark("counted_guided"),)), said
+        remarks = [*devices, either, *explain_choice(sampled, works[guided])]
+        return ResolvedPlan(plan, (remark("counted_guided"),)), remarks
     if device_count() == 1:
         return ResolvedPlan(plan), [*why]
     if sampled.picture is None:
@@ -74,29 +71,27 @@ def expect_plan(sampled: Sampled, by_call: Callable[[Work], ResolvedPlan]) -> tu
 
 def explain_choice(sampled: Sampled, work: Work) -> list[Remark]:
     """Says for which work an automatic plan was chosen, and by what."""
-    picture, costs, forward = sampled.picture, sampled.costs, work.forward
-    if picture is None:
+    if (picture := sampled.picture) is None:
         return []
     size = " × ".join(map(str, (picture.width, picture.height, *([picture.length] if picture.length > 1 else []))))
     key = "for_this" if sampled.guided is None else "for_guided" if sampled.guided else "for_unguided"
-    said = [remark(key, size=size, images=picture.batch_size)]
-    if costs is None or forward is None:
-        return said
-    found = costs.rank_plans(forward, work)
-    if not found:
-        return said
+    remarks = [remark(key, size=size, images=picture.batch_size)]
+    found = sampled.costs.rank_plans(work)
+    if work.forward is None or len(found) == 1:
+        return remarks
     own, best = found[0], min((each for each in found if each.fits == found[0].fits), key=lambda each: each.seconds)
     if own.seconds <= best.seconds:
-        return [*said, remark("fastest_of" if own.fits else "least_of", count=len(found))]
-    return [*said, remark("kept" if costs.has_run(forward, work, own.plan) else "tried", best=str(best.plan))]
+        return [*remarks, remark("fastest_of" if own.fits else "least_of", count=len(found))]
+    has_run = sampled.costs.has_run(work, own.plan)
+    return [*remarks, remark("kept" if has_run else "tried", best=str(best.plan))]
 
 
 def predict_computing(plan: ParallelPlan, sampled: Sampled) -> float:
     """Predicts how long a step of the plan computes; 0 if unknown."""
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if costs is None or work.forward is None or not is_covered(plan):
+    if work.forward is None or not is_covered(plan):
         return 0.0
-    return costs.predict(work.forward, work, plan).computing
+    return costs.predict(work, plan).computing
 
 
 def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None:
@@ -110,7 +105,7 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
     alone: whether one device is the fastest.
     """
     costs, work = sampled.costs, sampled.work(sampled.guided is not False)
-    if costs is None or (forward := work.forward) is None:
+    if work.forward is None:
         return None
 
     def describe(predicted: Prediction) -> dict[str, Any]:
@@ -120,14 +115,14 @@ def predict_plans(plan: ParallelPlan, sampled: Sampled) -> dict[str, Any] | None
             "seconds": predicted.seconds,
             "bytes": predicted.bytes,
             "fits": predicted.fits,
-            "has_run": costs.has_run(forward, work, predicted.plan),
+            "has_run": costs.has_run(work, predicted.plan),
         }
 
-    found = costs.rank_plans(forward, work)
+    found = costs.rank_plans(work)
     return {
-        "plan": describe(costs.predict(forward, work, plan)) if is_covered(plan) else None,
+        "plan": describe(costs.predict(work, plan)) if is_covered(plan) else None,
         "best": [describe(each) for each in found[:BEST]],
-        "one_device": describe(costs.predict(forward, work, ParallelPlan())),
-        "alone": bool(found) and found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
+        "one_device": describe(costs.predict(work, ParallelPlan())),
+        "alone": found[0].plan.token_ways == 1 and found[0].plan.ways(BATCH_AXES) > work.parts,
         "is_measured": costs.is_measured,
     }

@@ -57,10 +57,10 @@ def read_question(asked: dict[str, Any]) -> Question:
     """
     values = read_field(asked, "values", dict)
     if values.get("mode") not in (AUTO, MANUAL):
-        raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and it is auto or manual")
+        raise ValueError(f"values.mode is {values.get('mode')!r:.40}, and must be auto or manual")
     degrees = {name: value for name, value in values.items() if name != "mode"}
     if any(not isinstance(value, (int, float, str)) for value in degrees.values()):
-        raise ValueError("values has something that is no number and no text")
+        raise ValueError("values has an entry that is neither a number nor a text")
     loaders = []
     for loader in read_entries(asked, "loaders"):
         samplers = [
@@ -86,7 +86,7 @@ def read_picture(asked: dict[str, Any] | None) -> Picture | None:
     if not {"width", "height"} <= sizes.keys() <= set(Picture._fields) or not all(
         0 < size <= MAX_SIZE for size in sizes.values()
     ):
-        raise ValueError(f"picture has other sizes than {', '.join(Picture._fields)}, each from 1 to {MAX_SIZE}")
+        raise ValueError(f"picture must have sizes among {', '.join(Picture._fields)}, each from 1 to {MAX_SIZE}")
     return Picture(**sizes)
 
 
@@ -94,7 +94,7 @@ def read_entries(asked: dict[str, Any], name: str) -> list[dict[str, Any]]:
     """Reads a list of objects, which may be absent. Raises ValueError."""
     found = read_field(asked, name, list, [])
     if len(found) > MAX_ITEMS or not all(isinstance(entry, dict) for entry in found):
-        raise ValueError(f"{name} is no list of {MAX_ITEMS} objects at most")
+        raise ValueError(f"{name} is not a list of at most {MAX_ITEMS} objects")
     return found
 
 
@@ -104,5 +104,5 @@ def read_field(asked: dict[str, Any], name: str, kind: type | tuple[type, ...], 
     if value is None and default:
         return default[0]
     if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
-        raise ValueError(f"{name} is missing or of another type")
+        raise ValueError(f"{name} is missing or has the wrong type")
     return value

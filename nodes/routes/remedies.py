@@ -5,11 +5,11 @@ Each remedy is estimated with the same sizes as the plan itself, and listed only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ...parallel_backend.axes import REPLICA_AXES
-from ...parallel_backend.errors import PlanError
+from ...parallel_backend.costs.choose import Check, allows
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import count_host_bytes
 from ...parallel_backend.weights.sizes import FETCHED, WeightSizes
@@ -18,15 +18,14 @@ from ..workers.group import most_ranks
 from ..workers.room import room_for_weights
 from .memory_estimate import MemoryEstimate, Picture
 
-Check = Callable[[ParallelPlan], None]
 FACTORS = range(2, 9)  # for how many times as many stages
 
 
-def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
+def list_remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
     """Lists each single change with which the plan would fit.
 
     If the plan fits only because weights are fetched, it lists what would let them be whole.
-    check: raises PlanError if the model, the machine or a sampler does not allow a plan.
+    check: of the model, the machine and the samplers.
     """
     only_whole = estimate.fits
     asked = replace(estimate.asked, weights=WHOLE, weight_blocks=0) if only_whole else estimate.asked
@@ -37,7 +36,7 @@ def remedies(estimate: MemoryEstimate, check: Check) -> list[Remark]:
     staged = (each for each in list_more_stages(asked) if allows(check, each) and fits(estimate, each))
     if plan := next(staged, None):
         found.append(remark("would_plan", plan=str(replace(plan, weights=AUTO))))
-    return found if only_whole else [*found, *smaller_picture(estimate, asked)]
+    return found if only_whole else [*found, *suggest_picture(estimate, asked)]
 
 
 def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None = None) -> bool:
@@ -47,14 +46,6 @@ def fits(estimate: MemoryEstimate, plan: ParallelPlan, sizes: WeightSizes | None
     other = MemoryEstimate.of(plan, memory, estimate.pictures, estimate.is_guided, estimate.group)
     room = room_for_weights(plan)
     return other.fits and (room is None or count_host_bytes(other.plan, memory.sizes) <= room.host)
-
-
-def allows(check: Check, plan: ParallelPlan) -> bool:
-    try:
-        check(plan)
-    except PlanError:
-        return False
-    return True
 
 
 def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
@@ -70,7 +61,7 @@ def list_more_stages(plan: ParallelPlan) -> Iterator[ParallelPlan]:
             yield more
 
 
-def smaller_picture(estimate: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
+def suggest_picture(estimate: MemoryEstimate, plan: ParallelPlan) -> list[Remark]:
     """Suggests one image at a time, or half its sides, if that fits."""
     for factor, images in ((1, 1), (2, 1)):
         pictures = [

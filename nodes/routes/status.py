@@ -12,7 +12,7 @@ from ...worker.host.client import WorkerGroup
 from ...worker.launch.logs import log_path, tail
 from ...worker.settings import SettingsError
 from ..workers.feed import listeners
-from ..workers.group import GROUPS, device_count, device_type, made_groups, worker_group
+from ..workers.group import GROUPS, device_count, device_type, list_groups, worker_group
 
 DEFAULT_LINES = 200
 MAX_LINES = 5000
@@ -44,7 +44,7 @@ async def groups(request: web.Request) -> web.Response:
     that, the page gets events, if it gives its id in the query `listener`, for as long as it is connected."""
     listeners().add(request.query.get("listener", ""))
     try:
-        groups_by_number = made_groups()
+        groups_by_number = list_groups()
     except SettingsError as error:
         raise web.HTTPInternalServerError(text=str(error)) from error
     statuses = await asyncio.gather(*(asyncio.to_thread(group.status) for group in groups_by_number.values()))

@@ -20,7 +20,7 @@ from .group import device_count, settings, worker_group
 CHUNK = 8 << 20  # bytes
 
 
-def prepare(group: WorkerGroup, ranks: int, source: Header, files: Sequence[str]) -> None:
+def prepare_model(group: WorkerGroup, ranks: int, source: Header, files: Sequence[str]) -> None:
     """Starts this many ranks of a group, imports what the model needs, and reads its files into the system's cache.
 
     Returns at once. Does nothing if the group already holds the model, or if the setting `start` forbids it.
@@ -28,7 +28,7 @@ def prepare(group: WorkerGroup, ranks: int, source: Header, files: Sequence[str]
     if group.settings.start == WITH_SAMPLER or (group.loaded and group.loaded[0] == source):
         return
     group.start_ahead(ranks, source)
-    threading.Thread(target=read, args=(files,), name="paralleldit-read", daemon=True).start()
+    threading.Thread(target=read_files, args=(files,), name="paralleldit-read", daemon=True).start()
 
 
 def start_with_comfyui() -> None:
@@ -40,7 +40,7 @@ def start_with_comfyui() -> None:
         logging.error("[ParallelDiT] %s", error)
 
 
-def read(files: Sequence[str]) -> None:
+def read_files(files: Sequence[str]) -> None:
     """Reads files so that the ranks find them in memory. Does nothing if they are larger than the free memory.
 
     It ignores errors, because the load reports them.

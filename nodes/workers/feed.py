@@ -29,28 +29,28 @@ class Feed(threading.Thread):
         self.group = group
         self.server = server
         self.logs: dict[int, LogReader] = {}
-        self.told_runs: dict[int, dict[str, Any]] = {}
+        self.sent_runs: dict[int, dict[str, Any]] = {}
 
     def run(self) -> None:
         while True:
-            self.group.changed.wait(self.patience())
+            self.group.changed.wait(self.poll_seconds())
             self.group.changed.clear()
-            event = self.event()
-            for page in listeners().here():
+            event = self.make_event()
+            for page in listeners().list_pages():
                 self.server.send_sync(EVENT, event, page)
             time.sleep(LEAST_SECONDS)
 
-    def patience(self) -> float | None:
+    def poll_seconds(self) -> float | None:
         session = self.group.session
         if session is None:
             return STARTING_SECONDS if self.group.phase in ("starting", "restarting") else None
         return BUSY_SECONDS if session.operation else IDLE_SECONDS
 
-    def event(self) -> dict[str, Any]:
+    def make_event(self) -> dict[str, Any]:
         """Returns the full status, the runs that changed since the last event, and the new lines of the logs."""
         status = self.group.status()
         runs = {run["id"]: run for run in self.group.runs.to_json()}
-        changed, self.told_runs = [run for number, run in runs.items() if run != self.told_runs.get(number)], runs
+        changed, self.sent_runs = [run for number, run in runs.items() if run != self.sent_runs.get(number)], runs
         for rank in range(self.group.ranks):
             self.logs.setdefault(rank, LogReader(log_path(self.group.folder, rank)))
         log = [{"rank": rank, "text": text} for rank, reader in self.logs.items() if (text := reader.new_lines())]
@@ -68,12 +68,12 @@ class Listeners:
 
     def add(self, page: str) -> None:
         """Adds a page. Does nothing if there is no such page. Only the server's thread calls it."""
-        for other in self.connections.keys() - set(self.here()):
+        for other in self.connections.keys() - set(self.list_pages()):
             del self.connections[other]
         if connection := self.server.sockets.get(page):
             self.connections[page] = connection
 
-    def here(self) -> list[str]:
+    def list_pages(self) -> list[str]:
         """Returns the pages that still listen. A reloaded page keeps its id, but not its connection.
 
         Any thread may call this.

@@ -23,8 +23,8 @@ from .feed import Feed
 CPU_RANKS = 2
 GROUPS = 8
 
-_making = threading.Lock()  # prompts and the server's requests run in different threads
-_made: dict[int, WorkerGroup] = {}
+_lock = threading.Lock()  # prompts and the server's requests run in different threads
+_groups: dict[int, WorkerGroup] = {}
 
 
 def worker_group(number: int = 1) -> WorkerGroup:
@@ -32,24 +32,24 @@ def worker_group(number: int = 1) -> WorkerGroup:
 
     Raises SettingsError.
     """
-    with _making:
-        if number not in _made:
+    with _lock:
+        if number not in _groups:
             folder = private_folder(f"group{number}")
-            group = _made[number] = WorkerGroup(device_type(), folder, settings())
+            group = _groups[number] = WorkerGroup(device_type(), folder, settings())
             atexit.register(group.stop)
             Feed(number, group, PromptServer.instance).start()
-        return _made[number]
+        return _groups[number]
 
 
-def made_groups() -> dict[int, WorkerGroup]:
+def list_groups() -> dict[int, WorkerGroup]:
     """Returns the groups created so far, by number, and always the first. Raises SettingsError."""
     worker_group()
-    return dict(sorted(_made.items()))
+    return dict(sorted(_groups.items()))
 
 
-def told_weights(number: int) -> dict[str, Any]:
+def reported_weights(number: int) -> dict[str, Any]:
     """Returns where a group's ranks reported that their weights are kept. Empty if they reported nothing."""
-    group = _made.get(number)
+    group = _groups.get(number)
     return (group.status().get("weights") or {}) if group else {}
 
 
@@ -75,15 +75,15 @@ def device_type() -> str:
     return kind
 
 
-def like_cards() -> tuple[list[Card], list[Card]]:
+def split_cards() -> tuple[list[Card], list[Card]]:
     """Returns an automatic plan's GPUs (ComfyUI's own and those like it), and the other GPUs. None on the CPU."""
     kind = device_type()
     return ([], []) if kind == CPU else like_first(cards(kind))
 
 
-def cards_in_order() -> list[Card]:
+def list_cards() -> list[Card]:
     """Returns this machine's cards in the ranks' order: first ComfyUI's own and those like it. Empty on the CPU."""
-    alike, others = like_cards()
+    alike, others = split_cards()
     return [*alike, *others]
 
 
@@ -91,7 +91,7 @@ def device_count() -> int:
     """Returns how many ranks an automatic plan uses: as set, else ComfyUI's own GPU and those like it, or 2 CPU ranks,
     of every machine.
     """
-    here = len(like_cards()[0]) or CPU_RANKS
+    here = len(split_cards()[0]) or CPU_RANKS
     return settings().ranks or here * max(1, len(settings().machines))
 
 
@@ -99,10 +99,10 @@ def most_ranks() -> int:
     """Returns the most ranks of any plan, on all machines together: one per GPU, or one per CPU core and at least 2."""
     if (kind := device_type()) != CPU:
         return count(kind) * max(1, len(settings().machines))
-    here = settings().cpu_ranks or max(CPU_RANKS, usable_cores())
+    here = settings().cpu_ranks or max(CPU_RANKS, count_cores())
     return max(device_count(), here * max(1, len(settings().machines)))
 
 
-def usable_cores() -> int:
+def count_cores() -> int:
     """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,20 +15,20 @@ from ...parallel_backend.device import CPU, Card
 from ...parallel_backend.plan import AUTO, WHOLE, ParallelPlan
 from ...parallel_backend.weights.fitting import GB, OF_HOST, WeightRoom, fit_weights
 from ...parallel_backend.weights.sizes import WeightSizes
-from .group import cards_in_order, settings
+from .group import list_cards, settings
 
 
-def cards_of(plan: ParallelPlan) -> list[Card]:
+def list_plan_cards(plan: ParallelPlan) -> list[Card]:
     """Returns this machine's cards that a plan's ranks compute on, in the ranks' order. Empty on the CPU."""
-    return cards_in_order()[: math.ceil(plan.world_size / max(1, len(settings().machines)))]
+    return list_cards()[: math.ceil(plan.world_size / max(1, len(settings().machines)))]
 
 
 def smallest_card(plan: ParallelPlan) -> int:
     """Returns the bytes of the smallest of a plan's cards on this machine; 0 on the CPU."""
-    return min((card.total for card in cards_of(plan)), default=0)
+    return min((card.total for card in list_plan_cards(plan)), default=0)
 
 
-def kept_free(working: float) -> int:
+def count_reserved_bytes(working: float) -> int:
     """Returns the bytes of a card that weights cannot use.
 
     It is the larger of two: what ComfyUI keeps free for inference, or a forward's `working` bytes plus what ComfyUI
@@ -41,15 +41,15 @@ def kept_free(working: float) -> int:
 def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | None:
     """Returns the room for weights on the smallest card and in RAM. None on the CPU.
 
-    The card's room is what `kept_free` leaves. It assumes that ComfyUI's other models leave the card, as they do when
-    ComfyUI makes room. With --highvram all weights have room on the card, with --novram none.
+    The card's room is what `count_reserved_bytes` leaves. It assumes that ComfyUI's other models leave the card, as
+    they do when ComfyUI makes room. With --highvram all weights have room on the card, with --novram none.
 
-    RAM is rounded down to whole GB. It changes all the time, and `expected_weights` caches by it.
+    RAM is rounded down to whole GB. It changes all the time, and `expect_weights` caches by it.
     """
     management = comfy.model_management
     if not (card := smallest_card(plan)):
         return None
-    free = kept_free(working)
+    free = count_reserved_bytes(working)
     if management.vram_state in (management.VRAMState.HIGH_VRAM, management.VRAMState.SHARED):
         card, free = sys.maxsize, 0
     if management.vram_state == management.VRAMState.NO_VRAM:
@@ -59,7 +59,7 @@ def room_for_weights(plan: ParallelPlan, working: float = 0) -> WeightRoom | Non
 
 
 @functools.lru_cache(maxsize=64)
-def expected_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom | None) -> ParallelPlan:
+def expect_weights(plan: ParallelPlan, sizes: WeightSizes, room: WeightRoom | None) -> ParallelPlan:
     """Returns the plan with the weight placement that the ranks will choose, if they find this room."""
     if room is None:
         return replace(plan, weights=WHOLE, weight_blocks=0) if plan.weights == AUTO else plan

@@ -1,4 +1,4 @@
-"""Derives an automatic plan from what arrives: one of ComfyUI's models, and the work of one call.
+"""Says which plans auto may use for one of ComfyUI's models and the work of one call, and keeps one for a sampling.
 
 ComfyUI's process imports this, too. It has no torch.distributed.
 """
@@ -13,9 +13,11 @@ from typing import Generic, TypeVar
 import torch
 
 from ..axes import BATCH_AXES
-from ..models.checks import changes_of, sizes_of
+from ..errors import PlanError
+from ..models.checks import changes_of, check_module, sizes_of
 from ..models.spec import ModelSpec, spec_of
-from ..plan import ParallelPlan, ulysses_of
+from ..plan import ParallelPlan
+from .choose import list_plans
 from .forward import ForwardCost
 
 IDLE_REQUESTS = 2
@@ -58,22 +60,21 @@ def couples(model: torch.nn.Module) -> bool:
     return spec is not None and spec.couples(model)
 
 
-def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
-    """Returns a plan for this many devices without a cost estimate.
+def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[ParallelPlan]:
+    """Returns the plans that this model and work allow on all these devices, see `list_plans`. If they allow none,
+    returns one for one device.
 
-    Independent parts are computed on different devices, because that needs no communication. The remaining devices
-    share tokens, if the class's spec says how.
-
-    The plan always uses every device: another count would need a new process group. It uses one device only if neither
-    rows nor tokens can be shared.
+    All other plans use every device: another count would need a new process group.
     """
-    tokens = shareable(model) if work.tokens else None
-    shares_rows = work.rows and not couples(model)
-    ranks = devices if shares_rows or tokens else 1
-    ways = 1 if not shares_rows else math.gcd(ranks, work.parts) if tokens else ranks
-    cfg = 2 if work.has_branches and ways % 2 == 0 else 1
-    ulysses = ulysses_of(ranks // ways, sizes_of(model, tokens).heads) if tokens else 1
-    return ParallelPlan(dp=ways // cfg, cfg=cfg, ulysses=ulysses, ring=ranks // ways // ulysses)
+    tokens = shareable(model)
+
+    def check(plan: ParallelPlan) -> None:
+        if plan.ways(BATCH_AXES) > 1 and not work.rows or plan.token_ways > 1 and not work.tokens:
+            raise PlanError("A node's patch needs them together.")
+        check_module(plan, model)
+
+    heads = sizes_of(model, tokens).heads if tokens else 1
+    return list_plans(devices, work.parts, check, branches=work.has_branches, heads=heads) or [ParallelPlan()]
 
 
 class PlanOfRun(Generic[Reason]):

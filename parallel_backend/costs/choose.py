@@ -1,4 +1,6 @@
-"""Finds the fastest plan that fits. It predicts every exact plan for the given ranks and sorts them, the best first.
+"""Finds the plan that auto uses: it lists every exact plan for the given ranks, and sorts them by their predictions.
+
+The list has an order of its own. It decides where nothing is predicted.
 
 PipeFusion, caches and fp8 change the image, so they are never chosen.
 """
@@ -6,10 +8,12 @@ PipeFusion, caches and fp8 change the image, so they are never chosen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import NamedTuple
 
+from ..axes import BATCH_AXES
 from ..errors import PlanError
 from ..plan import AUTO, ParallelPlan
 from ..weights.fitting import WeightRoom, fit_weights
@@ -19,7 +23,8 @@ from .machine import Machine
 from .memory import rank_bytes
 from .predict import Prediction, compare_speeds, predict
 
-Check = Callable[[ParallelPlan], None]
+Check = Callable[[ParallelPlan], object]  # raises PlanError if something does not allow the plan
+UNEVEN = Fraction(5, 4)  # the largest share of heads of one rank, relative to an even share, before a ring is better
 
 
 class Weights(NamedTuple):
@@ -30,55 +35,70 @@ class Weights(NamedTuple):
     room: Callable[[ParallelPlan, float], WeightRoom | None]
 
 
-def rank_plans(
-    forward: ForwardCost,
-    rows: int,
-    machine: Machine,
-    ranks: int,
-    *,
-    check: Check = lambda plan: None,
-    branches: bool = False,
-    weights: Weights | None = None,
-    corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
-) -> list[Prediction]:
-    """Returns every exact plan that the model allows for these ranks, the fastest that fits first. If ranks differ in
-    speed, it also tries shares in proportion.
+def allows(check: Check, plan: ParallelPlan) -> bool:
+    try:
+        check(plan)
+    except PlanError:
+        return False
+    return True
 
-    forward: the cost of one row, see `count_forward`.
+
+def list_plans(
+    ranks: int, rows: int, check: Check = lambda plan: None, *, branches: bool = False, heads: int = 1
+) -> list[ParallelPlan]:
+    """Returns every exact plan that the model allows for these ranks, in the order that is best without predictions.
+
+    Plans whose batch groups all have equally many rows come first. Of these, the one with the most groups comes first,
+    because rows need no communication. Then Ulysses comes before ring, unless some ranks would get too many heads.
+
     rows: how many rows the model sees at once in a step; cond and uncond both count.
-    machine: see `Machine`. A benchmark makes one from its own measurements.
-    check: raises PlanError if the model does not allow a plan, such as `lambda plan: plan.check_model(heads=24)`.
+    check: of the model, such as `lambda plan: plan.check_model(heads=24)`.
     branches: whether the rows are cond and uncond. Then an even number of batch groups is written as cfg=2.
-    corrected: corrects a prediction by what was measured of this model.
+    heads: of the model.
 
     Using one device is a plan with a batch group per rank, in which the groups without a row are idle. So it is listed
     wherever rows can be computed independently.
     """
+
+    def order(plan: ParallelPlan) -> tuple:
+        ways, largest = plan.ways(BATCH_AXES), -(-heads // plan.ulysses)
+        return rows % ways > 0, -ways, largest * plan.ulysses > UNEVEN * heads, -plan.ulysses
+
     found = []
-    for plan in list_plans(ranks, branches and rows > 1, compare_speeds(forward, machine.first(ranks))):
-        try:
-            check(plan)
-        except PlanError:
-            continue
-        found.append(corrected(predict_fitted(forward, rows, plan, machine, weights)))
-    return sorted(found, key=sort_key)
-
-
-def sort_key(predicted: Prediction) -> tuple:
-    """Sorts plans that fit first, then those that lack the least memory. Then by seconds, then by fewer messages."""
-    plan = predicted.plan
-    lacking = 0.0 if predicted.fits else predicted.bytes
-    return lacking, predicted.seconds, plan.ring, plan.ulysses
-
-
-def list_plans(ranks: int, branches: bool, speeds: Sequence[float] = ()) -> Iterator[ParallelPlan]:
-    """Yields all ways to share work over these ranks: evenly, and in proportion to these speeds."""
     for ring, ulysses in itertools.product(list_divisors(ranks), repeat=2):
         ways, rest = divmod(ranks, ring * ulysses)
-        if not rest:
-            cfg = 2 if branches and ways % 2 == 0 else 1
-            even = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
-            yield from dict.fromkeys((even, replace(even, speeds=tuple(speeds))))
+        if rest:
+            continue
+        cfg = 2 if branches and rows > 1 and ways % 2 == 0 else 1
+        plan = ParallelPlan(dp=ways // cfg, cfg=cfg, ring=ring, ulysses=ulysses)
+        if allows(check, plan):
+            found.append(plan)
+    return sorted(found, key=order)
+
+
+def rank_plans(
+    plans: Iterable[ParallelPlan],
+    forward: ForwardCost,
+    rows: int,
+    machine: Machine,
+    *,
+    weights: Weights | None = None,
+    corrected: Callable[[Prediction], Prediction] = lambda predicted: predicted,
+) -> list[Prediction]:
+    """Returns the predictions of these plans: first those that fit, the fastest first, then those that lack the least
+    memory. Equal ones keep their order. If ranks differ in speed, each plan is also tried with shares in proportion.
+
+    forward: the cost of one row, see `count_forward`.
+    rows: see `list_plans`.
+    machine: see `Machine`. A benchmark makes one from its own measurements.
+    corrected: corrects a prediction by what was measured of this model.
+    """
+    found = []
+    for plan in plans:
+        speeds = compare_speeds(forward, machine.first(plan.world_size))
+        for each in dict.fromkeys((plan, replace(plan, speeds=speeds))):
+            found.append(corrected(predict_fitted(forward, rows, each, machine, weights)))
+    return sorted(found, key=lambda each: (0.0 if each.fits else each.bytes, each.seconds))
 
 
 def list_divisors(number: int) -> list[int]:

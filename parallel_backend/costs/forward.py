@@ -29,21 +29,21 @@ class Cost(NamedTuple):
     """linear, attention: FLOPs of linear layers and other products, and of attention.
     moved: bytes that other operations read and write.
     operations: how many operations there are.
-    beside: FLOPs of linear layers that can overlap attention's exchange."""
+    overlap: FLOPs of linear layers that can overlap attention's exchange."""
 
     linear: float = 0.0
     attention: float = 0.0
     moved: float = 0.0
     operations: float = 0.0
-    beside: float = 0.0
+    overlap: float = 0.0
 
     def times(self, factor: float) -> Cost:
         """Returns the cost of as many operations on tensors `factor` times as large."""
-        linear, attention, moved, operations, beside = self
-        return Cost(linear * factor, attention * factor, moved * factor, operations, beside * factor)
+        linear, attention, moved, operations, overlap = self
+        return Cost(linear * factor, attention * factor, moved * factor, operations, overlap * factor)
 
 
-BESIDE = Cost._fields.index("beside")
+OVERLAP = Cost._fields.index("overlap")
 
 
 @dataclass(frozen=True)
@@ -158,21 +158,23 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def plain_linear(
-    layer: torch.nn.Linear, tally: Tally, beside: int, given: torch.Tensor, *_: Any, **__: Any
+    layer: torch.nn.Linear, tally: Tally, mlp_rows: int, given: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
     """Runs a linear layer, in whatever form its weights are kept. The input may be too narrow if the width of a
-    condition is unknown. Then it is widened. beside: how many of the layer's rows can overlap attention's exchange."""
+    condition is unknown. Then it is widened.
+
+    mlp_rows: how many of the layer's rows can overlap attention's exchange."""
     if given.shape[-1] != layer.in_features:
         given = given.new_empty((*given.shape[:-1], layer.in_features))
     weight = given.new_empty((layer.out_features, layer.in_features))
     bias = None if layer.bias is None else given.new_empty(layer.out_features)
-    tally.blocks[BESIDE] += 2 * beside * given.numel()
+    tally.blocks[OVERLAP] += 2 * mlp_rows * given.numel()
     return torch.nn.functional.linear(given, weight, bias)
 
 
 @contextlib.contextmanager
 def count_operations(
-    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], beside: Mapping[torch.nn.Module, int]
+    model: torch.nn.Module, blocks: Sequence[torch.nn.Module], mlp_rows: Mapping[torch.nn.Module, int]
 ) -> Iterator[Tally]:
     """Counts what runs of the model while entered. These blocks are counted separately."""
     tally = Tally()
@@ -182,7 +184,7 @@ def count_operations(
             if isinstance(layer, torch.nn.Linear):
                 stack.enter_context(
                     replace_attribute(
-                        layer, "forward", functools.partial(plain_linear, layer, tally, beside.get(layer, 0))
+                        layer, "forward", functools.partial(plain_linear, layer, tally, mlp_rows.get(layer, 0))
                     )
                 )
         for block in blocks:
@@ -218,7 +220,7 @@ def count_forward(
     rows: int,
     heads: int,
     kv_heads: int | None = None,
-    beside: Mapping[torch.nn.Module, int] | None = None,
+    mlp_rows: Mapping[torch.nn.Module, int] | None = None,
     itemsize: int | None = None,
     peak: float | None = None,
 ) -> ForwardCost:
@@ -226,14 +228,14 @@ def count_forward(
 
     model: on the meta device. It may be elsewhere if `run` gives it tensors of that device without memory.
     run: calls the model with tensors on the meta device, with `rows` rows in all, and returns its result.
-    beside: `count_mlp_rows` of all blocks.
+    mlp_rows: `count_mlp_rows` of all blocks.
     itemsize: of the compute dtype, if that differs from the parameters' dtype.
     peak: bytes beside the weights for one row, if the model states them.
     Raises whatever the model's code raises when it looks at values.
     """
-    beside = beside or {}
-    parallel = [block for block in blocks if not beside.keys().isdisjoint(block.modules())]
-    with count_operations(model, blocks, beside) as tally:
+    mlp_rows = mlp_rows or {}
+    parallel = [block for block in blocks if not mlp_rows.keys().isdisjoint(block.modules())]
+    with count_operations(model, blocks, mlp_rows) as tally:
         result = run()
     result_bytes = sum(each.nbytes for each in tensors_in(getattr(result, "sample", result)))
     weights = sum(each.numel() * (itemsize or each.itemsize) for each in model.parameters())

@@ -39,7 +39,7 @@ class Exchange(NamedTuple):
     link: which link they use.
     covered: how much of the exchange can overlap attention.
     during: for how much of attention's time that is possible, by N.
-    beside: how much more can overlap in a block with products beside attention, while those are computed.
+    overlap: how much more can overlap in a block with an MLP beside attention, while the MLP is computed.
     """
 
     sent: Callable[[float, int, float], float]
@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
     link: str
     covered: float = 0.0
     during: Callable[[int], float] = lambda N: 0.0
-    beside: float = 0.0
+    overlap: float = 0.0
 
 
 # As in tests/support/fakes/formulas.py.
@@ -94,12 +94,12 @@ class RankShare(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Seconds in which the slowest rank of a group computes: in attention, and in all else. beside: of the latter, what
-    can overlap attention's exchange."""
+    """Seconds in which the slowest rank of a group computes: in attention, and in all else.
+    overlap: of the latter, what can overlap attention's exchange."""
 
     attending: float
     other: float
-    beside: float
+    overlap: float
 
     @property
     def seconds(self) -> float:
@@ -144,7 +144,7 @@ def share_work(forward: ForwardCost, rows: int, plan: ParallelPlan) -> list[Rank
 def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tuple[RankShare, Speed]]) -> Busy:
     """Returns how long a batch group computes. Its ranks wait for each other before and after attention. Every rank
     computes everything outside of the blocks in full."""
-    attending, other, beside = [], [], []
+    attending, other, overlap = [], [], []
     for part, speed in ranks:
         products = forward.blocks.linear * part.tokens
         moved = forward.blocks.moved * part.tokens + count_merged_bytes(forward, plan)
@@ -152,8 +152,8 @@ def estimate_busy(forward: ForwardCost, plan: ParallelPlan, ranks: Sequence[tupl
         attending.append(part.rows * forward.blocks.attention * part.heads * part.queries / speed.attention)
         seconds = sum(estimate_seconds(each.times(part.rows), speed) for each in (blocks, forward.rest))
         other.append(seconds if part.rows else 0.0)
-        beside.append(part.rows * forward.blocks.beside * part.tokens / speed.linear)
-    return Busy(max(attending), max(other), min(beside) if plan.compile == OFF else 0.0)
+        overlap.append(part.rows * forward.blocks.overlap * part.tokens / speed.linear)
+    return Busy(max(attending), max(other), min(overlap) if plan.compile == OFF else 0.0)
 
 
 def compare_speeds(forward: ForwardCost, machine: Machine) -> tuple[float, ...]:
@@ -187,11 +187,11 @@ def estimate_exchange(forward: ForwardCost, plan: ParallelPlan, rows: int, busy:
             exchange.sent(all_tokens * degree / plan.token_ways, degree, forward.kv), exchange.times(degree)
         )
         meanwhile = busy.attending / forward.count * exchange.during(degree)
-        parallel = forward.parallel if exchange.beside and busy.beside else 0.0
+        parallel = forward.parallel if exchange.overlap and busy.overlap else 0.0
         exposed += needed - min(needed * exchange.covered, meanwhile) * (1 - parallel)
         if parallel:
-            more = busy.beside / forward.count / parallel
-            exposed -= min(needed * (exchange.covered + exchange.beside), meanwhile + more) * parallel
+            more = busy.overlap / forward.count / parallel
+            exposed -= min(needed * (exchange.covered + exchange.overlap), meanwhile + more) * parallel
     tokens = plan.token_ways
     ends = machine.all_gather.seconds(forward.prediction * rows * (tokens - 1) / tokens, 1) if tokens > 1 else 0.0
     return exposed * forward.count + ends

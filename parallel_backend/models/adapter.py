@@ -35,7 +35,7 @@ def image_geometry(config: Config) -> tuple[int, tuple[int, ...]]:
     return config["in_channels"], (patch, patch) if isinstance(patch, int) else tuple(patch)
 
 
-class Sizes(NamedTuple):
+class ModelSizes(NamedTuple):
     """The sizes of a model that limit a plan. blocks: of all lists together."""
 
     heads: int
@@ -43,10 +43,10 @@ class Sizes(NamedTuple):
     blocks: int
 
 
-def usual_sizes(config: Config) -> Sizes:
+def usual_sizes(config: Config) -> ModelSizes:
     """Returns the sizes by the names that most classes use."""
     blocks = config["num_layers"] + config.get("num_single_layers", 0)
-    return Sizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
+    return ModelSizes(config["num_attention_heads"], config["attention_head_dim"], blocks)
 
 
 def usual_inputs(
@@ -77,7 +77,7 @@ class Adapter:
     # The config's key for a condition's last dim.
     widths: Mapping[str, str] = field(default_factory=dict)
     # Config to heads, head dim and number of blocks.
-    sizes: Callable[[Config], Sizes] = usual_sizes
+    sizes: Callable[[Config], ModelSizes] = usual_sizes
     # Config to latent channels and patch.
     geometry: Callable[[Config], tuple[int, tuple[int, ...]]] = image_geometry
     # Config to the most patches along each of the latents' last dims, if the model's positions are limited.

@@ -3,16 +3,18 @@
 import math
 from dataclasses import replace
 
-from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, Sizes, register_adapter, usual_spec
+from .adapter import JOINED, JOINT, PROJ_OUT, Adapter, ModelSizes, register_adapter, usual_spec
 
 WHOLE = ("temb", "attention_kwargs")
 DOUBLE, SINGLE = replace(JOINT, path="joint_transformer_blocks", whole=WHOLE), replace(JOINED, whole=WHOLE)
 register_adapter(
     Adapter(
-        usual_spec("AuraFlowTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False)),
+        usual_spec(
+            "AuraFlowTransformer2DModel", DOUBLE, SINGLE, head=replace(PROJ_OUT, chained=False), linear_sigmas=False
+        ),
         conditions=("encoder_hidden_states",),
         widths={"encoder_hidden_states": "joint_attention_dim"},
-        sizes=lambda config: Sizes(
+        sizes=lambda config: ModelSizes(
             config["num_attention_heads"],
             config["attention_head_dim"],
             config["num_mmdit_layers"] + config["num_single_dit_layers"],

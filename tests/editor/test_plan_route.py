@@ -184,7 +184,7 @@ def test_what_is_no_question_is_refused_with_a_sentence(body: Any, host: ComfyHo
     with pytest.raises(urllib.error.HTTPError) as caught:
         ask(host, body)
     assert caught.value.code == 400
-    assert caught.value.read().decode().startswith("This is no question about a plan: ")
+    assert caught.value.read().decode().startswith("This is not a question about a plan: ")
 
 
 def test_a_question_without_end_is_refused(host: ComfyHost) -> None:
@@ -231,9 +231,9 @@ def test_gpus_that_comfyui_hides_from_the_ranks_are_told_of(monkeypatch: pytest.
     for name, package in packages().items():
         monkeypatch.setitem(sys.modules, name, package)
     words = importlib.import_module("pack.nodes.plan_words")
-    said = words.devices_of_auto(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
-    assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.in_words(said)
-    assert [each.key for each in words.devices_of_auto(words.Devices(2, True, False, ""))] == ["auto_gpus"]
+    said = words.explain_devices(words.Devices(1, on_gpus=True, is_set=False, chosen="--cuda-device=1"))
+    assert "--cuda-device=1, which hides the other GPUs from the ranks" in words.join_remarks(said)
+    assert [each.key for each in words.explain_devices(words.Devices(2, True, False, ""))] == ["auto_gpus"]
 
 
 def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from parallel_backend.costs.auto import PlanOfRun, Work, auto_plan
+from parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
 from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import PlanError, RequestError
 from parallel_backend.groups.mesh import Axis, Mesh
@@ -46,6 +46,11 @@ def test_a_guidance_scale_for_a_model_without_one() -> None:
     latents, timestep, _ = FAMILIES["flux2-klein"].inputs(1, 5, 7)
     with pytest.raises(RequestError, match="takes no guidance"):
         one_rank("flux2-klein").check(latents, timestep, conditions)
+
+
+def auto_plan(devices: int, model: torch.nn.Module, work: Work) -> ParallelPlan:
+    """Of a model whose forward is not counted."""
+    return list_model_plans(devices, model, work)[0]
 
 
 def of_comfyui(name: str, **attributes: object) -> torch.nn.Module:
@@ -110,8 +115,13 @@ class LastLayer(torch.nn.Module):
         raise NotImplementedError
 
 
+class SingleBlock(torch.nn.Module):
+    def forward(self, x, vec, pe, attn_mask=None, modulation_dims=None, transformer_options=None):
+        raise NotImplementedError
+
+
 def flux(heads: int) -> torch.nn.Module:
-    blocks = {name: torch.nn.ModuleList() for name in ("double_blocks", "single_blocks")}
+    blocks = {"double_blocks": torch.nn.ModuleList(), "single_blocks": torch.nn.ModuleList([SingleBlock()])}
     params = SimpleNamespace(num_heads=heads, hidden_size=64 * heads)
     return of_comfyui("comfy.ldm.flux.model.Flux", params=params, patch_size=2, final_layer=LastLayer(), **blocks)
 

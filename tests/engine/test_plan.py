@@ -71,15 +71,15 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 def test_with_one_device_or_too_few_cores_one_rank_runs_with_the_same_kernel() -> None:
     asked = ParallelPlan(cfg=2, pipefusion=2, patches=3, attention="flash")
-    assert asked.fitted(1, cores=False) == ParallelPlan(attention="flash")
-    assert asked.fitted(2, cores=True) == ParallelPlan(attention="flash")
-    assert asked.fitted(4, cores=False) is asked
+    assert asked.fit_devices(1, cores=False) == ParallelPlan(attention="flash")
+    assert asked.fit_devices(2, cores=True) == ParallelPlan(attention="flash")
+    assert asked.fit_devices(4, cores=False) is asked
 
 
 @pytest.mark.parametrize("devices", [0, 2, 3])
 def test_with_several_devices_but_too_few_the_plan_is_refused(devices: int) -> None:
     with pytest.raises(PlanError, match=f"needs 4 devices and this machine has {devices}"):
-        ParallelPlan(cfg=2, ulysses=2).fitted(devices, cores=False)
+        ParallelPlan(cfg=2, ulysses=2).fit_devices(devices, cores=False)
 
 
 def test_an_unknown_transformer_class_points_to_the_manual() -> None:

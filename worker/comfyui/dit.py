@@ -37,7 +37,7 @@ class Conditioning(Module):
         return time + self.class_embedder["embedding_table"](label_B, out_dtype=dtype)
 
 
-class Block(Module):
+class DiTBlock(Module):
     def __init__(self, width: int, heads: int, classes: int, bias: bool, eps: float, ops: Any, **made: Any) -> None:
         super().__init__()
         self.heads, self.eps = heads, eps
@@ -77,7 +77,7 @@ class DiT(Module):
         self.pos_embed = ModuleDict({"proj": proj})
         self.classes = config["num_embeds_ada_norm"]
         of_block = (width, self.num_heads, self.classes, config["attention_bias"], config["norm_eps"])
-        blocks = (Block(*of_block, operations, **made) for _ in range(config["num_layers"]))
+        blocks = (DiTBlock(*of_block, operations, **made) for _ in range(config["num_layers"]))
         self.transformer_blocks: Any = ModuleList(blocks)
         self.proj_out_1 = operations.Linear(width, 2 * width, **made)
         outputs = self.patch_size**2 * (config.get("out_channels") or self.channels)

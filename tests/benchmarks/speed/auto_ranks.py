@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.axes import BATCH_AXES
-from parallel_backend.costs.choose import rank_plans
+from parallel_backend.costs.choose import list_plans, rank_plans
 from parallel_backend.costs.correct import Correction, choose_prediction
 from parallel_backend.costs.forward import ForwardCost, count_forward
 from parallel_backend.costs.machine import Machine
@@ -106,7 +106,7 @@ def forward_cost(case: Case) -> ForwardCost:
         rows=len(latents),
         heads=heads,
         kv_heads=kv_heads,
-        beside=dict(ChainMap(*rows)),
+        mlp_rows=dict(ChainMap(*rows)),
     )
 
 
@@ -140,8 +140,9 @@ class Contest:
     def rank_plans(self, machine: Machine, correction: Correction = UNCORRECTED) -> list[Prediction]:
         """As ComfyUI's process does it."""
         check = lambda plan: plan.check_model(**self.limits)  # noqa: E731
-        options = {"check": check, "branches": self.case.guided, "corrected": correction.correct}
-        return rank_plans(self.forward, self.rows, machine, self.ranks, **options)
+        guided, heads = self.case.guided, self.limits["heads"]
+        plans = list_plans(self.ranks, self.rows, check, branches=guided, heads=heads)
+        return rank_plans(plans, self.forward, self.rows, machine, corrected=correction.correct)
 
     def measured_speed(self) -> float:
         """FLOP/s of a rank in a step by itself, while all are in theirs; of the fastest rank."""

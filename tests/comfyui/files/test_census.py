@@ -1,5 +1,7 @@
 """Every node of ComfyUI that takes a MODEL, and what node packs do to one beside, on a model of our loader that runs by
-ComfyUI's own class: it gives what it gives on the stock loader's, or is refused by name."""
+ComfyUI's own class: it gives what it gives on the stock loader's, or is refused by name.
+
+A few run on a model in a diffusers folder, too, beside the stock loader's of a file with the same weights."""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from demo.host import REPOSITORY
+from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.habits import HABITS
 from tests.support.census.models import CENSUS_MODELS
-from tests.support.census.rows import ROWS
+from tests.support.census.rows import FOLDER_MODEL, ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
 
@@ -28,7 +32,10 @@ RUN = {**ROWS, **HABITS}
 def census(comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What came of every row, and the names of the host's nodes."""
     base = tmp_path_factory.mktemp("census")
-    write_cases(comfyui, base, list(CENSUS_MODELS))
+    write_cases(comfyui, base, [*CENSUS_MODELS, FOLDER_MODEL])
+    weights = {name: tensor.contiguous() for name, tensor in original(FOLDER_MODEL).items()}
+    save_file(weights, base / "models" / "diffusion_models" / f"{FOLDER_MODEL}.safetensors")
+    PUBLISHED[FOLDER_MODEL].family.save(base / "models" / "diffusers" / FOLDER_MODEL)
     out = base / "census.json"
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out)],

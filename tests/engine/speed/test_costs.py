@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from parallel_backend.costs.auto import PlanOfRun, Work
-from parallel_backend.costs.choose import Weights, rank_plans
+from parallel_backend.costs.choose import Weights, list_plans, rank_plans
 from parallel_backend.costs.forward import Cost, ForwardCost, count_forward
 from parallel_backend.costs.machine import Link, Machine, Speed, assume_machine
-from parallel_backend.costs.predict import EXCHANGES, predict
+from parallel_backend.costs.predict import EXCHANGES, Prediction, predict
 from parallel_backend.models.flux import PARALLEL_MLP
 from parallel_backend.models.parallel_mlp import count_mlp_rows
 from parallel_backend.plan import ParallelPlan
@@ -67,10 +67,12 @@ def test_the_products_beside_attention_are_those_of_the_mlp_in_single_blocks():
     empty = flux("meta")
     counted = [count_mlp_rows(block, PARALLEL_MLP, 48) for block in blocks_of(empty)]
     rows = {layer: count for each in counted for layer, count in each.items()}
-    told = count_forward(empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, beside=rows)
+    told = count_forward(
+        empty, blocks_of(empty), lambda: empty(**flux_call("meta", 33)), rows=2, heads=3, mlp_rows=rows
+    )
     single = len(empty.single_transformer_blocks)
     assert told.parallel == single / 7
-    assert told.blocks.beside == single * 2 * (33 + 7) * 48 * 4 * 48
+    assert told.blocks.overlap == single * 2 * (33 + 7) * 48 * 4 * 48
 
 
 def test_a_condition_of_unknown_width_is_as_wide_as_the_model_takes_it():
@@ -116,9 +118,16 @@ def machine(profile: str, ranks: int, latency: float = 2e-5) -> Machine:
     return Machine((Speed("card", own.card, own.card, 1e12, 4e-6),) * ranks, link, link, link, own.host)
 
 
-def best(forward: ForwardCost, rows: int, where: Machine, **more: Any) -> str:
-    heads = lambda plan: plan.check_model(heads=24)  # noqa: E731
-    return str(rank_plans(forward, rows, where, len(where.speeds), check=heads, **more)[0].plan)
+def ranked(
+    forward: ForwardCost, rows: int, where: Machine, branches: bool = False, weights: Weights | None = None
+) -> list[Prediction]:
+    """All plans of a model with 24 heads on all ranks, the best first."""
+    plans = list_plans(len(where.speeds), rows, lambda plan: plan.check_model(heads=24), branches=branches, heads=24)
+    return rank_plans(plans, forward, rows, where, weights=weights)
+
+
+def best(forward: ForwardCost, rows: int, where: Machine, branches: bool = False) -> str:
+    return str(ranked(forward, rows, where, branches)[0].plan)
 
 
 def test_nvlink_shares_tokens_by_ulysses():
@@ -131,7 +140,7 @@ def test_guidance_is_split_first():
 
 
 def test_a_small_image_over_a_slow_link_is_faster_on_one_device():
-    predicted = rank_plans(shaped_like_flux(600), 1, machine("10 Gbit/s Ethernet", 2), 2)
+    predicted = ranked(shaped_like_flux(600), 1, machine("10 Gbit/s Ethernet", 2))
     assert str(predicted[0].plan) == "dp=2" and predicted[0].waiting == 0
     alone = predict(shaped_like_flux(600), 1, ParallelPlan(), machine("10 Gbit/s Ethernet", 1))
     assert predicted[0].seconds == alone.seconds
@@ -142,7 +151,7 @@ def test_no_plan_is_chosen_that_is_predicted_slower_than_one_device():
         for tokens in (300, 4608, 40000):
             where, forward = machine(profile, 4), shaped_like_flux(tokens)
             alone = predict(forward, 1, ParallelPlan(), where)
-            assert rank_plans(forward, 1, where, 4)[0].seconds <= alone.seconds
+            assert ranked(forward, 1, where)[0].seconds <= alone.seconds
 
 
 def test_seconds_by_hand():
@@ -167,12 +176,12 @@ def test_a_plan_that_does_not_fit_comes_last_and_fetched_weights_take_time():
     sizes = WeightSizes(1_000_000, (1_000_000_000,) * 24)
     forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 2)
     roomy, narrow, none = (
-        rank_plans(forward, 1, where, 2, weights=Weights(sizes, room_of(room))) for room in (40e9, 16e9, 1e9)
+        ranked(forward, 1, where, weights=Weights(sizes, room_of(room))) for room in (40e9, 16e9, 1e9)
     )
     assert all(each.fits for each in [*roomy, *narrow]) and not any(each.fits for each in none)
     assert max(each.bytes for each in narrow) <= 16e9
     slow = replace(where, all_gather=Link(2e9, 0), host=2e9)
-    fetching = rank_plans(forward, 1, slow, 2, weights=Weights(sizes, room_of(16e9)))
+    fetching = ranked(forward, 1, slow, weights=Weights(sizes, room_of(16e9)))
     assert narrow[0].seconds == roomy[0].seconds < fetching[0].seconds  # behind what is computed, or not
 
 
@@ -207,7 +216,7 @@ def of_speeds(where: Machine, *speeds: float) -> Machine:
 
 def test_ranks_of_unlike_speed_share_in_proportion():
     where = of_speeds(machine("NVLink", 2), 1, 0.5)
-    found = rank_plans(shaped_like_flux(4608), 1, where, 2, check=lambda plan: plan.check_model(heads=24))
+    found = ranked(shaped_like_flux(4608), 1, where)
     assert found[0].plan == ParallelPlan(ulysses=2, speeds=(1, 0.5))
     even = next(each for each in found if each.plan == ParallelPlan(ulysses=2))
     # 16 of 24 heads, and two thirds of the tokens, go to the faster; an even half takes the slower as long as all.
@@ -218,14 +227,14 @@ def test_what_is_measured_of_like_ranks_differs_a_little_and_shares_evenly():
     alike, others = (of_speeds(machine("NVLink", 2), 1, speed) for speed in (0.8, 0.95))
     others = replace(others, speeds=(others.speeds[0], replace(others.speeds[1], name="another")))
     for where in (alike, others):
-        assert not any(each.plan.speeds for each in rank_plans(shaped_like_flux(4608), 1, where, 2))
+        assert not any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, where))
     unlike = replace(alike, speeds=(alike.speeds[0], replace(alike.speeds[1], name="another")))
-    assert any(each.plan.speeds for each in rank_plans(shaped_like_flux(4608), 1, unlike, 2))
+    assert any(each.plan.speeds for each in ranked(shaped_like_flux(4608), 1, unlike))
 
 
 def test_rows_go_by_speed():
     where = of_speeds(machine("NVLink", 4), 1, 0.9, 0.5, 0.5)
-    found = [each.plan for each in rank_plans(shaped_like_flux(4608), 3, where, 4)]
+    found = [each.plan for each in ranked(shaped_like_flux(4608), 3, where)]
     assert ParallelPlan(dp=2, ulysses=2, speeds=(1, 0.9, 0.5, 0.5)) in found
     three = predict(shaped_like_flux(4608), 3, ParallelPlan(dp=2, ulysses=2, speeds=(1, 1, 0.5, 0.5)), where)
     one = predict(shaped_like_flux(4608), 1, ParallelPlan(dp=2, ulysses=2, speeds=(1, 1, 0.5, 0.5)), where)
@@ -241,7 +250,7 @@ def test_keys_of_grouped_queries_are_sent_once():
 
 def test_what_is_beside_attention_hides_the_way_in():
     forward, where = shaped_like_flux(4608), machine("PCIe 4.0 x16", 4)
-    beside = replace(forward, blocks=forward.blocks._replace(beside=forward.blocks.linear / 3), parallel=2 / 3)
+    beside = replace(forward, blocks=forward.blocks._replace(overlap=forward.blocks.linear / 3), parallel=2 / 3)
     plan = ParallelPlan(ulysses=4)
     assert predict(beside, 1, plan, where).computing == predict(forward, 1, plan, where).computing
     waiting, without = (predict(each, 1, plan, where).waiting for each in (beside, forward))

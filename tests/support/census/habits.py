@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.support.census.rows import Row, equal, ignored, refused
+from tests.support.census.rows import Row, equal, ignored, of_folder, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 
@@ -23,6 +23,10 @@ def changed(change: Callable[[torch.nn.Module], None]) -> Does:
         return [census.sample(row, model)]
 
     return does
+
+
+def sample(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    return [census.sample(row, model)]
 
 
 def optioned(**options: Any) -> Does:
@@ -159,7 +163,7 @@ def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 def controlled(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     """A ControlNet of ComfyUI's that starts after some steps."""
     latent_format, cpu = model.get_model_object("latent_format"), torch.device("cpu")
-    network = census.module("comfy.ldm.flux.controlnet", "ControlNetFlux", "flux", latent_input=True)
+    network = census.module("comfy.ldm.flux.controlnet", "ControlNetFlux", row.model, latent_input=True)
     net = importlib.import_module("comfy.controlnet").ControlNet(
         network, latent_format=latent_format, compression_ratio=1, load_device=cpu, extra_conds=["y", "guidance"]
     )
@@ -284,6 +288,11 @@ HABITS: dict[str, Row] = {
     ),
     "a style model with a bias": habit(equal(), style),
     "a ControlNet from 30 % on": habit(equal(), controlled),
+    "a ControlNet on a folder": habit(of_folder(equal()), controlled),
+    # Its layout is an object that does not go to the ranks. Its text passes a part of the model before the first step.
+    "a video with its sound": habit(ignored("minimax"), sample),
+    "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),
+    "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),
     "a video frame by frame": habit(refused("a sampler that runs a part of it", "wan-causal"), frame_by_frame),
     "a LoRA of one text": habit(equal(), hook_lora),
     "a LoRA of one text, with the rows apart": replace(habit(equal(), hook_lora), plan={"cfg": 2}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.cases.host.audio import TRIPOSPLAT
+from tests.support.cases.host.audio import MINIMAX, TRIPOSPLAT
 from tests.support.cases.host.flux import FLUX, FLUX2, RADIANCE
 from tests.support.cases.host.image import SD3, UNET
 from tests.support.cases.host.ltx import LTX
@@ -71,6 +71,13 @@ CENSUS_MODELS = {
         ((1, 77, 16), (1, 1, 5)),
         text(13, 32),
         detected_as="TripoSplat",
+    ),
+    "minimax": StockCase(
+        "minimax.model.MiniMaxH3Model",
+        MINIMAX | {"latents_dim": 24, "audio_latents_dim": 32},
+        ((1, 24, 3, 10, 14), (1, 32, 2, 9)),
+        text(13, 24),
+        detected_as="MiniMaxH3",
     ),
     "seedvr2": StockCase("seedvr.model.NaDiT", SEEDVR2, (1, 16, 1, 8, 12), text(13, 24), detected_as="SeedVR2"),
     "ltx": StockCase(

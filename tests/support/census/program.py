@@ -13,6 +13,7 @@ import math
 import sys
 import time
 import traceback
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,7 @@ class Census:
         }
         module = importlib.import_module("pack.worker.host.client")
         self.group = module.WorkerGroup("cpu", self.base / "group")
+        self.models: dict[tuple, Any] = {}
         self.plain_latents: dict[tuple, torch.Tensor] = {}
 
     def model_nodes(self) -> list[str]:
@@ -61,21 +63,23 @@ class Census:
                 found.append(name)
         return sorted(found)
 
-    @cache  # noqa: B019 (as long as the process)
-    def loaded(self, name: str, ours: bool, **plan: int) -> Any:
-        """A model's MODEL, of a loader, for all that leave it whole."""
-        return self.load(name, ours, **plan)
+    def loaded(self, row: Row, ours: bool) -> Any:
+        """A row's MODEL, of a loader, for all that leave it whole."""
+        key = (row.model, row.dtype, ours, *((row.folder, *row.plan.items()) if ours else ()))
+        if key not in self.models:
+            self.models[key] = self.load(row, ours)
+        return self.models[key]
 
-    def load(self, name: str, ours: bool, **plan: int) -> Any:
-        path = self.base / "models" / "diffusion_models" / f"{name}.safetensors"
+    def load(self, row: Row, ours: bool) -> Any:
+        path = self.base / "models" / "diffusion_models" / f"{row.model}.safetensors"
         if not ours:
-            return importlib.import_module("comfy.sd").load_diffusion_model(str(path))
-        chosen = ParallelPlan(**plan)
-        file = self.pack["host_file"].describe_host_file(path)
+            (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
+            return model
+        chosen, files = ParallelPlan(**row.plan), self.pack["host_file"]
+        path = self.base / "models" / "diffusers" / row.model if row.folder else path
+        file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
         source = file.source(chosen, True)
-        remote = self.pack["remote_module"].RemoteModule(
-            self.group, source, chosen, file.module, file.sizes, file.costs()
-        )
+        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs())
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
     @cache  # noqa: B019
@@ -296,8 +300,8 @@ class Census:
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
         """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
         if row.does:
-            return row.does(self, row, self.load(row.model, ours, **(row.plan if ours else {})))
-        model = self.loaded(row.model, ours, **(row.plan if ours else {}))
+            return row.does(self, row, self.load(row, ours))
+        model = self.loaded(row, ours)
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         results = self.run(name, **self.inputs(node, row, model))
         found: Outputs = []
@@ -322,7 +326,7 @@ class Census:
         """The latents of stock's model alone, which rows of one model share."""
         key = (row.model, row.masked, row.latent, row.cfg, row.steps)
         if key not in self.plain_latents:
-            self.plain_latents[key] = self.sample(row, self.loaded(row.model, False))
+            self.plain_latents[key] = self.sample(row, self.loaded(replace(row, dtype="default"), False))
         return self.plain_latents[key]
 
     def outcome(self, name: str, row: Row) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class Row:
     ignored: whether stock's model ignores it. masked: whether a part of the latent is kept. costly: whether stock's
     model without the node stands for that with it. samples: whether the model can be sampled from. latent: its shape,
     if not the model's. node: if the row has a name of its own. does: what is done in place of running a node. steps: of
-    each sampling; more than one for what a node keeps from step to step, or does to the schedule."""
+    each sampling; more than one for what a node keeps from step to step, or does to the schedule. folder: whether ours
+    is of a diffusers folder with the same weights. dtype: of the weights, as both loaders name it."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -32,6 +33,8 @@ class Row:
     node: str = ""
     does: Callable[..., Any] | None = None
     steps: int = 1
+    folder: bool = False
+    dtype: str = "default"
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
@@ -46,10 +49,17 @@ def over_steps(row: Row) -> Row:
     return replace(row, steps=3)
 
 
+def of_folder(row: Row) -> Row:
+    """The row on a model in a diffusers folder."""
+    return replace(row, model=FOLDER_MODEL, folder=True)
+
+
 def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), words=words)
 
 
+# A tiny model that is there as a file and as a diffusers folder.
+FOLDER_MODEL = "flux-dev"
 READS = "cannot take a node that reads weights"
 MERGES = "cannot take a model merge"
 SAVES = "cannot take a node that saves the model"
@@ -134,6 +144,10 @@ ROWS: dict[str, Row] = {
     "SkipLayerGuidanceSD3 of the last": replace(equal("sd3", layers="2", **ALWAYS), node="SkipLayerGuidanceSD3"),
     "SkipLayerGuidanceSD3": equal("sd3", layers="0", **ALWAYS),
     "NAGuidance": equal(),
+    "SkipLayerGuidanceDiT on a folder": of_folder(
+        replace(equal(double_layers="0", single_layers="1", **ALWAYS), node="SkipLayerGuidanceDiT")
+    ),
+    "NAGuidance on a folder": of_folder(replace(equal(), node="NAGuidance")),
     "NAGuidance with its rows apart": replace(refused("NAGuidance under cfg=2"), plan={"cfg": 2}, node="NAGuidance"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
     "FluxKVCache": over_steps(replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0)),

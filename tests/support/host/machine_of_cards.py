@@ -41,7 +41,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
     group, route = (importlib.import_module(f"pack.nodes.{name}") for name in ("workers.group", "routes.plan"))
     plans, words = (importlib.import_module(f"pack.nodes.{name}") for name in ("parallel_plan", "plan_words"))
     machine = importlib.import_module("pack.nodes.costs.machine")
-    costs = SimpleNamespace(ranked=lambda *_: [])
+    costs = SimpleNamespace(module=torch.nn.Identity(), rank_plans=lambda _work: [])
     for each in ("cuda", "xpu"):
         module: Any = torch.get_device_module(each)
         module.device_count = lambda each=each: len(cards) if each == kind else 0
@@ -55,7 +55,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         devices = machine.devices_of_ranks(group.device_count())
         answer = route.answer(route.Question(None, []))
         guided = plans.Work(2, has_branches=True)
-        noted = plans.auto_host_plan(guided, torch.nn.Identity(), costs)
+        noted = plans.choose_plan(guided, costs)
     except group.SettingsError as error:
         return {"error": str(error)}
     finally:
@@ -69,7 +69,7 @@ def planned(kind: str, cards: list[SimpleNamespace], settings: dict[str, str]) -
         "remarks": [each["key"] for each in answer["remarks"]],
         "text": " ".join(each["text"] for each in answer["remarks"]),
         "plan": str(noted.plan),
-        "note": words.in_words(noted.note),
+        "note": words.join_remarks(noted.note),
     }
 
 

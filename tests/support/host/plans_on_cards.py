@@ -40,7 +40,7 @@ def pretend(route: Any, sizes: list[int]) -> None:
     management = importlib.import_module("comfy.model_management")
     state = management.CPUState.GPU if cards else management.CPUState.CPU
     if state != management.cpu_state:
-        route.bounds_of.cache_clear()  # by which dtype ComfyUI chooses for the device
+        route.read_bounds.cache_clear()  # by which dtype ComfyUI chooses for the device
     management.cpu_state, management.get_torch_device = state, lambda: torch.device("cuda" if cards else "cpu")
     management.pytorch_attention_flash_attention = lambda: bool(cards)
     management.get_free_memory = lambda _device: 64 * GB
@@ -77,7 +77,7 @@ def answer(route: Any, contents: dict[str, Any], sizes: list[int], told: dict[st
         patch("comfy.utils.load_torch_file", lambda *_, **__: contents[name]),
         patch.object(host_file, "read_header", lambda _: contents[name]),
         patch.object(sys.modules["pack.nodes.model.model_files"], "read_header", lambda _: contents[name]),
-        patch.dict(groups._made, {1: group}),
+        patch.dict(groups._groups, {1: group}),
     ):
         return route.answer(route.read_question(asked))
 
