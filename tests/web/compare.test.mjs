@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import { Comparison } from '../../web/compare/comparison.mjs'
-import { candidates, compared, loadersOf, taken, under } from '../../web/compare/prompts.mjs'
+import { addSpeedups, applyPlan, findLoaders, listCandidates, summarizeRuns } from '../../web/compare/prompts.mjs'
 import { Queue } from '../../web/compare/queue.mjs'
 
 const LOADER = 'ParallelDiT_LoadDiffusionModel'
@@ -21,16 +21,16 @@ const run = (began, step, state = 'done') => ({
 })
 
 test('the loaders of a group get the plan, and nothing else of the prompt changes', () => {
-  assert.deepEqual(loadersOf(PROMPT, [LOADER], 1), ['1'])
-  assert.deepEqual(loadersOf(PROMPT, [LOADER], 2), ['2'])
-  const changed = under(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'now')
+  assert.deepEqual(findLoaders(PROMPT, [LOADER], 1), ['1'])
+  assert.deepEqual(findLoaders(PROMPT, [LOADER], 2), ['2'])
+  const changed = applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'now')
   const [id, slot] = changed[1].inputs.plan
   assert.equal(slot, 0)
   assert.equal(changed[id].class_type, 'ParallelDiT_Plan')
   assert.equal(changed[id].inputs.ulysses, 2)
   assert.deepEqual([changed[2], changed[3]], [PROMPT[2], PROMPT[3]])
   assert.deepEqual(PROMPT[1].inputs.plan, ['9', 0])
-  assert.notDeepEqual(changed, under(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'later'), 'it runs again')
+  assert.notDeepEqual(changed, applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'later'), 'it runs again')
 })
 
 test('compared are the plans predicted to be the fastest that fit, or auto, and one device', () => {
@@ -38,7 +38,7 @@ test('compared are the plans predicted to be the fastest that fit, or auto, and 
     { values: ULYSSES, fits: true },
     { values: { dp: 2, speeds: [] }, fits: false }
   ]
-  const found = candidates({ predicted: { best } })
+  const found = listCandidates({ predicted: { best } })
   assert.deepEqual(
     found.map(({ values, isAlone }) => [values, isAlone]),
     [
@@ -46,27 +46,27 @@ test('compared are the plans predicted to be the fastest that fit, or auto, and 
       [{ mode: 'manual' }, true]
     ]
   )
-  for (const answer of [null, { predicted: null }]) assert.equal(candidates(answer)[0].values.mode, 'auto')
+  for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer)[0].values.mode, 'auto')
 })
 
 test('what the runs of a prompt took, and how many times as fast as one device', () => {
-  assert.deepEqual(taken([run(1, 2), run(2, 4)]), {
+  assert.deepEqual(summarizeRuns([run(1, 2), run(2, 4)]), {
     isDone: true,
     plans: [{ ...ULYSSES, dp: 1 }],
     seconds: 60,
     step: 3
   })
-  assert.equal(taken([]).isDone, false)
-  assert.equal(taken([run(1, 2, 'failed')]).isDone, false)
-  const rows = compared([
-    { isAlone: false, taken: taken([run(1, 0.5)]) },
-    { isAlone: true, taken: taken([run(2, 0.9)]) }
+  assert.equal(summarizeRuns([]).isDone, false)
+  assert.equal(summarizeRuns([run(1, 2, 'failed')]).isDone, false)
+  const rows = addSpeedups([
+    { isAlone: false, result: summarizeRuns([run(1, 0.5)]) },
+    { isAlone: true, result: summarizeRuns([run(2, 0.9)]) }
   ])
   assert.deepEqual(
     rows.map(({ times }) => times),
     [1.8, 1]
   )
-  assert.equal(compared([rows[0], { ...rows[1], taken: null }])[0].times, null)
+  assert.equal(addSpeedups([rows[0], { ...rows[1], result: null }])[0].times, null)
 })
 
 /** A comparison whose prompts end as given, in turn; each that succeeds leaves a run, and another prompt one before. */
@@ -99,7 +99,7 @@ test('each plan is run once, one after the other; one that fails leaves the othe
   const { comparison, queued, asked } = comparing(['error', 'success'])
   await comparison.run(1, '')
   assert.deepEqual(asked, ['1'])
-  assert.equal(comparison.rows[1].taken.seconds, 10, 'of its own prompt alone')
+  assert.equal(comparison.rows[1].result.seconds, 10, 'of its own prompt alone')
   assert.deepEqual(
     comparison.rows.map(({ state }) => state),
     ['failed', 'done']

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { isOld, isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.mjs'
+import { findParallelType, findStockType, isDeprecated, isStock, ORIGIN } from '../../web/convert/loaders.mjs'
 import { convert } from '../../web/convert/workflow.mjs'
 import { CHECKPOINT, LOADER } from '../../web/plan/graph.mjs'
 
@@ -40,11 +40,11 @@ const checkpoint = (id, type, names, links) => ({
 const LEAST = [240, 150]
 const copy = (value) => JSON.parse(JSON.stringify(value))
 const knows = { exists: () => true, offers: () => false }
-const toParallel = (workflow) => convert(workflow, parallelFor, () => LEAST)
+const toParallel = (workflow) => convert(workflow, findParallelType, () => LEAST)
 const toStock = (workflow, editor = knows) =>
   convert(
     workflow,
-    (node) => stockFor(node, editor),
+    (node) => findStockType(node, editor),
     () => LEAST
   )
 /** As the editor has it: no node is smaller than its kind. */
@@ -208,10 +208,10 @@ test('what only the GGUF loader of more settings has is kept until it is stock a
 test("ComfyUI's deprecated loaders are known, and stay as they are", () => {
   for (const type of ['CheckpointLoader', 'DiffusersLoader']) {
     const node = { type, widgets_values: ['a'] }
-    assert.ok(isOld(node) && !isStock(node))
-    assert.equal(parallelFor(node), null)
+    assert.ok(isDeprecated(node) && !isStock(node))
+    assert.equal(findParallelType(node), null)
   }
-  assert.ok(!isOld({ type: 'CheckpointLoaderSimple' }))
+  assert.ok(!isDeprecated({ type: 'CheckpointLoaderSimple' }))
 })
 
 test('what the stock loader has no place for is told, and leaves no link behind', () => {
@@ -236,8 +236,8 @@ test('what the stock loader has no place for is told, and leaves no link behind'
 test('pickles stay with the stock loader, and other nodes as they are', () => {
   const pickle = { ...unet(5, []), widgets_values: ['a.ckpt', 'default'] }
   assert.ok(isStock(pickle))
-  assert.equal(parallelFor(pickle), null)
-  assert.equal(parallelFor({ type: 'KSampler' }), null)
+  assert.equal(findParallelType(pickle), null)
+  assert.equal(findParallelType({ type: 'KSampler' }), null)
 })
 
 test('the stock loader is what the node was, or one that offers the file', () => {
@@ -247,14 +247,14 @@ test('the stock loader is what the node was, or one that offers the file', () =>
     properties: was && { [ORIGIN]: { type: was } }
   })
   const checkpoints = { exists: () => true, offers: (type) => type === 'CheckpointLoaderSimple' }
-  assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), knows), 'UNETLoader')
-  assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
-  assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
-  assert.equal(stockFor(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
-  assert.equal(stockFor(loader('a.gguf', 'UnetLoaderGGUFAdvanced'), knows), 'UnetLoaderGGUFAdvanced')
-  assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUFAdvanced'), knows), 'UNETLoader')
-  assert.equal(stockFor(loader('a.gguf'), { ...knows, exists: () => false }), null)
-  assert.equal(stockFor(loader('a-diffusers-folder'), knows), null)
-  assert.equal(stockFor({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')
-  assert.equal(stockFor({ type: 'KSampler' }, knows), null)
+  assert.equal(findStockType(loader('a.safetensors', 'UNETLoader'), knows), 'UNETLoader')
+  assert.equal(findStockType(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
+  assert.equal(findStockType(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
+  assert.equal(findStockType(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
+  assert.equal(findStockType(loader('a.gguf', 'UnetLoaderGGUFAdvanced'), knows), 'UnetLoaderGGUFAdvanced')
+  assert.equal(findStockType(loader('a.safetensors', 'UnetLoaderGGUFAdvanced'), knows), 'UNETLoader')
+  assert.equal(findStockType(loader('a.gguf'), { ...knows, exists: () => false }), null)
+  assert.equal(findStockType(loader('a-diffusers-folder'), knows), null)
+  assert.equal(findStockType({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')
+  assert.equal(findStockType({ type: 'KSampler' }, knows), null)
 })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { nothing, waiting } from '../../web/panel/waiting.mjs'
+import { emptyNotice, updateWaiting } from '../../web/panel/waiting.mjs'
 
 const t = (path, values = {}) => [path.replace('waiting.', ''), ...Object.values(values)].join(' ')
 const run = (made = 0) => ({ id: 1, state: 'running', node: '3', made })
@@ -10,9 +10,9 @@ const loading = (...read) => group({ operation: 'load', memory: read.map((share)
 
 /** The texts after each of these events, with their times. */
 function follow(...events) {
-  let said = nothing()
+  let said = emptyNotice()
   return events.map(([now, event]) => {
-    said = waiting(said, event, now, t)
+    said = updateWaiting(said, event, now, t)
     return said.text
   })
 }
@@ -60,12 +60,12 @@ test('what was waited for is told, too, of a run that is over with the next even
 test('nothing is said of workers that are there, nor where no node waits', () => {
   assert.deepEqual(follow([0, group({ operation: 'forward' }, 1)], [1, group({ operation: 'forward' }, 2)]), ['', ''])
   const idle = { status: { state: 'starting', starting: 5 }, runs: [{ ...run(), state: 'done' }] }
-  assert.equal(waiting(nothing(), idle, 0, t).text, '')
-  assert.equal(waiting(nothing(), { status: { state: 'starting', starting: 5 }, runs: [] }, 0, t).text, '')
+  assert.equal(updateWaiting(emptyNotice(), idle, 0, t).text, '')
+  assert.equal(updateWaiting(emptyNotice(), { status: { state: 'starting', starting: 5 }, runs: [] }, 0, t).text, '')
 })
 
 test('what one node has waited for is not told of another', () => {
-  const before = waiting(nothing(), group({ state: 'starting', starting: 8 }), 0, t)
+  const before = updateWaiting(emptyNotice(), group({ state: 'starting', starting: 8 }), 0, t)
   const other = { ...group({ operation: 'forward' }, 1), runs: [{ ...run(1), node: '7' }] }
-  assert.deepEqual(waiting(before, other, 1, t), { ...nothing(), node: '7' })
+  assert.deepEqual(updateWaiting(before, other, 1, t), { ...emptyNotice(), node: '7' })
 })

@@ -2,12 +2,12 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import test from 'node:test'
 
-import { weightsWords } from '../../web/panel/weights.mjs'
-import { words } from '../../web/words.mjs'
+import { describeWeights } from '../../web/panel/weights.mjs'
+import { findText } from '../../web/words.mjs'
 
 const GIB = 2 ** 30
 const en = JSON.parse(readFileSync(new URL('../../locales/en/main.json', import.meta.url))).paralleldit
-const t = (path, values) => words([en], path, values)
+const t = (path, values) => findText([en], path, values)
 const SHARED = {
   kind: 'shared',
   blocks: 17,
@@ -19,7 +19,7 @@ const SHARED = {
   link: 12e9,
   is_measured: false
 }
-const told = (weights, ...steps) => weightsWords({ status: { weights }, runs: steps.length ? [{ steps }] : [] }, t)
+const told = (weights, ...steps) => describeWeights({ status: { weights }, runs: steps.length ? [{ steps }] : [] }, t)
 
 test('weights that are whole on each rank are not worth a word, nor are those of a group that tells nothing', () => {
   assert.deepEqual(told({ ...SHARED, kind: 'whole', blocks: 0, fetched: 0 }), [])

@@ -1,20 +1,20 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { retold, words } from '../../web/words.mjs'
+import { findText, translate } from '../../web/words.mjs'
 
 const zh = { panel: { stop: '停止' } }
 const en = { panel: { stop: 'Stop', step: 'Step {step} of {total}' } }
 
 test('words are in the first language that has them', () => {
-  assert.equal(words([zh, en], 'panel.stop'), '停止')
-  assert.equal(words([zh, en], 'panel.step', { step: 3, total: 20 }), 'Step 3 of 20')
+  assert.equal(findText([zh, en], 'panel.stop'), '停止')
+  assert.equal(findText([zh, en], 'panel.step', { step: 3, total: 20 }), 'Step 3 of 20')
 })
 
 test('what no language has is shown by its name, and what is not given stays to be seen', () => {
-  assert.equal(words([zh, en], 'panel.none.such'), 'panel.none.such')
-  assert.equal(words([en], 'panel'), 'panel')
-  assert.equal(words([en], 'panel.step', { step: 0 }), 'Step 0 of {total}')
+  assert.equal(findText([zh, en], 'panel.none.such'), 'panel.none.such')
+  assert.equal(findText([en], 'panel'), 'panel')
+  assert.equal(findText([en], 'panel.step', { step: 0 }), 'Step 0 of {total}')
 })
 
 const ADVICES = {
@@ -24,7 +24,7 @@ const ADVICES = {
 }
 const CHINESE = { again: '请重试。', divisor: '请用 ring={ring} 或 {degrees}。', patches: '请用ring={ring}。' }
 const tell = (text, ...trees) =>
-  retold([...trees.map((advices) => ({ advices })), { advices: ADVICES }], 'advices', text)
+  translate([...trees.map((advices) => ({ advices })), { advices: ADVICES }], 'advices', text)
 
 test('a text that was made of an English template is told in the first language that has it', () => {
   assert.equal(tell('Queue it again.', CHINESE), '请重试。')
@@ -41,5 +41,5 @@ test('a text that was made of none stays, and so does one that only holds one', 
   for (const text of ['Use ring=2.', 'Then: Queue it again.', 'Queue it again!', '', 'Queue it againX']) {
     assert.equal(tell(text, CHINESE), text)
   }
-  assert.equal(retold([], 'advices', 'Queue it again.'), 'Queue it again.') // before any text is there
+  assert.equal(translate([], 'advices', 'Queue it again.'), 'Queue it again.') // before any text is there
 })

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { paced } from '../../web/panel/pace.mjs'
+import { throttle } from '../../web/panel/throttle.mjs'
 
 function watched() {
   const later = []
-  const clock = { time: 0, now: () => clock.time, later: (act, wait) => later.push([clock.time + wait, act]) }
+  const clock = { time: 0, now: () => clock.time, wait: (act, wait) => later.push([clock.time + wait, act]) }
   let drawn = 0
-  const soon = paced(() => drawn++, 350, clock)
+  const soon = throttle(() => drawn++, 350, clock)
   const pass = (milliseconds) => {
     for (const end = clock.time + milliseconds; clock.time < end; clock.time++) {
       while (later.length && later[0][0] <= clock.time) later.shift()[1]()
