@@ -30,14 +30,14 @@ test('weights that are whole on each rank are not worth a word, nor are those of
 test('weights that are fetched: of how many blocks, what stays, and what a forward costs on which link', () => {
   assert.deepEqual(told(SHARED), [
     'Shared weights: 17 of 57 blocks',
-    '19.5 GiB of 22.2 GiB stay on a rank',
-    '3.6 GiB a forward, 0.32 s at 12.0 GB/s (assumed)'
+    'Each rank keeps 19.5 GiB of 22.2 GiB',
+    'A forward fetches 3.6 GiB: 0.32 s at 12.0 GB/s (assumed)'
   ])
   const [, stay] = told({ ...SHARED, working: 1.5 * GIB })
-  assert.equal(stay, '19.5 GiB of 22.2 GiB stay on a rank, 21.0 GiB with a forward (estimate)')
+  assert.equal(stay, 'Each rank keeps 19.5 GiB of 22.2 GiB, and needs 21.0 GiB with a forward (estimate)')
   const [where, , cost] = told({ ...SHARED, kind: 'host', link: 21.3e9, seconds: 0.0181, is_measured: true })
   assert.equal(where, 'Weights in RAM: 17 of 57 blocks')
-  assert.equal(cost, '3.6 GiB a forward, 18 ms at 21.3 GB/s (measured)')
+  assert.equal(cost, 'A forward fetches 3.6 GiB: 18 ms at 21.3 GB/s (measured)')
 })
 
 test('the link is called the bottleneck where it works for most of a step, and likely so where it is assumed', () => {

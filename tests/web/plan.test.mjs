@@ -122,7 +122,7 @@ test('one rank holds all, and more than sixteen are counted', () => {
   assert.equal(describeMesh(groupRanks(one), 1, say), '1 rank')
   const many = answerOf(2, 4, 8)
   const told = describeMesh(groupRanks(many), many.world, say)
-  assert.equal(told, '64 ranks: shares of the batch: 2, stages in each: 4, ranks in each of those: 8')
+  assert.equal(told, '64 ranks: shares of the batch: 2, stages a share: 4, ranks a stage: 8')
 })
 
 test('memory is told for all ranks at once, or stage by stage, with the peak where the latents are known', () => {
@@ -133,7 +133,7 @@ test('memory is told for all ranks at once, or stage by stage, with the peak whe
   ])
   const told = lines(answerOf(1, 2, 2), { kept: [3 * GIB, 4 * GIB], working: null, fetched: 0 })
   assert.equal(told.length, 2)
-  assert.match(told[0], /^blocks 0–3: 3\.0 GiB of weights at rest; what a forward takes is known with/)
+  assert.match(told[0], /^blocks 0–3: 3\.0 GiB of weights at rest\. A forward's memory is known once/)
   assert.match(told[1], /^blocks 4–7: 4\.0 GiB/)
   assert.deepEqual(lines(answerOf(1, 2, 2), { kept: [3 * GIB, 3 * GIB], working: 0, fetched: 0 }).length, 1)
   const onCpu = lines({ ...answerOf(1, 1, 1), device: 'cpu' }, { kept: [3 * GIB], working: null, fetched: 0 })
@@ -142,7 +142,7 @@ test('memory is told for all ranks at once, or stage by stage, with the peak whe
 })
 
 test("a remark is in the editor's language where that has it, else in the server's words", () => {
-  const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all GPUs: 4.' }
+  const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all 4 GPUs.' }
   assert.equal(describeRemark(remark, say), remark.text)
   const inChinese = (path, values) => findText([texts('zh'), en], path, values)
   assert.equal(describeRemark(remark, inChinese), '自动：使用全部 4 块 GPU。')
@@ -227,25 +227,25 @@ test('the best plans are told with their seconds and bytes, and what they follow
   assert.match(other.title, /assumed/)
   assert.deepEqual([other.chosen, other.alone], [-1, null])
   assert.equal(describePrediction({ predicted: null }, say), null)
-  assert.equal(first.step, '1.25 s a step (predicted): ×1.80 of one device, 2.25 s (as it ran here)')
+  assert.equal(first.step, '1.25 s a step (predicted), ×1.80 of one device with 2.25 s (measured here)')
   assert.match(
     other.step,
-    /^3\.00 s a step \(predicted by assumed speeds\): ×0\.75 of one device, 2\.25 s \(as it ran here\)/
+    /^3\.00 s a step \(predicted by assumed speeds\), ×0\.75 of one device with 2\.25 s \(measured here\)/
   )
   const alike = told(best[0], { one_device: { ...one_device, has_run: false } }).step
-  assert.equal(alike, '1.25 s a step: ×1.80 of one device, 2.25 s (both predicted)')
-  assert.equal(told(one_device, {}).step, '2.25 s a step (as it ran here)')
+  assert.equal(alike, '1.25 s a step, ×1.80 of one device with 2.25 s (both predicted)')
+  assert.equal(told(one_device, {}).step, '2.25 s a step (measured here)')
   assert.match(
     told(best[0], { one_device: { ...one_device, fits: false } }).step,
-    /one device alone does not have enough memory/
+    /one device does not have enough memory/
   )
-  assert.match(told(null, {}).step, /is not predicted for PipeFusion/)
+  assert.match(told(null, {}).step, /No time estimate for PipeFusion/)
 })
 
 test('what is not predicted of a known model is told with its reason', () => {
   const told = (answer) => explainNoPrediction({ memory: {}, predicted: null, sized: true, ...answer }, say)
-  assert.match(told({ sized: false }), /known once the latent's size is/)
-  assert.match(told({}), /not predicted for this model/)
+  assert.match(told({ sized: false }), /it needs the latent's size/)
+  assert.match(told({}), /^No time estimate for this model/)
   assert.equal(told({ predicted: {} }), null)
   assert.equal(told({ memory: null }), null)
 })
