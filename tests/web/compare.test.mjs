@@ -33,7 +33,7 @@ test('the loaders of a group get the plan, and nothing else of the prompt change
   assert.notDeepEqual(changed, applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'later'), 'it runs again')
 })
 
-test('compared are the plans predicted to be the fastest that fit, or auto, and one device', () => {
+test('a comparison runs the fastest predicted plans that fit, or auto, and one device', () => {
   const best = [
     { values: ULYSSES, fits: true },
     { values: { dp: 2, speeds: [] }, fits: false }
@@ -49,7 +49,7 @@ test('compared are the plans predicted to be the fastest that fit, or auto, and 
   for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer)[0].values.mode, 'auto')
 })
 
-test('what the runs of a prompt took, and how many times as fast as one device', () => {
+test("a prompt's runs are summed up, with the speedup over one device", () => {
   assert.deepEqual(summarizeRuns([run(1, 2), run(2, 4)]), {
     isDone: true,
     plans: [{ ...ULYSSES, dp: 1 }],
@@ -95,7 +95,7 @@ function comparing(ends) {
   return { comparison: new Comparison(queue, host, [LOADER], () => {}), queued, asked }
 }
 
-test('each plan is run once, one after the other; one that fails leaves the others', async () => {
+test('each plan runs once, one after the other, also after one has failed', async () => {
   const { comparison, queued, asked } = comparing(['error', 'success'])
   await comparison.run(1, '')
   assert.deepEqual(asked, ['1'])
@@ -120,7 +120,7 @@ for (const end of ['interrupted', 'gone']) {
   })
 }
 
-test('what is wrong with a prompt that is refused is said', async () => {
+test('the comparison shows why the server refused a prompt', async () => {
   const { comparison } = comparing([])
   const error = Object.assign(new Error('Prompt execution failed'), { response: {}, toString: () => 'no such file' })
   comparison.queue.run = async () => {
@@ -148,7 +148,7 @@ function server(answers) {
 const history = (...messages) => ({ p: { status: { messages } } })
 const at = (timestamp) => ({ timestamp, prompt_id: 'p' })
 
-test('a prompt is waited for until it has left the queue, and the history tells how it ended', async () => {
+test('the queue waits until a prompt has left it, and reads from the history how it ended', async () => {
   const queues = [
     [[[0, 'p']], []],
     [[], [[0, 'p']]],
@@ -169,7 +169,7 @@ test('a prompt is waited for until it has left the queue, and the history tells 
   assert.deepEqual(await end, { end: 'error', from: 5, to: 9 })
 })
 
-test('one that is taken from the queue is not waited for', async () => {
+test('the queue does not wait for a prompt that somebody removed', async () => {
   const gone = { '/queue': () => ({ queue_running: [], queue_pending: [] }), '/history/p': () => ({}) }
   assert.equal((await new Queue(server(gone)).run({})).end, 'gone')
 })

@@ -15,7 +15,7 @@ const failed = (type, message = '', last = `${OURS}/nodes/x.py`, node = 'KSample
   traceback: [frame('/srv/ComfyUI/execution.py'), frame(last)]
 })
 
-test('an error of the pack is known by its class, whatever the path of the pack', () => {
+test('an error of the pack is recognised by its class, whatever the path of the pack', () => {
   const kinds = {
     'worker.errors.WorkerGroupError': 'group',
     'worker.errors.OutOfMemory': 'memory',
@@ -38,7 +38,7 @@ test('every kind has a title in both languages', () => {
   }
 })
 
-test("what has no words of the pack's is unforeseen in its code, at a stock node, too, and others' errors are not", () => {
+test("an unknown error in the pack's code is unforeseen, also at a stock node; another pack's error is not shown", () => {
   assert.equal(classifyError(failed('ValueError'), PACK), 'unforeseen')
   assert.equal(
     classifyError(failed('ValueError', '', `C:\\ComfyUI\\custom_nodes\\${PACK}\\nodes\\x.py`), PACK),
@@ -48,7 +48,7 @@ test("what has no words of the pack's is unforeseen in its code, at a stock node
   assert.equal(classifyError(failed('other.worker.errors.Strange', '', '/srv/ComfyUI/comfy/sd.py'), PACK), null)
 })
 
-test('what nobody has foreseen is told with its class, and the traceback as details', () => {
+test('an unforeseen error shows its class, and its traceback as details', () => {
   const event = failed('torch.TorchError', 'no\n', '/usr/lib/torch.py', 'ParallelDiT_Sampler')
   assert.equal(classifyError(event, PACK), 'unforeseen')
   const { cause, advice, details } = describeError(event, 'unforeseen')
@@ -68,7 +68,7 @@ test('paragraphs are the cause, what to do, and the details', () => {
   assert.deepEqual(splitFields('It ended.\n\nDetails:\nlog'), { cause: 'It ended.', advice: '', details: 'log' })
 })
 
-test('a sentence is never taken apart', () => {
+test('a sentence is never split', () => {
   for (const text of ['cfg=3 does not fit; use cfg=2.', 'It runs away. Remove it.', 'scale 1.5 is none of 0.5', '']) {
     assert.deepEqual(splitFields(text), { cause: text, advice: '', details: '' })
   }
@@ -80,7 +80,7 @@ test('a report has the whole error', () => {
 
 const graph = (nodes) => ({ getNodeById: (id) => nodes[id] ?? null })
 
-test('the node of an error in a subgraph is the one that is seen', () => {
+test('an error in a subgraph is shown at the node that is on the screen', () => {
   const inner = graph({ 5: { id: 5 } })
   const outer = graph({ 2: { id: 2, subgraph: inner }, 3: { id: 3 } })
   assert.equal(findNode(outer, outer, '3').id, 3)
@@ -102,7 +102,7 @@ const VIEW = { x: 60, y: 0, width: 1000, height: 800 }
 const CARD = { width: 400, height: 200 }
 const node = (x, y) => ({ x, y, width: 200, height: 100 })
 
-test('the card is beside the node, on the first side with room', () => {
+test('the card is next to the node, on the first side with room', () => {
   assert.deepEqual(placeCard(node(100, 100), CARD, CARD, VIEW), { x: 100, y: 210 })
   assert.deepEqual(placeCard(node(100, 600), CARD, CARD, VIEW), { x: 310, y: 590 })
   assert.deepEqual(placeCard(node(700, 550), CARD, CARD, VIEW), { x: 290, y: 550 })

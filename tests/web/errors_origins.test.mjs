@@ -8,14 +8,14 @@ const second = { path: 'workflows/second.json' }
 const open = { activeWorkflow: second, openWorkflows: [first, second] }
 const queued = (id) => Promise.resolve({ prompt_id: id })
 
-test('a prompt is of the workflow that was open when it was sent, and of none that is closed', async () => {
+test('a prompt belongs to the workflow that was open when it was sent, unless that is closed', async () => {
   const origins = new Origins()
   await origins.noteSent(first, queued('a'))
   assert.equal(await origins.findWorkflow('a', open), first)
   assert.equal(await origins.findWorkflow('a', { activeWorkflow: second, openWorkflows: [second] }), null)
 })
 
-test('an error that comes before the answer with its prompt waits for it', async () => {
+test("an error that comes before the answer with its prompt's id waits for the answer", async () => {
   const origins = new Origins()
   let answer
   origins.noteSent(first, new Promise((resolve) => (answer = resolve)))
@@ -24,7 +24,7 @@ test('an error that comes before the answer with its prompt waits for it', async
   assert.equal(await found, first)
 })
 
-test('what was sent from elsewhere counts as the active one, also after a prompt was refused', async () => {
+test("a prompt from elsewhere counts as the active workflow's, also after a prompt was refused", async () => {
   const origins = new Origins()
   const refused = origins.noteSent(first, Promise.reject(new Error('refused')))
   await assert.rejects(refused, /refused/)
@@ -34,7 +34,7 @@ test('what was sent from elsewhere counts as the active one, also after a prompt
   assert.equal(await origins.findWorkflow('a', open), second)
 })
 
-test('an end that comes before the answer leaves nothing behind, and one that never comes not for ever', async () => {
+test('a prompt that ends before its answer is forgotten, and one whose end is never heard is, too, in time', async () => {
   const origins = new Origins()
   const ended = [origins.noteSent(first, queued('a')), origins.forget('a')]
   await Promise.all(ended)
@@ -45,7 +45,7 @@ test('an end that comes before the answer leaves nothing behind, and one that ne
   assert.ok('999' in origins.toJSON())
 })
 
-test('a reload keeps the path, as it is by then, of the workflow of each prompt that has not ended', async () => {
+test('a reload keeps the present path of the workflow of each unfinished prompt', async () => {
   const before = new Origins()
   const renamed = { path: 'workflows/Unsaved Workflow.json' }
   await before.noteSent(renamed, queued('a'))

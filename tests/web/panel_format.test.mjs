@@ -33,13 +33,13 @@ test('bytes, seconds and shares', () => {
   assert.equal(formatPercent(0.184), '18%')
 })
 
-test('of two sizes the unit is said once where it is the same', () => {
+test('two sizes of one unit name it once', () => {
   const said = (used, total) => formatBytesOf(used, total, (some, all) => `${some} of ${all}`)
   assert.equal(said(20.5 * 2 ** 30, 23.6 * 2 ** 30), '20.5 of 23.6 GiB')
   assert.equal(said(812 * 2 ** 20, 15.6 * 2 ** 30), '812 MiB of 15.6 GiB')
 })
 
-test('a card by what tells it from others', () => {
+test('a card is named by the words that tell it from other cards', () => {
   const names = {
     'NVIDIA GeForce RTX 4090': 'RTX 4090',
     'NVIDIA RTX 6000 Ada Generation': 'RTX 6000 Ada',
@@ -51,7 +51,7 @@ test('a card by what tells it from others', () => {
   for (const [name, wanted] of Object.entries(names)) assert.equal(shortenCardName(name), wanted)
 })
 
-test('how many times as fast as one device, by the median step', () => {
+test('the speedup over one device is that of the median step', () => {
   const steps = [
     [9, 0],
     [0.5, 0],
@@ -63,7 +63,7 @@ test('how many times as fast as one device, by the median step', () => {
   assert.deepEqual([1.84, 0.31, 9.96, 12.4].map(formatSpeedup), ['1.8', '0.3', '10', '12'])
 })
 
-test('times are of 24 hours, whatever the language', () => {
+test('times have 24 hours in every language', () => {
   for (const language of ['en', 'zh']) {
     assert.equal(formatTime(new Date(2026, 10, 3, 23, 59, 0), language), '23:59:00')
     assert.equal(formatTime(new Date(2026, 10, 3, 0, 0, 9), language), '00:00:09')
@@ -71,12 +71,12 @@ test('times are of 24 hours, whatever the language', () => {
   }
 })
 
-test('the name of a file, from either kind of path', () => {
+test('the name of a file is the end of a path, with slashes or backslashes', () => {
   assert.equal(getFileName('/models/flux1-dev.safetensors'), 'flux1-dev.safetensors')
   assert.equal(getFileName('C:\\models\\flux1-dev.safetensors'), 'flux1-dev.safetensors')
 })
 
-test('a run in numbers: the median step, and the share of all time that is communication', () => {
+test("a run's numbers are its median step and its share of communication", () => {
   assert.equal(summarizeSteps([]), null)
   const odd = summarizeSteps([
     [5, 1],
@@ -94,7 +94,7 @@ test('a run in numbers: the median step, and the share of all time that is commu
   )
 })
 
-test('what a run still takes, where its number of steps is known', () => {
+test('the time that a run still takes is estimated if its number of steps is known', () => {
   const steps = [
     [1, 0],
     [2, 0],
@@ -107,7 +107,7 @@ test('what a run still takes, where its number of steps is known', () => {
   assert.equal(estimateSecondsLeft(null), null)
 })
 
-test('a plan in words, as its Python class says it', () => {
+test('a plan is described with the field names of its Python class', () => {
   const one = { dp: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1, patches: 0, sync_steps: 1, attention: 'auto' }
   assert.equal(describePlan(one, t), 'panel.planOneRank')
   assert.equal(describePlan({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
@@ -122,7 +122,7 @@ test('a plan in words, as its Python class says it', () => {
   assert.equal(describePlan({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })
 
-test('bars: heights by time, communication within them', () => {
+test('bars are as high as their time, with communication inside', () => {
   const drawn = layOutBars(
     [
       [2, 1],
@@ -142,7 +142,7 @@ test('bars: heights by time, communication within them', () => {
   assert.ok(drawn.every(({ cut }) => !cut))
 })
 
-test('all bars of a colour are one outline', () => {
+test('all bars of a colour are one path', () => {
   const steps = [
     [2, 1],
     [2, 0],
@@ -156,7 +156,7 @@ test('all bars of a colour are one outline', () => {
   assert.equal(makePaths(layOutBars([], null)).compute, '')
 })
 
-test('bars: one slow step does not make the others small', () => {
+test('one slow step does not make the other bars small', () => {
   const [slow, ...others] = layOutBars(
     [
       [100, 50],
@@ -170,7 +170,7 @@ test('bars: one slow step does not make the others small', () => {
   near(others[0].height, 0.5)
 })
 
-test('bars: room for the steps to come, and for the end of a long run', () => {
+test('bars leave room for the steps to come, and show the end of a long run', () => {
   assert.equal(layOutBars([[1, 0]], 20).slots, 20)
   assert.ok(layOutBars([[1, 0]], null).slots > 1)
   const end = layOutBars(Array(500).fill([1, 0]), 900, 401)

@@ -3,12 +3,12 @@ import test from 'node:test'
 
 import { addEvent, addRead, joinOverlapping, LINES, openLog } from '../../web/panel/log.mjs'
 
-test('lines that come while the log is read are neither lost nor there twice', () => {
+test('lines that come while the log is read are neither lost nor repeated', () => {
   const log = addEvent(addRead(addEvent(openLog(), 'c\nd'), 'a\nb\nc\n'), 'd\ne')
   assert.deepEqual(log.lines, ['a', 'b', 'c', 'd', 'e'])
 })
 
-test('the first event after the reading may bring what was read; a later one repeats itself', () => {
+test('only the first event after the reading may overlap what was read', () => {
   const log = addEvent(addEvent(addRead(openLog(), 'a\nb'), 'b\nc'), 'c\nc')
   assert.deepEqual(log.lines, ['a', 'b', 'c', 'c', 'c'])
 })
@@ -26,7 +26,7 @@ test('a log is bounded, and keeps its end', () => {
   assert.deepEqual([log.lines[0], log.lines.at(-1)], ['line 2', 'most'])
 })
 
-test('an empty line is a line, and no text is none', () => {
+test('an empty line counts as a line, and an empty text as none', () => {
   assert.deepEqual(addRead(openLog(), '').lines, [])
   assert.deepEqual(addRead(openLog(), 'a\n\nb\n').lines, ['a', '', 'b'])
 })

@@ -45,7 +45,7 @@ test('a page without groups shows the first one, stopped', () => {
   assert.equal(hasLogs(only(model)), false)
 })
 
-test('a run that ends as the next one begins is told of with it', () => {
+test('one event brings the run that ended and the run that began', () => {
   const before = applyEvent(createModel(), event({ runs: [run(1, 'running')] }))
   const after = applyEvent(before, event({ runs: [run(2, 'running'), run(1)] }))
   assert.deepEqual(
@@ -65,7 +65,7 @@ test('events follow the answer: status, runs newest first, ten of them', () => {
   assert.equal(getState(only(model)), 'ready')
 })
 
-test('a run that goes on replaces what was known of it, and an event without a run leaves it', () => {
+test('an event replaces the state of a run, and an event without a run leaves it', () => {
   const before = page(READY, [run(2, 'running', 1), run(1)])
   const after = applyEvent(applyEvent(before, event({ runs: [run(2, 'running', 5)] })), event())
   assert.deepEqual(
@@ -78,7 +78,7 @@ test('a run that goes on replaces what was known of it, and an event without a r
   assert.equal(only(before).runs[0].made, 1)
 })
 
-test('another group comes with its first event, in order of numbers', () => {
+test('another group appears with its first event, in the order of numbers', () => {
   const model = applyEvent(applyEvent(createModel(), event({ group: 3 })), event({ group: 2 }))
   assert.deepEqual(
     model.groups.map(({ number }) => number),
@@ -86,7 +86,7 @@ test('another group comes with its first event, in order of numbers', () => {
   )
 })
 
-test('between the forwards of one run the group is busy, and the run tells the step', () => {
+test('between the forwards of one run the group is busy, and the run gives the step', () => {
   const group = only(page(READY, [run(1, 'running', 7)]))
   assert.equal(getState(group), 'busy')
   assert.deepEqual(getStep(group), { at: 7, of: null })
@@ -96,7 +96,7 @@ test('between the forwards of one run the group is busy, and the run tells the s
   assert.equal(getState(only(page({ ...READY, state: 'failed' }, [run(1, 'running')]))), 'failed')
 })
 
-test('a job that was given up is none any more, until the next one runs', () => {
+test('a cancelled job does not count as running, until the next one runs', () => {
   const given = { ...READY, state: 'busy', operation: 'call', given_up: true }
   const group = only(page(given, [run(1, 'cancelled')]))
   assert.equal(getState(group), 'cancelling')
@@ -105,17 +105,17 @@ test('a job that was given up is none any more, until the next one runs', () => 
   assert.equal(getState(only(page({ ...given, state: 'ready' }, [run(1, 'cancelled')]))), 'ready')
 })
 
-test('why a group ended is not dismissed while it is down for it', () => {
+test("the reason of a group's end cannot be dismissed while the group is down", () => {
   assert.ok(isDismissible(only(page())))
   for (const state of ['failed', 'restarting']) assert.ok(!isDismissible(only(page({ ...READY, state }))))
 })
 
-test('the step of a sampler call is that of its status', () => {
+test("the step of a sampler call comes from the group's status", () => {
   assert.deepEqual(getStep(only(page({ ...READY, state: 'busy', step: [7, 20] }))), { at: 7, of: 20 })
   assert.equal(getStep(only(page({ ...READY, state: 'busy', operation: 'load' }))), null)
 })
 
-test('ranks: memory of what they compute on, and who is silent', () => {
+test('ranks show the memory of their own device, and whether they are silent', () => {
   const [first, second] = listRanks(only(page()))
   assert.deepEqual([first.pid, first.used, first.total, first.silent], [11, 5, 9, 0])
   assert.equal(second.silent, 4.2)
@@ -132,7 +132,7 @@ test('ranks: memory of what they compute on, and who is silent', () => {
   assert.deepEqual(listRanks(only(page(STOPPED))), [])
 })
 
-test('which buttons make sense in which state', () => {
+test('each state allows the buttons that are of use', () => {
   const possible = (status) => {
     const actions = listActions(only(page({ ...READY, ...status })))
     return Object.keys(actions)
@@ -162,7 +162,7 @@ test('only logs that are open are kept, and a new answer closes them', () => {
   assert.deepEqual(only(applyLog(again, 1, 1, 'late')).logs, {})
 })
 
-test('the badge tells of a failed group first, then of one that works', () => {
+test('the badge shows a failed group before a busy one', () => {
   const failed = event({ group: 2, status: { ...STOPPED, state: 'failed' } })
   assert.equal(getBadge(page()), '')
   assert.equal(getBadge(page({ ...READY, state: 'busy' })), '•')

@@ -16,7 +16,7 @@ function watched() {
   return { soon, pass, drawn: () => drawn }
 }
 
-test('the first is drawn at once, and what comes meanwhile once it is time', () => {
+test('the first call draws at once, and the calls within the pause draw once after it', () => {
   const { soon, pass, drawn } = watched()
   soon()
   assert.equal(drawn(), 1)

@@ -21,13 +21,13 @@ const SHARED = {
 }
 const told = (weights, ...steps) => describeWeights({ status: { weights }, runs: steps.length ? [{ steps }] : [] }, t)
 
-test('weights that are whole on each rank are not worth a word, nor are those of a group that tells nothing', () => {
+test('whole weights are not mentioned, nor those of a group that reports nothing', () => {
   assert.deepEqual(told({ ...SHARED, kind: 'whole', blocks: 0, fetched: 0 }), [])
   assert.deepEqual(told(undefined), [])
   assert.deepEqual(told(null), [])
 })
 
-test('weights that are fetched: of how many blocks, what stays, and what a forward costs on which link', () => {
+test('fetched weights show their blocks, what a rank keeps, and what a forward costs on the link', () => {
   assert.deepEqual(told(SHARED), [
     'Shared weights: 17 of 57 blocks',
     'Each rank keeps 19.5 GiB of 22.2 GiB',
@@ -40,7 +40,7 @@ test('weights that are fetched: of how many blocks, what stays, and what a forwa
   assert.equal(cost, 'A forward fetches 3.6 GiB: 18 ms at 21.3 GB/s (measured)')
 })
 
-test('the link is called the bottleneck where it works for most of a step, and likely so where it is assumed', () => {
+test('a link that is busy for most of a step is called the bottleneck, or the likely one if its speed is assumed', () => {
   assert.equal(told(SHARED, [1.4, 0.2], [1.5, 0.2]).length, 3)
   const [, , , likely] = told(SHARED, [0.35, 0.2], [9, 0.2], [0.36, 0.1])
   assert.match(likely, /^The link is likely the bottleneck: at the assumed speed .* for 89% of a step\.$/)

@@ -41,7 +41,7 @@ function toldOf(answer) {
   )
 }
 
-test('ranks fall into branches, stages and cells, and are told in words', () => {
+test('ranks are grouped into branches, stages and cells, and described in words', () => {
   const answer = answerOf(2, 2, 2)
   const groups = groupRanks(answer)
   assert.deepEqual(
@@ -64,7 +64,7 @@ test('ranks fall into branches, stages and cells, and are told in words', () => 
   assert.equal(last, 'Rank 7 on CPU: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention')
 })
 
-test('a rank is told with its card, and with what it keeps of the weights where that is known', () => {
+test('a rank is described with its card, and with the weights that it keeps if known', () => {
   const GIB = 2 ** 30
   const answer = answerOf(1, 2, 1)
   answer.ranks[0].card = { index: 2, name: 'RTX 4090', total: 24 * GIB }
@@ -73,12 +73,12 @@ test('a rank is told with its card, and with what it keeps of the weights where 
   assert.equal(told[1], 'Rank 1: blocks 4–7, all tokens, 4.0 GiB of weights')
 })
 
-test('columns make full rows where few enough of them do', () => {
+test('the number of columns fills all rows if a small number does', () => {
   const columns = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16].map((count) => countColumns(count))
   assert.deepEqual(columns, [1, 2, 3, 4, 4, 3, 4, 4, 3, 4, 4])
 })
 
-test('what cards have is told once for all that are alike, and what would fit where they lack', () => {
+test('like cards share one line, and if they lack memory the view names what would fit', () => {
   const GIB = 2 ** 30
   const card = (index, name, size) => ({ card: { index, name, total: size * GIB } })
   const ranks = [card(0, 'A', 24), card(2, 'A', 24), card(3, 'A', 24), card(1, 'B', 12)]
@@ -104,7 +104,7 @@ test('what cards have is told once for all that are alike, and what would fit wh
   assert.equal(describeRemedies({ memory: { remedies: null } }, either, say), null)
 })
 
-test('what a group has of the batch is told where it goes by speed', () => {
+test("a group's share of the batch is shown if speeds decide it", () => {
   const answer = answerOf(2, 1, 1)
   const rows = [
     [0, 2 / 3],
@@ -117,7 +117,7 @@ test('what a group has of the batch is told where it goes by speed', () => {
   ])
 })
 
-test('one rank holds all, and more than sixteen are counted', () => {
+test('one rank holds everything, and more than sixteen ranks are counted', () => {
   const one = answerOf(1, 1, 1)
   assert.equal(describeMesh(groupRanks(one), 1, say), '1 rank')
   const many = answerOf(2, 4, 8)
@@ -125,7 +125,7 @@ test('one rank holds all, and more than sixteen are counted', () => {
   assert.equal(told, '64 ranks: shares of the batch: 2, stages a share: 4, ranks a stage: 8')
 })
 
-test('memory is told for all ranks at once, or stage by stage, with the peak where the latents are known', () => {
+test('memory has one line for all ranks or one for each stage, with the peak if the latents are known', () => {
   const GIB = 2 ** 30
   const lines = (answer, memory) => describeMemory({ ...answer, memory }, groupRanks(answer), say)
   assert.deepEqual(lines(answerOf(2, 1, 1), { kept: [12 * GIB], working: 1.5 * GIB, fetched: 0 }), [
@@ -141,7 +141,7 @@ test('memory is told for all ranks at once, or stage by stage, with the peak whe
   for (const nothing of [null, undefined]) assert.deepEqual(lines(answerOf(1, 1, 1), nothing), [])
 })
 
-test("a remark is in the editor's language where that has it, else in the server's words", () => {
+test("a remark is in the editor's language if it is translated, else in the server's words", () => {
   const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all 4 GPUs.' }
   assert.equal(describeRemark(remark, say), remark.text)
   const inChinese = (path, values) => findText([texts('zh'), en], path, values)
@@ -203,7 +203,7 @@ test('an answer to an older question is dropped, and after a failure the questio
   assert.ok(waiting.lost)
 })
 
-test('the best plans are told with their seconds and bytes, and what they follow from', () => {
+test('the best plans are listed with their seconds and bytes, and how these are known', () => {
   const GIB = 1 << 30
   const row = (plan, seconds, fits = true) => {
     const [axis, degree] = plan.split('=')
@@ -242,7 +242,7 @@ test('the best plans are told with their seconds and bytes, and what they follow
   assert.match(told(null, {}).step, /No time estimate for PipeFusion/)
 })
 
-test('what is not predicted of a known model is told with its reason', () => {
+test('a known model without a prediction shows the reason', () => {
   const told = (answer) => explainNoPrediction({ memory: {}, predicted: null, sized: true, ...answer }, say)
   assert.match(told({ sized: false }), /it needs the latent's size/)
   assert.match(told({}), /^No time estimate for this model/)

@@ -35,7 +35,7 @@ const LOADER = {
 }
 const sampler = (cfg) => ({ type: 'KSampler', widgets: { sampler_name: 'euler', cfg }, outputs: ['LATENT'] })
 
-test('the question follows the model through reroutes, bypassed nodes and LoRAs to what samples with it', () => {
+test('the question follows the model through reroutes, bypassed nodes and LoRAs to its samplers', () => {
   const nodes = graphOf(
     {
       plan: PLAN,
@@ -68,7 +68,7 @@ test('the question follows the model through reroutes, bypassed nodes and LoRAs 
   })
 })
 
-test('behind a guider, the sampler has its guidance and the name of the sampler node that goes to it', () => {
+test("behind a guider, the question has the guider's cfg and the sampler's type", () => {
   const nodes = graphOf(
     {
       plan: PLAN,
@@ -89,7 +89,7 @@ test('behind a guider, the sampler has its guidance and the name of the sampler 
   ])
 })
 
-test('what is sampled is known where its latent is made by a node from nothing, and of whole sizes', () => {
+test('the sampled size is known if an empty-latent node makes the latent, with whole numbers', () => {
   const latent = (widgets, node = {}) => ({ type: 'Empty', widgets, outputs: ['LATENT'], ...node })
   const picture = (made, ...more) => {
     const links = [
@@ -137,7 +137,7 @@ function within(nodes, links, hosts) {
   return made
 }
 
-test('what the node of a subgraph is given counts, and nothing where there are several such nodes', () => {
+test("a value at a subgraph's node counts, unless several nodes show the subgraph", () => {
   const nodes = { plan: PLAN, loader: LOADER, sampler: sampler(3) }
   const links = [
     ['plan', 0, 'loader', 'plan'],
@@ -156,7 +156,7 @@ test('what the node of a subgraph is given counts, and nothing where there are s
   assert.equal(makeQuestionWithoutPlan(lone(2)).question, null, 'it may be another each time')
 })
 
-test('a plan finds loaders inside of subgraphs, and a loader samplers outside of its own', () => {
+test('a plan finds loaders inside of subgraphs, and a loader finds samplers outside of its own', () => {
   const inner = graphOf({ loader: LOADER }, [])
   const outer = graphOf({ plan: PLAN, sub: { type: 'sub' }, sampler: sampler(4) }, [
     ['plan', 0, 'sub', 'plan'],
@@ -181,7 +181,7 @@ test('a plan finds loaders inside of subgraphs, and a loader samplers outside of
   assert.deepEqual(makeQuestion(outer.plan).question.loaders, [], 'it is muted')
 })
 
-test('a linked degree is read off a primitive, and named as open behind a node that computes', () => {
+test('a linked degree is read from a primitive; behind a node that computes, it is named as open', () => {
   const links = [['number', 0, 'plan', 'cfg']]
   const primitive = { type: 'PrimitiveInt', widgets: { value: 4 }, outputs: ['INT'] }
   assert.equal(makeQuestion(graphOf({ plan: PLAN, number: primitive }, links).plan).question.values.cfg, 4)
@@ -191,13 +191,13 @@ test('a linked degree is read off a primitive, and named as open behind a node t
   assert.deepEqual(makeQuestion(graphOf({ plan: auto, number: math }, links).plan).open, [])
 })
 
-test("the node's own drawing is no part of the question", () => {
+test("the node's own drawing is not part of the question", () => {
   const { plan } = graphOf({ plan: PLAN }, [])
   plan.widgets.push({ name: 'mesh', value: '', serialize: false })
   assert.deepEqual(makeQuestion(plan).question.values, { mode: 'manual', cfg: 2 })
 })
 
-test('a loader without a plan asks for an automatic one, and one that has one asks nothing', () => {
+test('a loader without a plan asks for an automatic one, and a loader with a plan asks nothing', () => {
   const asked = (links, more) =>
     makeQuestionWithoutPlan(graphOf({ plan: PLAN, loader: { ...LOADER, ...more }, sampler: sampler(3) }, links).loader)
       .question
@@ -210,7 +210,7 @@ test('a loader without a plan asks for an automatic one, and one that has one as
   assert.equal(asked([sampled], { mode: 4 }), null)
 })
 
-test('what was answered about the plans of loaders is told by group, of those that run', () => {
+test('the answers about loaders that run are listed by worker group', () => {
   const nodes = graphOf({ plan: PLAN, planned: LOADER, also: LOADER, lone: LOADER, muted: { ...LOADER, mode: 2 } }, [
     ['plan', 0, 'planned', 'plan'],
     ['plan', 0, 'also', 'plan']
