@@ -1,8 +1,9 @@
-// The clipboard, also on a page that a browser takes for insecure, which ComfyUI on another machine is.
+// Copies to the clipboard. This also works on a page that the browser calls insecure, such as a ComfyUI on another
+// machine over HTTP.
 
 import { element } from './elements.mjs'
 
-export async function toClipboard(text) {
+export async function copyToClipboard(text) {
   try {
     await navigator.clipboard.writeText(text)
   } catch {
@@ -19,10 +20,10 @@ export async function toClipboard(text) {
 
 const COPIED_MS = 2000
 
-/** Has a button copy what `read` gives, and say so for a moment. words: what it says before and after. */
-export function copiesOnClick(button, read, words) {
+/** Makes a button copy what `read` returns. words: the button's text before a click, and for a moment after it. */
+export function copyOnClick(button, read, words) {
   button.addEventListener('click', async () => {
-    await toClipboard(read())
+    await copyToClipboard(read())
     button.textContent = words.copied
     setTimeout(() => {
       button.textContent = words.copy

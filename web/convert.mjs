@@ -1,13 +1,13 @@
-// Stock's loaders of diffusion models become parallel, and stock again: by a node's menu, the canvas's, the editor's,
-// and by commands. The changed workflow is loaded as the editor loads a step that is undone, and is one step to undo.
+// Turns stock loaders of diffusion models into parallel ones, and back: from the menu of a node, of the canvas or of
+// the editor, and by commands. The changed workflow is loaded as after an undo, so that one undo takes it all back.
 
 import { app } from '../../scripts/app.js'
-import { isOld, isStock, KINDS, parallelFor, stockFor, valuesOf } from './convert/loaders.mjs'
+import { findParallelType, findStockType, isDeprecated, isStock, KINDS, readValues } from './convert/loaders.mjs'
 import { convert } from './convert/workflow.mjs'
 import { LOADERS } from './plan/graph.mjs'
-import { graphsOf } from './plan/links.mjs'
-import { leastSize } from './plan/size.mjs'
-import { loaded, t } from './text.mjs'
+import { listGraphs } from './plan/links.mjs'
+import { getSmallestSize } from './plan/size.mjs'
+import { t, textsLoaded } from './text.mjs'
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel'
 const STOCK = 'ParallelDiT.MakeWorkflowStock'
@@ -16,7 +16,7 @@ const TOAST_MS = 8000
 app.registerExtension({
   name: 'ParallelDiT.Convert',
 
-  // Translated by `commands.json`, and in the editor's menu by `menuLabels` of `main.json`.
+  // `commands.json` translates these labels, and `menuLabels` of `main.json` translates them in the editor's menu.
   commands: [
     { id: PARALLEL, label: 'Make this workflow parallel', icon: 'pi pi-server', function: makeWorkflowParallel },
     { id: STOCK, label: 'Make this workflow stock', icon: 'pi pi-undo', function: makeWorkflowStock }
@@ -24,17 +24,17 @@ app.registerExtension({
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
   getNodeMenuItems(live) {
-    if (isOld(live)) return [null, { content: t('convert.old'), disabled: true }]
+    if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS)) return []
     const node = live.serialize()
     const [type, key, why] = isStock(node)
-      ? [parallelFor(node), 'convert.parallel', 'convert.pickle']
-      : [stockFor(node, EDITOR), 'convert.stock', 'convert.noStock']
+      ? [findParallelType(node), 'convert.parallel', 'convert.pickle']
+      : [findStockType(node, EDITOR), 'convert.stock', 'convert.noStock']
     return [null, { content: t(type ? key : why), disabled: !type, callback: () => makeNode(live, type) }]
   },
 
   getCanvasMenuItems() {
-    const nodes = allNodes()
+    const nodes = listNodes()
     const items = []
     if (nodes.some(isStock)) items.push({ content: t('convert.workflowParallel'), callback: makeWorkflowParallel })
     if (nodes.some(({ type }) => LOADERS.includes(type)))
@@ -43,7 +43,7 @@ app.registerExtension({
   }
 })
 
-/** What the editor knows of stock types. */
+/** What the editor knows about stock node types. */
 const EDITOR = {
   exists: (type) => type in window.LiteGraph.registered_node_types,
   offers: (type, file) => {
@@ -53,59 +53,59 @@ const EDITOR = {
   }
 }
 
-const allNodes = () => graphsOf(app.rootGraph).flatMap(({ nodes }) => nodes)
-const copy = (value) => JSON.parse(JSON.stringify(value))
+const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes)
+const clone = (value) => JSON.parse(JSON.stringify(value))
 
 async function makeNode({ id, graph }, type) {
-  const isIt = (node, graphId) => String(node.id) === String(id) && graphId === graph.id
-  const { lost } = await change((node, graphId) => (isIt(node, graphId) ? type : null))
-  sayLost(lost)
+  const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id
+  const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null))
+  warnAboutLost(lost)
 }
 
 async function makeWorkflowParallel() {
-  await loaded
-  const stock = allNodes().filter(isStock)
+  await textsLoaded
+  const stock = listNodes().filter(isStock)
   const saved = stock.map((live) => live.serialize())
-  const pickles = saved.filter((node) => !parallelFor(node)).map((node) => valuesOf(node).file)
-  const { count, lost } = await change(parallelFor)
-  if (count) say('success', 'convert.madeParallel', { count })
-  else if (!pickles.length) say('info', 'convert.noneToMakeParallel')
-  if (pickles.length) say('warn', 'convert.leftPickles', { files: pickles.join(', ') })
-  sayLost(lost)
+  const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file)
+  const { count, lost } = await change(findParallelType)
+  if (count) showToast('success', 'convert.madeParallel', { count })
+  else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel')
+  if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') })
+  warnAboutLost(lost)
 }
 
 async function makeWorkflowStock() {
-  await loaded
-  const { count, lost } = await change((node) => stockFor(node, EDITOR))
-  const left = allNodes().filter(({ type }) => LOADERS.includes(type))
-  say(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count })
-  if (left.length) say('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') })
-  sayLost(lost)
+  await textsLoaded
+  const { count, lost } = await change((node) => findStockType(node, EDITOR))
+  const left = listNodes().filter(({ type }) => LOADERS.includes(type))
+  showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count })
+  if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') })
+  warnAboutLost(lost)
 }
 
-function sayLost(lost) {
-  if (lost.length) say('warn', 'convert.lost', { values: lost.join(', ') })
+function warnAboutLost(lost) {
+  if (lost.length) showToast('warn', 'convert.lost', { values: lost.join(', ') })
 }
 
-function say(severity, key, values) {
+function showToast(severity, key, values) {
   app.extensionManager.toast.add({ severity, summary: 'ParallelDiT', detail: t(key, values), life: TOAST_MS })
 }
 
-/** Has loaders become others, see `convert`, in one step. */
-async function change(chosen) {
+/** Replaces loaders, see `convert`, in one step that can be undone. */
+async function change(chooseType) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker
   tracker.beforeChange()
-  tracker.afterChange() // what has changed so far is a step of its own
-  const workflow = copy(app.rootGraph.serialize())
-  const done = convert(workflow, chosen, smallest)
-  if (!done.count) return done
+  tracker.afterChange() // earlier changes get a step of their own
+  const workflow = clone(app.rootGraph.serialize())
+  const result = convert(workflow, chooseType, measureSmallest)
+  if (!result.count) return result
   await tracker.updateState([workflow], tracker.undoQueue)
   tracker.redoQueue.length = 0
-  tracker.activeState = copy(app.rootGraph.serialize()) // what the editor adds as it loads is none
-  return done
+  tracker.activeState = clone(app.rootGraph.serialize()) // what the editor adds as it loads is no step
+  return result
 }
 
-function smallest(node, graphId) {
-  const graph = graphsOf(app.rootGraph).find(({ id }) => id === graphId)
-  return leastSize(graph.getNodeById(node.id))
+function measureSmallest(node, graphId) {
+  const graph = listGraphs(app.rootGraph).find(({ id }) => id === graphId)
+  return getSmallestSize(graph.getNodeById(node.id))
 }

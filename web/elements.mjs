@@ -1,24 +1,24 @@
-// Elements of a page, and the style sheets that the pack adds to it.
+// Makes elements of the page, and adds the pack's style sheets to it.
 
 const SVG = 'http://www.w3.org/2000/svg'
 
-/** An element with these attributes and children; a child that is a string becomes text. */
+/** Makes an HTML element with these attributes and children. A string among the children becomes text. */
 export function element(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children)
+  return fillElement(document.createElement(tag), attributes, children)
 }
 
-/** As `element`, of a drawing. */
+/** Makes an SVG element, as `element` makes an HTML one. */
 export function svg(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children)
+  return fillElement(document.createElementNS(SVG, tag), attributes, children)
 }
 
-function filled(made, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value)
-  made.append(...children)
-  return made
+function fillElement(target, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, value)
+  target.append(...children)
+  return target
 }
 
-/** Adds a style sheet to the page. url: against that of the module that asks for it. */
+/** Adds a style sheet to the page. url: absolute, made from the caller's `import.meta.url`. */
 export function addStyle(url) {
   document.head.append(element('link', { rel: 'stylesheet', href: url }))
 }

@@ -1,41 +1,41 @@
-// Shows an error of this pack at the node that failed, in its workflow, until Run is pressed there again.
+// Shows an error of this pack at the node that failed, in its workflow. The next press of Run there takes it away.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.mjs'
-import { kindOf } from './errors/message.mjs'
+import { classifyError } from './errors/message.mjs'
 import { Notice } from './errors/notice.mjs'
 import { Origins } from './errors/origins.mjs'
-import { loaded } from './text.mjs'
+import { textsLoaded } from './text.mjs'
 
 const PACK = decodeURIComponent(new URL('.', import.meta.url).pathname.split('/').at(-2))
-const KEPT = 'paralleldit.origins' // while the page is reloaded
+const ORIGINS_KEY = 'paralleldit.origins' // in the session's storage, while the page is reloaded
 
 class Errors {
   constructor() {
-    this.notices = new Map() // the last one of each workflow
-    this.origins = new Origins(kept())
+    this.notices = new Map() // by workflow, the last one
+    this.origins = new Origins(readOrigins())
     this.frame = 0
   }
 
   listen() {
-    const { queuePrompt } = api // no event tells the id of a prompt that is queued
+    const { queuePrompt } = api // no event carries the id of a prompt that is queued
     api.queuePrompt = (...request) =>
-      this.origins.sent(app.extensionManager.workflow.activeWorkflow, queuePrompt.apply(api, request))
-    window.addEventListener('pagehide', () => keep(this.origins))
-    // Another prompt that waits in the queue starts at once: it takes no card away, but the next press of Run does.
+      this.origins.noteSent(app.extensionManager.workflow.activeWorkflow, queuePrompt.apply(api, request))
+    window.addEventListener('pagehide', () => saveOrigins(this.origins))
+    // The next press of Run takes the card away. The start of another queued prompt does not: it follows at once.
     api.addEventListener('promptQueueing', () => this.drop(app.extensionManager.workflow.activeWorkflow))
-    api.addEventListener('execution_success', ({ detail }) => this.origins.ended(detail.prompt_id))
-    api.addEventListener('execution_interrupted', ({ detail }) => this.origins.ended(detail.prompt_id))
-    api.addEventListener('execution_error', ({ detail }) => this.tell(detail))
+    api.addEventListener('execution_success', ({ detail }) => this.origins.forget(detail.prompt_id))
+    api.addEventListener('execution_interrupted', ({ detail }) => this.origins.forget(detail.prompt_id))
+    api.addEventListener('execution_error', ({ detail }) => this.show(detail))
   }
 
-  async tell(event) {
-    const workflow = await this.origins.of(event.prompt_id, app.extensionManager.workflow)
-    this.origins.ended(event.prompt_id)
-    const kind = kindOf(event, PACK)
+  async show(event) {
+    const workflow = await this.origins.findWorkflow(event.prompt_id, app.extensionManager.workflow)
+    this.origins.forget(event.prompt_id)
+    const kind = classifyError(event, PACK)
     if (!kind || !workflow) return
-    await loaded
+    await textsLoaded
     this.drop(workflow)
     this.notices.set(workflow, new Notice(kind, event, () => this.drop(workflow)))
     this.follow()
@@ -46,7 +46,7 @@ class Errors {
     this.notices.delete(workflow)
   }
 
-  /** Keeps the card of the open workflow at its node, whatever moves either; drops those of closed workflows. */
+  /** In each frame, puts the card of the open workflow at its node, and drops the cards of closed workflows. */
   follow() {
     cancelAnimationFrame(this.frame)
     if (this.notices.size) this.frame = requestAnimationFrame(() => this.follow())
@@ -59,18 +59,18 @@ class Errors {
   }
 }
 
-// A browser may forbid pages to keep anything: a reload then forgets whose prompts are under way.
-function kept() {
+// A browser may forbid a page to store anything. A reload then forgets which workflow each running prompt came from.
+function readOrigins() {
   try {
-    return JSON.parse(sessionStorage.getItem(KEPT)) ?? {}
+    return JSON.parse(sessionStorage.getItem(ORIGINS_KEY)) ?? {}
   } catch {
     return {}
   }
 }
 
-function keep(origins) {
+function saveOrigins(origins) {
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify(origins))
+    sessionStorage.setItem(ORIGINS_KEY, JSON.stringify(origins))
   } catch {
     /* forbidden */
   }

@@ -1,4 +1,4 @@
-// What `python3 dev.py bundle` makes `paralleldit.js` of, the one script that ComfyUI serves and its editor loads.
+// `python3 dev.py bundle` makes `paralleldit.js` of this file. ComfyUI serves that one script, and its editor loads it.
 
 import './convert.mjs'
 import './errors.mjs'

@@ -1,107 +1,107 @@
-// The sidebar panel of the worker groups. What it shows comes by events, from the moment that the server is asked: once
-// when the page loads, and again when a lost connection is back.
+// The sidebar panel of the worker groups. It asks the server when the page loads, and again when a lost connection is
+// back. From then on, events bring all changes.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
-import { comparisonView } from './compare/view.mjs'
+import { makeComparisonView } from './compare/view.mjs'
 import { addStyle } from './elements.mjs'
 import { Actions } from './panel/actions.mjs'
-import { paced } from './panel/pace.mjs'
-import { answered, badgeOf, empty, opened, read, told } from './panel/state.mjs'
+import { applyAnswer, applyEvent, applyLog, createModel, getBadge, openLog } from './panel/state.mjs'
+import { throttle } from './panel/throttle.mjs'
 import { PanelView } from './panel/view.mjs'
-import { follow, nextRuns } from './plan/answers.mjs'
-import { loaded, t } from './text.mjs'
+import { findNextRuns, onAnswer } from './plan/answers.mjs'
+import { t, textsLoaded } from './text.mjs'
 
 const ID = 'paralleldit'
 const LOG_LINES = 200
 const PAUSE_MS = 350 // between two drawings
 
-/** By which ComfyUI knows this page, once it is connected. */
-async function pageId() {
+/** Waits until the page is connected, and returns the id by which ComfyUI knows it. */
+async function getPageId() {
   if (!api.clientId) await new Promise((resolve) => api.addEventListener('status', resolve, { once: true }))
   return encodeURIComponent(api.clientId)
 }
 
 class Panel {
   constructor() {
-    this.model = empty()
-    this.view = null // made when the tab is first opened, and kept
+    this.model = createModel()
+    this.view = null // made when the tab is opened first
     this.isShown = false
-    this.waiting = null // the events since the server was asked
+    this.missed = null // events since the question to the server
     this.badge = ''
     this.actions = new Actions(app, api, () => this.draw())
-    const clock = { now: () => performance.now(), later: (act, wait) => setTimeout(act, wait) }
-    this.drawSoon = paced(() => this.draw(), PAUSE_MS, clock)
+    const clock = { now: () => performance.now(), wait: (act, milliseconds) => setTimeout(act, milliseconds) }
+    this.drawSoon = throttle(() => this.draw(), PAUSE_MS, clock)
   }
 
   listen() {
     api.addEventListener('paralleldit.group', ({ detail }) => {
-      this.waiting?.push(detail)
-      this.become(told(this.model, detail))
+      this.missed?.push(detail)
+      this.setModel(applyEvent(this.model, detail))
     })
-    api.addEventListener('reconnecting', () => this.become({ ...this.model, connected: false }))
+    api.addEventListener('reconnecting', () => this.setModel({ ...this.model, connected: false }))
     api.addEventListener('reconnected', () => this.ask())
-    follow(() => this.drawSoon())
-    api.addEventListener('graphChanged', () => this.drawSoon()) // a loader may be gone
+    onAnswer(() => this.drawSoon())
+    api.addEventListener('graphChanged', () => this.drawSoon()) // a loader may have been removed
     document.addEventListener('visibilitychange', () => this.drawSoon())
   }
 
-  /** Asks for the groups; the events that come meanwhile are newer than the answer, or the next ones are. */
+  /** Asks for the groups. Events that arrive before the answer may be newer than it, so they are applied after it. */
   async ask() {
-    const waiting = []
-    this.waiting = waiting
+    const missed = []
+    this.missed = missed
     try {
-      const response = await api.fetchApi(`/paralleldit/groups?listener=${await pageId()}`)
+      const response = await api.fetchApi(`/paralleldit/groups?listener=${await getPageId()}`)
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json()
-      const late = waiting.map((event) => ({ ...event, log: [] }))
-      if (this.waiting === waiting) this.become(late.reduce(told, answered(this.model, answer)))
+      const late = missed.map((event) => ({ ...event, log: [] }))
+      if (this.missed === missed) this.setModel(late.reduce(applyEvent, applyAnswer(this.model, answer)))
     } catch (error) {
-      this.become({ ...this.model, connected: true, problem: t('panel.problem', { reason: error.message }) })
+      this.setModel({ ...this.model, connected: true, problem: t('panel.problem', { reason: error.message }) })
     } finally {
-      if (this.waiting === waiting) this.waiting = null
+      if (this.missed === missed) this.missed = null
     }
   }
 
   /** Reads the end of a rank's log, if it is not open yet. */
   async openLog(number, rank) {
     if (this.model.groups.find((group) => group.number === number)?.logs[rank]) return
-    this.become(opened(this.model, number, rank))
+    this.setModel(openLog(this.model, number, rank))
     let text = ''
     try {
       const response = await api.fetchApi(`/paralleldit/logs?group=${number}&rank=${rank}&lines=${LOG_LINES}`)
       if (response.ok) text = await response.text()
     } catch (error) {
-      console.warn('[ParallelDiT]', error) // events go on with the log, once the connection is back
+      console.warn('[ParallelDiT]', error) // once the connection is back, events continue the log
     }
-    this.become(read(this.model, number, rank, text))
+    this.setModel(applyLog(this.model, number, rank, text))
   }
 
-  become(model) {
+  setModel(model) {
     this.model = model
     this.drawSoon()
-    if (badgeOf(model) !== this.badge) this.mark()
+    if (getBadge(model) !== this.badge) this.updateBadge()
   }
 
-  /** Has the tab's icon tell what the groups do, once there is a tab. */
-  mark() {
+  /** Shows on the tab's icon what the groups do, once there is a tab. */
+  updateBadge() {
     const tab = app.extensionManager?.getSidebarTabs().find(({ id }) => id === ID)
-    if (tab) tab.iconBadge = this.badge = badgeOf(this.model)
+    if (tab) tab.iconBadge = this.badge = getBadge(this.model)
   }
 
-  /** Nobody sees a tab that is not open, or a page behind another. */
+  /** Draws the panel, unless its tab is closed or the page is hidden. */
   draw() {
     if (this.isShown && !document.hidden) this.view.update(this.model)
   }
 
-  /** Shows the panel in an element of the editor's, which may ask for it again. */
+  /** Shows the panel in an element of the editor. The editor may call this again. */
   render(parent) {
     this.view ??= new PanelView(
       this.actions,
       (number, rank) => this.openLog(number, rank),
       () => this.ask(),
-      () => comparisonView(app, api),
-      () => nextRuns(app.rootGraph)
+      () => makeComparisonView(app, api),
+      () => findNextRuns(app.rootGraph)
     )
     if (this.view.element.parentNode !== parent) parent.append(this.view.element)
     this.isShown = true
@@ -115,12 +115,12 @@ class Panel {
 }
 
 const panel = new Panel()
-panel.listen() // before the first message: the editor complains of one that nobody listens to
+panel.listen() // before the first message, since the editor warns of messages without a listener
 
 app.registerExtension({
   name: 'ParallelDiT.Panel',
   async setup() {
-    await loaded
+    await textsLoaded
     addStyle(new URL('./panel/style.css', import.meta.url))
     app.extensionManager.registerSidebarTab({
       id: ID,
@@ -132,6 +132,6 @@ app.registerExtension({
       destroy: () => panel.destroy()
     })
     await panel.ask()
-    panel.mark()
+    panel.updateBadge()
   }
 })

@@ -2,78 +2,82 @@
 import { app } from '../../scripts/app.js';
 import { api } from '../../scripts/api.js';
 
-// Pure: along the links of a graph, through reroutes and the borders of subgraphs.
+// Pure: follows the links of a graph, through reroutes and into and out of subgraphs.
 
 const MUTED = 2;
 const BYPASSED$1 = 4;
 
-/** The graph of a workflow, and its subgraphs. */
-const graphsOf = (root) => [root, ...root.subgraphs.values()];
+/** Lists the graph of a workflow and its subgraphs. */
+const listGraphs = (root) => [root, ...root.subgraphs.values()];
 
-/** The nodes that a subgraph is seen as. */
-const hostsOf = (graph) =>
-  graphsOf(graph.rootGraph)
+/** Lists the nodes that show a subgraph in other graphs. */
+const listHosts = (graph) =>
+  listGraphs(graph.rootGraph)
     .flatMap(({ nodes }) => nodes)
     .filter(({ subgraph }) => subgraph === graph);
 
-/** The nodes that these links end at. One of a subgraph that does not run as it is made stands for what is in it. */
-function* targetsOf(graph, ids) {
+/** Lists the nodes at the end of these links. A subgraph's node is replaced by its inner nodes, unless it is muted or
+ * bypassed. */
+function* listTargets(graph, ids) {
   for (const id of ids ?? []) {
     const link = graph.getLink(id);
     const target = link && graph.getNodeById(link.target_id);
     if (link?.targetIsIoNode) {
-      for (const host of hostsOf(graph)) yield* targetsOf(host.graph, host.outputs[link.target_slot]?.links);
+      for (const host of listHosts(graph)) yield* listTargets(host.graph, host.outputs[link.target_slot]?.links);
     } else if (target?.subgraph && !target.mode) {
-      yield* targetsOf(target.subgraph, target.subgraph.inputs[link.target_slot]?.linkIds);
+      yield* listTargets(target.subgraph, target.subgraph.inputs[link.target_slot]?.linkIds);
     } else if (target) yield target;
   }
 }
 
-/** The nodes behind a node's outputs of these types, those not in `seen`; reroutes and bypassed nodes hand through. */
-function* reached(node, types, seen) {
+/**
+ * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes and
+ * bypassed nodes.
+ */
+function* followOutputs(node, types, seen) {
   for (const output of node.outputs ?? []) {
     if (node.type !== 'Reroute' && !types.includes(output.type)) continue
-    for (const target of targetsOf(node.graph, output.links)) {
+    for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED) continue
       seen.add(target);
-      if (target.type === 'Reroute') yield* reached(target, types, seen);
-      else if (target.mode === BYPASSED$1) yield* reached(target, [output.type], seen);
+      if (target.type === 'Reroute') yield* followOutputs(target, types, seen);
+      else if (target.mode === BYPASSED$1) yield* followOutputs(target, [output.type], seen);
       else yield target;
     }
   }
 }
 
 /**
- * What is linked to an input, behind reroutes: the `node`, or where that is none the `value` that a person gives at the
- * node of the subgraph. `isOpen`: only a run can tell, as the subgraph is there more than once. Null for nothing.
+ * Finds what is linked to an input, behind reroutes: the `node`, or else the `value` that a person sets at the
+ * subgraph's node. `isOpen`: only a run can tell, since the subgraph is used more than once. Null if nothing is linked.
  */
-function originOf(node, name) {
-  return sourceOf(
+function findOrigin(node, name) {
+  return findSource(
     node.graph,
     node.inputs?.find((slot) => slot.name === name)
   )
 }
 
-function sourceOf(graph, input) {
+function findSource(graph, input) {
   const link = input?.link == null ? null : graph?.getLink(input.link);
-  return link ? startOf(graph, link) : null
+  return link ? findStart(graph, link) : null
 }
 
-function startOf(graph, link) {
+function findStart(graph, link) {
   if (link.originIsIoNode) {
-    const [host, ...others] = hostsOf(graph);
+    const [host, ...others] = listHosts(graph);
     const input = host?.inputs[link.origin_slot];
     if (!input || others.length) return { isOpen: true }
-    return sourceOf(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
+    return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id);
-  if (node?.type === 'Reroute') return sourceOf(graph, node.inputs[0])
+  if (node?.type === 'Reroute') return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0]);
-  return inner ? startOf(node.subgraph, inner) : null
+  return inner ? findStart(node.subgraph, inner) : null
 }
 
-// Pure: what the graph around a plan or a loader says of it, as the question that POST /paralleldit/plan takes.
+// Pure: reads the graph around a plan or a loader, and makes the question for POST /paralleldit/plan.
 
 
 const PLAN = 'ParallelDiT_Plan';
@@ -87,109 +91,109 @@ const CARRIES_MODEL = ['MODEL', 'GUIDER'];
 const LATENT = 'LATENT';
 const SAMPLED = [LATENT, 'IMAGE'];
 const NEEDED = ['width', 'height']; // of an empty latent: pixels
-const SIZES = [...NEEDED, 'length', 'batch_size']; // and frames, and how many
+const SIZES = [...NEEDED, 'length', 'batch_size']; // length: frames; batch_size: images
 
-/** The question about a plan node, and the names of its values that other nodes compute, which only a run can tell. */
-function questionOf(plan) {
-  const { values, open } = widgetValues(plan);
+/** Returns the question about a plan node, and the names of the values that other nodes compute when they run. */
+function makeQuestion(plan) {
+  const { values, open } = readWidgets(plan);
   const loaders = [];
-  for (const node of reached(plan, ['PARALLEL_PLAN'], new Set())) loaders.push(...loadersAt(node));
+  for (const node of followOutputs(plan, ['PARALLEL_PLAN'], new Set())) loaders.push(...describeLoader(node));
   return { question: { values, loaders }, open: values.mode === 'auto' ? [] : open }
 }
 
-/** The question about an automatic plan for a loader. */
-const questionOfLoader = (loader) => ({ values: { mode: 'auto' }, loaders: loadersAt(loader) });
+/** Returns the question about an automatic plan for a loader. */
+const makeLoaderQuestion = (loader) => ({ values: { mode: 'auto' }, loaders: describeLoader(loader) });
 
-/** The same of a loader that has no plan, as `questionOf` has it; no question of one that has, or does not run. */
-function questionWithoutPlan(loader) {
-  const plan = originOf(loader, PLAN_INPUT);
-  return { question: plan?.node || plan?.isOpen || loader.mode ? null : questionOfLoader(loader), open: [] }
+/** Does the same as `makeQuestion` for a loader. The question is null if the loader has a plan or does not run. */
+function makeQuestionWithoutPlan(loader) {
+  const plan = findOrigin(loader, PLAN_INPUT);
+  return { question: plan?.node || plan?.isOpen || loader.mode ? null : makeLoaderQuestion(loader), open: [] }
 }
 
 /**
- * What a loader runs: the chosen model, in which worker group, and the node that asks about its plan; null where nothing
- * does, or only a run can tell.
+ * Returns the node that asks about a loader's plan, the worker group and the chosen model. Null if the loader does not
+ * run, or if only a run can tell.
  */
-function runOf$1(loader) {
-  const plan = originOf(loader, PLAN_INPUT);
-  const [found] = loader.mode || plan?.isOpen ? [] : loadersAt(loader);
+function findRun$1(loader) {
+  const plan = findOrigin(loader, PLAN_INPUT);
+  const [found] = loader.mode || plan?.isOpen ? [] : describeLoader(loader);
   return found ? { asks: plan?.node ?? loader, group: found.group ?? FIRST_GROUP, model: found.model_name } : null
 }
 
-/** What a question says of a node, if that is a loader of a known model. */
-function loadersAt(node) {
-  const { model_name, dtype, group } = LOADERS.includes(node.type) ? widgetValues(node).values : {};
+/** Returns what a question says about a loader, in a list. The list is empty for other nodes and unknown models. */
+function describeLoader(node) {
+  const { model_name, dtype, group } = LOADERS.includes(node.type) ? readWidgets(node).values : {};
   if (typeof model_name !== 'string') return []
-  const samplers = samplersOf(node, new Set(), null);
+  const samplers = findSamplers(node, new Set(), null);
   const checkpoint = node.type === CHECKPOINT ? { checkpoint: true } : {};
-  return [{ model_name, dtype: ofType('string', dtype), group: ofType('number', group), samplers, ...checkpoint }]
+  return [{ model_name, dtype: keepType('string', dtype), group: keepType('number', group), samplers, ...checkpoint }]
 }
 
-/** The nodes that sample with a node's model, directly or by way of LoRAs, guiders and the like. cfg: a guider's. */
-function samplersOf(node, seen, cfg) {
+/** Finds the nodes that sample with a node's model, also behind LoRAs, guiders and the like. cfg: a guider's. */
+function findSamplers(node, seen, cfg) {
   const samplers = [];
-  for (const target of reached(node, CARRIES_MODEL, seen)) {
-    const { values } = widgetValues(target);
+  for (const target of followOutputs(node, CARRIES_MODEL, seen)) {
+    const { values } = readWidgets(target);
     const guidance = target.type === 'BasicGuider' ? 1 : (values.cfg ?? cfg);
     const gives = (target.outputs ?? []).map((output) => output.type);
     if (gives.some((type) => CARRIES_MODEL.includes(type))) {
-      samplers.push(...samplersOf(target, seen, guidance));
+      samplers.push(...findSamplers(target, seen, guidance));
     } else if (gives.some((type) => SAMPLED.includes(type))) {
-      samplers.push({ type: target.type, cfg: ofType('number', guidance), picture: pictureOf(target) });
+      samplers.push({ type: target.type, cfg: keepType('number', guidance), picture: readPictureSize(target) });
     }
   }
   return samplers
 }
 
-/**
- * The sizes of what a node samples, of the node that its latent is made by from nothing; null where that is not known.
- */
-function pictureOf(sampler) {
-  const origin = originOf(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)?.node;
+/** Reads the sizes of what a node samples, from the node that makes its empty latent; null if they are not known. */
+function readPictureSize(sampler) {
+  const origin = findOrigin(sampler, sampler.inputs?.find(({ type }) => type === LATENT)?.name)?.node;
   if (!origin || origin.mode === BYPASSED || origin.inputs?.some(({ type }) => type === LATENT)) return null
-  const { values } = widgetValues(origin);
+  const { values } = readWidgets(origin);
   const sizes = SIZES.filter((name) => values[name] !== undefined);
   const areWhole = sizes.every((name) => Number.isInteger(values[name]) && values[name] > 0);
   if (!areWhole || !NEEDED.every((name) => sizes.includes(name))) return null
   return Object.fromEntries(sizes.map((name) => [name, values[name]]))
 }
 
-/** Whether auto chooses a plan node's values but its mode; not where another node computes the mode. */
-const isAuto = (plan) => widgetValues(plan).values.mode === 'auto';
+/** Returns whether a plan node is in auto mode. A mode that another node computes counts as not auto. */
+const isAuto = (plan) => readWidgets(plan).values.mode === 'auto';
 
 /**
- * A node's values by widget. A linked one has its node's own `value`, as primitives do, or what the subgraph's node is
- * given; if there is none, it is open.
+ * Reads a node's values by widget. A linked widget gets its source's own `value`, as a primitive has one, or the value
+ * that is set at the subgraph's node. A widget without any is open.
  */
-function widgetValues(node) {
+function readWidgets(node) {
   const values = {};
   const open = [];
   for (const widget of node.widgets ?? []) {
     if (widget.serialize === false) continue
-    const origin = originOf(node, widget.name);
-    const value = !origin ? widget.value : origin.node ? widgetValue(origin.node, 'value') : origin.value;
+    const origin = findOrigin(node, widget.name);
+    const value = !origin ? widget.value : origin.node ? readWidget(origin.node, 'value') : origin.value;
     if (value === undefined) open.push(widget.name);
     else values[widget.name] = value;
   }
   return { values, open }
 }
 
-/** A value that the server takes: other packs' nodes may have another kind by the same name. */
-const ofType = (type, value) => (typeof value === type ? value : null);
+/**
+ * Returns a value only if the server takes its type, else null: another pack's node may use the name for another type.
+ */
+const keepType = (type, value) => (typeof value === type ? value : null);
 
-function widgetValue(node, name) {
+function readWidget(node, name) {
   return node?.widgets?.find((widget) => widget.name === name)?.value
 }
 
-// Pure: stock's loaders of a diffusion model, and the parallel one that stands for each.
+// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each.
 
 
-const GGUF = 'UnetLoaderGGUF'; // of ComfyUI-GGUF, as is the next
+const GGUF = 'UnetLoaderGGUF'; // this and the next are nodes of ComfyUI-GGUF
 const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced';
 const GGUFS = [GGUF, GGUF_ADVANCED];
-const WHOLE = 'CheckpointLoaderSimple';
+const STOCK_CHECKPOINT = 'CheckpointLoaderSimple';
 
-/** By type, its widgets in their order, each by what it means, and its outputs in theirs. */
+/** By node type: its widgets in order, as meaning and name, and its outputs in order. */
 const KINDS$1 = {
   UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
   [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
@@ -197,7 +201,7 @@ const KINDS$1 = {
     widgets: { file: 'unet_name', dequant: 'dequant_dtype', patch: 'patch_dtype', onDevice: 'patch_on_device' },
     outputs: ['MODEL']
   },
-  [WHOLE]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
+  [STOCK_CHECKPOINT]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
   unCLIPCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION'] },
   ImageOnlyCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP_VISION', 'VAE'] },
   [LOADER]: { widgets: { file: 'model_name', dtype: 'dtype', group: 'group' }, outputs: ['MODEL'] },
@@ -206,112 +210,116 @@ const KINDS$1 = {
     outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
   }
 };
-/** How a widget is called in the editor, where not by what it means. */
+/** A widget's name in the editor, where it differs from its meaning. */
 const LABELS = { dtype: 'weight_dtype' };
-/** What a widget has that says nothing. */
-const USUAL = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false };
+/** Default values by a widget's meaning. */
+const DEFAULTS = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false };
 const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2'];
-/** The property in which a parallel loader keeps what the stock one was. */
+/** The node property in which a parallel loader keeps its stock loader's type, size, properties and values. */
 const ORIGIN = 'paralleldit_stock';
 
 const PARALLEL$1 = {
   UNETLoader: LOADER,
   [GGUF]: LOADER,
   [GGUF_ADVANCED]: LOADER,
-  [WHOLE]: CHECKPOINT,
+  [STOCK_CHECKPOINT]: CHECKPOINT,
   unCLIPCheckpointLoader: CHECKPOINT,
   ImageOnlyCheckpointLoader: CHECKPOINT
 };
-// Deprecated by ComfyUI, and for models that have a loader above.
-const OLD = ['CheckpointLoader', 'DiffusersLoader'];
+// ComfyUI has deprecated these loaders. A loader above reads the same models.
+const DEPRECATED = ['CheckpointLoader', 'DiffusersLoader'];
 const PICKLE = /\.(ckpt|pt2?|bin|pth|pkl)$/i;
 const STOCK_FILE = /\.(safetensors|sft|ckpt|pt2?|bin|pth|pkl)$/i;
 
-/** What a loader's widgets have, by what they mean. node: as it is saved. */
-function valuesOf(node) {
+/** Returns a loader's widget values by meaning. node: as it is saved. */
+function readValues(node) {
   const values = Array.isArray(node.widgets_values) ? node.widgets_values : [];
   return Object.fromEntries(Object.keys(KINDS$1[node.type].widgets).map((meaning, place) => [meaning, values[place]]))
 }
 
-/** Whether a node, as it is saved, is a stock loader of a diffusion model. */
+/** Returns whether a saved node is a stock loader of a diffusion model. */
 const isStock = (node) => node.type in PARALLEL$1;
 
-/** Whether it is one that no parallel loader stands for, while another stock one would do. */
-const isOld = ({ type }) => OLD.includes(type);
-
-/** The parallel type for such a loader; null for another node, and for a pickle, which no parallel loader reads. */
-const parallelFor = (node) => (isStock(node) && !PICKLE.test(valuesOf(node).file) ? PARALLEL$1[node.type] : null);
+/** Returns whether a node is a deprecated stock loader, which no parallel loader replaces. */
+const isDeprecated = ({ type }) => DEPRECATED.includes(type);
 
 /**
- * The stock type for a parallel loader, as it is saved: what it was, or another that offers its file; null where there
- * is none, as for a diffusers folder, and for a node that is no parallel loader. exists: whether the editor knows a
- * type; offers: whether a type's list has a file.
+ * Returns the parallel type for a stock loader. Null for other nodes, and for pickles: no parallel loader reads them.
  */
-function stockFor(node, { exists, offers }) {
+const findParallelType = (node) =>
+  isStock(node) && !PICKLE.test(readValues(node).file) ? PARALLEL$1[node.type] : null;
+
+/**
+ * Returns the stock type for a saved parallel loader: the type that it had before, or another that offers its file.
+ * Null for other nodes, and where no stock loader reads the model, such as a diffusers folder. exists: whether the
+ * editor knows a type. offers: whether a type's list has a file.
+ */
+function findStockType(node, { exists, offers }) {
   if (!LOADERS.includes(node.type)) return null
-  const { file } = valuesOf(node);
-  const was = node.properties?.[ORIGIN]?.type;
-  if (/\.gguf$/i.test(file ?? '')) return [was, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
+  const { file } = readValues(node);
+  const before = node.properties?.[ORIGIN]?.type;
+  if (/\.gguf$/i.test(file ?? '')) return [before, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
   if (!STOCK_FILE.test(file ?? '')) return null
-  const usual = node.type === LOADER ? ['UNETLoader', WHOLE] : [WHOLE];
-  const types = !GGUFS.includes(was) && PARALLEL$1[was] === node.type ? [was, ...usual] : usual;
+  const usual = node.type === LOADER ? ['UNETLoader', STOCK_CHECKPOINT] : [STOCK_CHECKPOINT];
+  const types = !GGUFS.includes(before) && PARALLEL$1[before] === node.type ? [before, ...usual] : usual;
   return types.find((type) => offers(type, file)) ?? types[0]
 }
 
-// Pure: a workflow, as the editor saves it, with other loaders in place of some of its own. Whatever else a node is
-// known by, its id, links, place, title, colour and mode, stays.
+// Pure: replaces loaders in a workflow, as the editor saves it. A replaced node keeps its id, links, place, title,
+// colour and mode.
 
 
 const NAME = 'Node name for S&R';
-const PACK$1 = 'cnr_id'; // by which an editor that lacks the node's pack finds it
+const PACK$1 = 'cnr_id'; // by this an editor without the node's pack finds the pack
 const OF_THE_TYPE = [NAME, PACK$1, 'aux_id', 'ver'];
 const PACKS = { UnetLoaderGGUF: 'ComfyUI-GGUF' };
 const STOCK_PACK = 'comfy-core';
 const OWN_PACK = 'paralleldit';
 
 /**
- * Changes a workflow in place. chosen(node, graph): the type that a node of the graph of that id is to become, null to
- * stay. smallest(node, graph): the size below which the editor has none of its kind. Returns how many became another,
- * and what of theirs the others have no place for, in words.
+ * Changes a workflow in place. chooseType(node, graphId) returns a node's new type, or null to leave it.
+ * getSmallestSize(node, graphId) returns the smallest size that the editor gives such a node. Returns the count of
+ * replaced nodes, and in words what the new ones have no place for.
  */
-function convert(workflow, chosen, smallest) {
+function convert(workflow, chooseType, getSmallestSize) {
   let count = 0;
   const lost = [];
   for (const graph of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
     for (const node of graph.nodes ?? []) {
-      const type = chosen(node, graph.id);
+      const type = chooseType(node, graph.id);
       if (!type) continue
-      const names = renamed(node.type, type);
+      const names = matchWidgets(node.type, type);
       count += 1;
       const left = fitValues(node, type);
       if (!LOADERS.includes(type))
         lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`));
       lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type));
-      rename(workflow, graph, node.id, names);
-      describe(node, type, smallest(node, graph.id), left);
+      renameWidgets(workflow, graph, node.id, names);
+      setProperties(node, type, getSmallestSize(node, graph.id), left);
     }
   }
   return { count, lost: [...new Set(lost)] }
 }
 
-/** The widgets that mean the same, from a type's name to the other's. */
-function renamed(from, to) {
+/** Maps one type's widget names to the other's, for widgets of the same meaning. */
+function matchWidgets(from, to) {
   const shared = Object.entries(KINDS$1[from].widgets).filter(([meaning]) => KINDS$1[to].widgets[meaning]);
   return Object.fromEntries(shared.map(([meaning, name]) => [name, KINDS$1[to].widgets[meaning]]))
 }
 
-/** Returns what the type has no place for, by what it means. */
+/** Sets the values for a node's new type. Returns the values that this type has no place for, as [meaning, value]. */
 function fitValues(node, type) {
-  const given = valuesOf(node);
+  const given = readValues(node);
   const origin = node.properties?.[ORIGIN];
   const before = origin?.type === type ? origin.values : null;
   const { widgets } = KINDS$1[type];
   const hasDtype = LOADERS.includes(type) || STOCK_DTYPES.includes(given.dtype);
   const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype);
-  const isSaid = (meaning) => given[meaning] != null && given[meaning] !== USUAL[meaning];
+  const isSaid = (meaning) => given[meaning] != null && given[meaning] !== DEFAULTS[meaning];
   const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning));
-  const kept = (meaning) => (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? USUAL[meaning] ?? null;
-  node.widgets_values = Object.keys(widgets).map(kept);
+  const chooseValue = (meaning) =>
+    (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? DEFAULTS[meaning] ?? null;
+  node.widgets_values = Object.keys(widgets).map(chooseValue);
   return left
 }
 
@@ -341,28 +349,29 @@ function fitOutput({ localized_name, ...output }, slot) {
   return output.slot_index == null ? output : { ...output, slot_index: slot }
 }
 
-const idOf = (link) => (Array.isArray(link) ? link[0] : link.id);
+const getLinkId = (link) => (Array.isArray(link) ? link[0] : link.id);
 
-/** Links are objects in a subgraph, and [id, origin, slot, target, slot, type] elsewhere. end: origin or target. */
+/** Sets the slot at one end of a link: a link is an object in a subgraph, and [id, origin, slot, target, slot, type]
+ * elsewhere. end: 'origin' or 'target'. */
 function setSlot(graph, id, end, slot) {
-  const link = graph.links?.find((each) => idOf(each) === id);
+  const link = graph.links?.find((each) => getLinkId(each) === id);
   if (Array.isArray(link)) link[end === 'origin' ? 2 : 4] = slot;
   else if (link) link[`${end}_slot`] = slot;
 }
 
 function unlink(graph, id) {
-  graph.links = graph.links.filter((link) => idOf(link) !== id);
+  graph.links = graph.links.filter((link) => getLinkId(link) !== id);
   for (const node of graph.nodes) {
     for (const input of node.inputs ?? []) if (input.link === id) input.link = null;
     for (const output of node.outputs ?? []) output.links &&= output.links.filter((each) => each !== id);
   }
   for (const slot of [...(graph.inputs ?? []), ...(graph.outputs ?? [])]) {
-    slot.linkIds &&= slot.linkIds.filter((each) => each !== id); // a subgraph's own
+    slot.linkIds &&= slot.linkIds.filter((each) => each !== id); // the subgraph's own inputs and outputs
   }
 }
 
-/** Renames a node's widgets where others name them: nodes of its subgraph that show them, and the app's view. */
-function rename(workflow, graph, id, names) {
+/** Renames a node's widgets where others refer to them: in the subgraph nodes that show them, and in the app's view. */
+function renameWidgets(workflow, graph, id, names) {
   for (const { nodes } of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
     for (const host of nodes ?? []) {
       for (const shown of (host.type === graph.id && host.properties?.proxyWidgets) || []) {
@@ -379,49 +388,52 @@ function rename(workflow, graph, id, names) {
   }
 }
 
-/** Has a node say what it is: a parallel one also what it was and had, left included, so that it becomes the same again. */
-function describe(node, type, least, left) {
+/**
+ * Sets a node's type, properties and size. A parallel loader also keeps what the stock loader was and had, `left`
+ * included, so that it can become the same again.
+ */
+function setProperties(node, type, least, left) {
   const { [ORIGIN]: origin, ...properties } = node.properties ?? {};
   const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name));
   for (const [name] of saved) delete properties[name];
   if (LOADERS.includes(type)) {
-    const was = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) };
-    if (left.length) was.values = Object.fromEntries(left);
-    node.properties = { ...properties, [NAME]: type, [PACK$1]: OWN_PACK, [ORIGIN]: was };
+    const stock = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) };
+    if (left.length) stock.values = Object.fromEntries(left);
+    node.properties = { ...properties, [NAME]: type, [PACK$1]: OWN_PACK, [ORIGIN]: stock };
   } else {
     const own = { [NAME]: type, [PACK$1]: PACKS[type] ?? STOCK_PACK };
     node.properties = { ...properties, ...(origin?.type === type ? origin.properties : own) };
-    if (origin) node.size = node.size.map((side, axis) => sideBefore(side, origin.size[axis], least[axis]));
+    if (origin) node.size = node.size.map((side, axis) => restoreSide(side, origin.size[axis], least[axis]));
   }
   node.type = type;
 }
 
-/** The side that a stock node had, where the editor alone has made it longer since. */
-const sideBefore = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side);
+/** Returns the side that the stock node had, if only the editor has made it longer since; else the present side. */
+const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side);
 
-// The height of a node whose content comes and goes, and which of its widgets are seen: in both of the editor's ways to
-// draw nodes.
+// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
+// draws nodes on the canvas or as DOM.
 
-const GAP$2 = 4; // that LiteGraph leaves below each widget
+const GAP$2 = 4; // LiteGraph leaves this below each widget
 
 const heights = new WeakMap(); // by node
 
-/** The size below which the editor has no node of this kind, as it saves it: without content that comes and goes. */
-function leastSize(node) {
+/** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
+function getSmallestSize(node) {
   const [width, height] = node.computeSize();
   return [width, heights.get(node)?.ofWidgets ?? height]
 }
 
 /**
- * A node's height: what its widgets need, and beside that the more of what its content needs and what a person has given
- * it. The content is not saved, so that an answer of the server is no step to undo.
+ * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
+ * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
  */
 class Height {
-  /** content: what of the height that the node computes its content takes. */
+  /** content: returns the content's part of the height that the node computes. */
   constructor(node, content) {
     this.node = node;
     this.content = content;
-    this.given = 0;
+    this.added = 0;
     heights.set(node, this);
   }
 
@@ -429,70 +441,72 @@ class Height {
     return this.node.computeSize()[1] - this.content()
   }
 
-  /** Does what changes the height that the node needs. */
+  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
   change(act) {
-    this.note();
+    this.readAdded();
     act();
     this.apply();
   }
 
-  /** The same, when a saved node is opened. An earlier version may have saved it with all that is hidden since. */
+  /**
+   * Does the same for a node that was just opened. An older version may have saved it with widgets that are now hidden.
+   */
   open(saved, act) {
     const before = this.ofWidgets;
     const folded = this.node.widgets.filter((widget) => widget.advanced && !widget.hidden).length;
     act();
     const now = this.ofWidgets;
     const isOld = saved >= before && before > now;
-    this.given = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP$2) : now));
+    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP$2) : now));
     this.apply();
   }
 
-  /** What is to be saved. */
+  /** The height to save. */
   get saved() {
-    this.note();
-    return this.ofWidgets + this.given
+    this.readAdded();
+    return this.ofWidgets + this.added
   }
 
-  /** Looks at what a person has made of it; where nodes are DOM, it is the content that does. */
-  note() {
+  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
+  readAdded() {
     if (window.LiteGraph.vueNodesMode) return
-    const beside = this.node.size[1] - this.ofWidgets;
-    this.given = beside > this.content() ? beside : Math.min(this.given, this.content());
+    const rest = this.node.size[1] - this.ofWidgets;
+    this.added = rest > this.content() ? rest : Math.min(this.added, this.content());
   }
 
   apply() {
     const { node } = this;
-    node.setSize([node.size[0], this.ofWidgets + Math.max(this.given, this.content())]);
+    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())]);
     node.graph?.setDirtyCanvas(true, true);
   }
 }
 
-/** Has these widgets seen, or not. */
+/** Hides these widgets, or shows them. */
 function setHidden(node, widgets, hidden) {
   for (const widget of widgets) {
     widget.hidden = hidden;
     widget.options.hidden = hidden;
   }
-  // Nodes that are DOM read their widgets' options anew only when the list of widgets changes, as its length does.
+  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
   const all = node.widgets.splice(0);
   node.widgets.push(...all);
 }
 
-// Pure: from the event of a failed node to what a person reads of it.
+// Pure: makes readable texts of the event of a failed node.
 
 const DETAILS = '\n\nDetails:\n';
 
 /**
- * {cause, advice, details} of an error's text, whose form is that of `parallel_backend/errors.py`: a paragraph each, the
- * last under a line of its own. The last two may be empty.
+ * Splits an error's text into {cause, advice, details}. `parallel_backend/errors.py` writes it so: one paragraph each,
+ * and the details under a line of their own. Advice and details may be empty.
  */
-function fieldsOf(text) {
+function splitFields(text) {
   const [head, ...details] = text.trim().split(DETAILS);
   const [cause, ...advice] = head.split(/\n{2,}/);
   return { cause, advice: advice.join('\n'), details: details.join(DETAILS) }
 }
 
-/** The kind of each class of errors, by the end of its full name. */
+/** The kind of each error class, by the end of the class's full name. */
 const KINDS = {
   'worker.errors.WorkerGroupError': 'group',
   'worker.errors.OutOfMemory': 'memory',
@@ -507,113 +521,114 @@ const KINDS = {
 };
 
 /**
- * What kind of error of this pack an `execution_error` is, a key of `errors.titles`; null for all others.
+ * Returns the kind of an `execution_error`, a key of `errors.titles`; null for an error that is not this pack's.
  *
- * pack: the name of its folder. What has no class of the pack's is unforeseen in its code, and at its nodes.
+ * pack: the name of its folder. Any other error in the pack's code, or at one of its nodes, is `unforeseen`.
  */
-function kindOf({ exception_type: type, node_type: node, traceback = [] }, pack) {
+function classifyError({ exception_type: type, node_type: node, traceback = [] }, pack) {
   for (const [name, kind] of Object.entries(KINDS)) if (type.endsWith(`.${name}`)) return kind
   const own = (traceback.at(-1) ?? '').replaceAll('\\', '/').includes(`/custom_nodes/${pack}/`);
   return own || (traceback.length && node.startsWith('ParallelDiT_')) ? 'unforeseen' : null
 }
 
-/** {cause, advice, details} of an `execution_error`; the last two may be empty. */
-function explain$1({ exception_type: type, exception_message: message, traceback = [] }, kind) {
-  if (kind !== 'unforeseen') return fieldsOf(message)
+/** Returns {cause, advice, details} of an `execution_error`. Advice and details may be empty. */
+function describeError({ exception_type: type, exception_message: message, traceback = [] }, kind) {
+  if (kind !== 'unforeseen') return splitFields(message)
   return { cause: `${type.split('.').at(-1)}: ${message.trim()}`, advice: '', details: traceback.join('').trimEnd() }
 }
 
-/** The whole error as text, for a report. */
-function report(title, { cause, advice, details }) {
+/** Returns the whole error as text, for a bug report. */
+function formatReport(title, { cause, advice, details }) {
   return [title, cause, advice, details].filter(Boolean).join('\n\n')
 }
 
-// Pure: from the texts of `locales/*/main.json` to words in the editor's language. `text.mjs` fetches them.
+// Pure: finds texts of `locales/*/main.json` in the editor's language. `text.mjs` fetches them.
 
 /**
- * The text at a dotted path of the first of these trees that has it, with {names} filled in; the path itself if none
- * has.
+ * Returns the text at a dotted path, from the first of these trees that has it, with values for its {names}. Without
+ * such a text, returns the path.
  */
-function words(trees, path, values = {}) {
+function findText(trees, path, values = {}) {
   for (const tree of trees) {
-    const found = at(tree, path);
+    const found = getAt(tree, path);
     if (typeof found === 'string') return found.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole)
   }
   return path
 }
 
 /**
- * A text that was made elsewhere of an English template, one of those under the path in the last tree, in the first
- * language that has it; as it is if it was made of none. Where it could be of several, the one with the most words is it.
+ * Translates an English text that was made from a template. The last tree has the English templates, under the path;
+ * the first tree that has the template's key gives the translation. If several templates match, the one with the most
+ * words counts. A text without a template is returned as it is.
  */
-function retold(trees, path, text) {
-  const templates = Object.entries(at(trees.at(-1), path) ?? {});
-  const made = templates.filter(([, template]) => filledIn(template, text));
-  if (!made.length) return text
-  const [key, template] = made.reduce((one, other) => (fixed(other[1]) > fixed(one[1]) ? other : one));
-  return words(trees, `${path}.${key}`, filledIn(template, text))
+function translate(trees, path, text) {
+  const templates = Object.entries(getAt(trees.at(-1), path) ?? {});
+  const matching = templates.filter(([, template]) => matchTemplate(template, text));
+  if (!matching.length) return text
+  const [key, template] = matching.reduce((one, other) => (countFixed(other[1]) > countFixed(one[1]) ? other : one));
+  return findText(trees, `${path}.${key}`, matchTemplate(template, text))
 }
 
-const at = (tree, path) => path.split('.').reduce((node, key) => node?.[key], tree);
+const getAt = (tree, path) => path.split('.').reduce((node, key) => node?.[key], tree);
 
 const NAMES$1 = /\{(\w+)\}/g;
 
-/** How much of a template is words of its own. */
-const fixed = (template) => template.replace(NAMES$1, '').length;
+/** Counts the characters of a template outside of its {names}. */
+const countFixed = (template) => template.replace(NAMES$1, '').length;
 
-/** What has to be filled in for its {names} to make this text of a template; null where nothing does. */
-function filledIn(template, text) {
+/** Returns the values of the {names} that turn a template into this text; null if the text is not made from it. */
+function matchTemplate(template, text) {
   const names = [...template.matchAll(NAMES$1)].map(([, name]) => name);
   const pieces = template.split(/\{\w+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
   const found = text.match(new RegExp(`^${pieces.join('(.+)')}$`));
   return found && Object.fromEntries(names.map((name, index) => [name, found[index + 1]]))
 }
 
-// The pack's own words in the editor's language, as ComfyUI serves them from `locales/*/main.json`.
+// The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json`.
 
 
 let trees = [];
 
-/** The editor's language, by which times are told, too. */
-const language = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en';
+/** Returns the editor's language. Times are formatted by it, too. */
+const getLanguage = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en';
 
-/** Fetches the texts, once; to be awaited before `t`. */
-const loaded = (async () => {
-  const own = language();
+/** Fetches the texts once. Await it before the first call of `t`. */
+const textsLoaded = (async () => {
+  const own = getLanguage();
   try {
     const all = await (await api.fetchApi('/i18n')).json();
     trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {});
   } catch (error) {
-    console.warn('[ParallelDiT]', error); // what is shown then has names in place of words
+    console.warn('[ParallelDiT]', error); // the editor then shows the names of the texts
   }
 })();
 
-/** "a, b or c" of these words. */
-const either = (words) => new Intl.ListFormat(language(), { type: 'disjunction' }).format(words);
+/** Joins words as in "a, b or c". */
+const joinWithOr = (words) => new Intl.ListFormat(getLanguage(), { type: 'disjunction' }).format(words);
 
-/** The text at a path like 'panel.stop', with {names} filled in. */
-const t = (path, values) => words(trees, path, values);
+/** Returns the text at a path like 'panel.stop', with values for its {names}. */
+const t = (path, values) => findText(trees, path, values);
 
 /**
- * An error's advice, which is English, in the editor's language: each line that is made of one of `errors.advices`.
+ * Translates an error's advice, which is English, into the editor's language, line by line.
  *
- * The English words are their own key, as in gettext: whatever carries the text of an error carries them, nothing has to
- * be kept for a page that is loaded later or beside, and an advice that no language has is shown as it was given.
+ * The English text is its own key, as in gettext: `errors.advices` has its templates. So an error carries nothing but
+ * its text, and every page can translate it. A line without a template stays English.
  */
-const advised = (advice) =>
+const translateAdvice = (advice) =>
   advice
     .split('\n')
-    .map((line) => retold(trees, 'errors.advices', line))
+    .map((line) => translate(trees, 'errors.advices', line))
     .join('\n');
 
-/** What an error's text says before its details, in a line. */
-function brief$1(text) {
-  const { cause, advice } = fieldsOf(text);
-  return [cause, advised(advice)].filter(Boolean).join(' ')
+/** Returns an error's cause and advice in one line, without its details. */
+function summarizeError(text) {
+  const { cause, advice } = splitFields(text);
+  return [cause, translateAdvice(advice)].filter(Boolean).join(' ')
 }
 
-// Stock's loaders of diffusion models become parallel, and stock again: by a node's menu, the canvas's, the editor's,
-// and by commands. The changed workflow is loaded as the editor loads a step that is undone, and is one step to undo.
+// Turns stock loaders of diffusion models into parallel ones, and back: from the menu of a node, of the canvas or of
+// the editor, and by commands. The changed workflow is loaded as after an undo, so that one undo takes it all back.
 
 
 const PARALLEL = 'ParallelDiT.MakeWorkflowParallel';
@@ -623,7 +638,7 @@ const TOAST_MS = 8000;
 app.registerExtension({
   name: 'ParallelDiT.Convert',
 
-  // Translated by `commands.json`, and in the editor's menu by `menuLabels` of `main.json`.
+  // `commands.json` translates these labels, and `menuLabels` of `main.json` translates them in the editor's menu.
   commands: [
     { id: PARALLEL, label: 'Make this workflow parallel', icon: 'pi pi-server', function: makeWorkflowParallel },
     { id: STOCK, label: 'Make this workflow stock', icon: 'pi pi-undo', function: makeWorkflowStock }
@@ -631,17 +646,17 @@ app.registerExtension({
   menuCommands: [{ path: ['Edit'], commands: [PARALLEL, STOCK] }],
 
   getNodeMenuItems(live) {
-    if (isOld(live)) return [null, { content: t('convert.old'), disabled: true }]
+    if (isDeprecated(live)) return [null, { content: t('convert.old'), disabled: true }]
     if (!(live.type in KINDS$1)) return []
     const node = live.serialize();
     const [type, key, why] = isStock(node)
-      ? [parallelFor(node), 'convert.parallel', 'convert.pickle']
-      : [stockFor(node, EDITOR), 'convert.stock', 'convert.noStock'];
+      ? [findParallelType(node), 'convert.parallel', 'convert.pickle']
+      : [findStockType(node, EDITOR), 'convert.stock', 'convert.noStock'];
     return [null, { content: t(type ? key : why), disabled: !type, callback: () => makeNode(live, type) }]
   },
 
   getCanvasMenuItems() {
-    const nodes = allNodes();
+    const nodes = listNodes();
     const items = [];
     if (nodes.some(isStock)) items.push({ content: t('convert.workflowParallel'), callback: makeWorkflowParallel });
     if (nodes.some(({ type }) => LOADERS.includes(type)))
@@ -650,7 +665,7 @@ app.registerExtension({
   }
 });
 
-/** What the editor knows of stock types. */
+/** What the editor knows about stock node types. */
 const EDITOR = {
   exists: (type) => type in window.LiteGraph.registered_node_types,
   offers: (type, file) => {
@@ -660,92 +675,93 @@ const EDITOR = {
   }
 };
 
-const allNodes = () => graphsOf(app.rootGraph).flatMap(({ nodes }) => nodes);
-const copy = (value) => JSON.parse(JSON.stringify(value));
+const listNodes = () => listGraphs(app.rootGraph).flatMap(({ nodes }) => nodes);
+const clone = (value) => JSON.parse(JSON.stringify(value));
 
 async function makeNode({ id, graph }, type) {
-  const isIt = (node, graphId) => String(node.id) === String(id) && graphId === graph.id;
-  const { lost } = await change((node, graphId) => (isIt(node, graphId) ? type : null));
-  sayLost(lost);
+  const isNode = (node, graphId) => String(node.id) === String(id) && graphId === graph.id;
+  const { lost } = await change((node, graphId) => (isNode(node, graphId) ? type : null));
+  warnAboutLost(lost);
 }
 
 async function makeWorkflowParallel() {
-  await loaded;
-  const stock = allNodes().filter(isStock);
+  await textsLoaded;
+  const stock = listNodes().filter(isStock);
   const saved = stock.map((live) => live.serialize());
-  const pickles = saved.filter((node) => !parallelFor(node)).map((node) => valuesOf(node).file);
-  const { count, lost } = await change(parallelFor);
-  if (count) say('success', 'convert.madeParallel', { count });
-  else if (!pickles.length) say('info', 'convert.noneToMakeParallel');
-  if (pickles.length) say('warn', 'convert.leftPickles', { files: pickles.join(', ') });
-  sayLost(lost);
+  const pickles = saved.filter((node) => !findParallelType(node)).map((node) => readValues(node).file);
+  const { count, lost } = await change(findParallelType);
+  if (count) showToast('success', 'convert.madeParallel', { count });
+  else if (!pickles.length) showToast('info', 'convert.noneToMakeParallel');
+  if (pickles.length) showToast('warn', 'convert.leftPickles', { files: pickles.join(', ') });
+  warnAboutLost(lost);
 }
 
 async function makeWorkflowStock() {
-  await loaded;
-  const { count, lost } = await change((node) => stockFor(node, EDITOR));
-  const left = allNodes().filter(({ type }) => LOADERS.includes(type));
-  say(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count });
-  if (left.length) say('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') });
-  sayLost(lost);
+  await textsLoaded;
+  const { count, lost } = await change((node) => findStockType(node, EDITOR));
+  const left = listNodes().filter(({ type }) => LOADERS.includes(type));
+  showToast(count ? 'success' : 'info', count ? 'convert.madeStock' : 'convert.noneToMakeStock', { count });
+  if (left.length) showToast('warn', 'convert.leftParallel', { nodes: left.map(({ title }) => title).join(', ') });
+  warnAboutLost(lost);
 }
 
-function sayLost(lost) {
-  if (lost.length) say('warn', 'convert.lost', { values: lost.join(', ') });
+function warnAboutLost(lost) {
+  if (lost.length) showToast('warn', 'convert.lost', { values: lost.join(', ') });
 }
 
-function say(severity, key, values) {
+function showToast(severity, key, values) {
   app.extensionManager.toast.add({ severity, summary: 'ParallelDiT', detail: t(key, values), life: TOAST_MS });
 }
 
-/** Has loaders become others, see `convert`, in one step. */
-async function change(chosen) {
+/** Replaces loaders, see `convert`, in one step that can be undone. */
+async function change(chooseType) {
   const tracker = app.extensionManager.workflow.activeWorkflow.changeTracker;
   tracker.beforeChange();
-  tracker.afterChange(); // what has changed so far is a step of its own
-  const workflow = copy(app.rootGraph.serialize());
-  const done = convert(workflow, chosen, smallest);
-  if (!done.count) return done
+  tracker.afterChange(); // earlier changes get a step of their own
+  const workflow = clone(app.rootGraph.serialize());
+  const result = convert(workflow, chooseType, measureSmallest);
+  if (!result.count) return result
   await tracker.updateState([workflow], tracker.undoQueue);
   tracker.redoQueue.length = 0;
-  tracker.activeState = copy(app.rootGraph.serialize()); // what the editor adds as it loads is none
-  return done
+  tracker.activeState = clone(app.rootGraph.serialize()); // what the editor adds as it loads is no step
+  return result
 }
 
-function smallest(node, graphId) {
-  const graph = graphsOf(app.rootGraph).find(({ id }) => id === graphId);
-  return leastSize(graph.getNodeById(node.id))
+function measureSmallest(node, graphId) {
+  const graph = listGraphs(app.rootGraph).find(({ id }) => id === graphId);
+  return getSmallestSize(graph.getNodeById(node.id))
 }
 
-// Elements of a page, and the style sheets that the pack adds to it.
+// Makes elements of the page, and adds the pack's style sheets to it.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An element with these attributes and children; a child that is a string becomes text. */
+/** Makes an HTML element with these attributes and children. A string among the children becomes text. */
 function element(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children)
+  return fillElement(document.createElement(tag), attributes, children)
 }
 
-/** As `element`, of a drawing. */
+/** Makes an SVG element, as `element` makes an HTML one. */
 function svg(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children)
+  return fillElement(document.createElementNS(SVG, tag), attributes, children)
 }
 
-function filled(made, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made
+function fillElement(target, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, value);
+  target.append(...children);
+  return target
 }
 
-/** Adds a style sheet to the page. url: against that of the module that asks for it. */
+/** Adds a style sheet to the page. url: absolute, made from the caller's `import.meta.url`. */
 function addStyle(url) {
   document.head.append(element('link', { rel: 'stylesheet', href: url }));
 }
 
-// The clipboard, also on a page that a browser takes for insecure, which ComfyUI on another machine is.
+// Copies to the clipboard. This also works on a page that the browser calls insecure, such as a ComfyUI on another
+// machine over HTTP.
 
 
-async function toClipboard(text) {
+async function copyToClipboard(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -762,10 +778,10 @@ async function toClipboard(text) {
 
 const COPIED_MS = 2000;
 
-/** Has a button copy what `read` gives, and say so for a moment. words: what it says before and after. */
-function copiesOnClick(button, read, words) {
+/** Makes a button copy what `read` returns. words: the button's text before a click, and for a moment after it. */
+function copyOnClick(button, read, words) {
   button.addEventListener('click', async () => {
-    await toClipboard(read());
+    await copyToClipboard(read());
     button.textContent = words.copied;
     setTimeout(() => {
       button.textContent = words.copy;
@@ -773,57 +789,62 @@ function copiesOnClick(button, read, words) {
   });
 }
 
-// The card that shows an error: its elements, and what its buttons do. `errors.mjs` puts it at the node.
+// Makes the card that shows an error, with its buttons. `errors.mjs` puts it at the node.
 
 
-/** What the tests know an element of the card by. */
-const testId = (part) => ({ 'data-testid': `paralleldit-error-${part}` });
+/** Returns the attribute by which tests find a part of the card. */
+const makeTestId = (part) => ({ 'data-testid': `paralleldit-error-${part}` });
 
-/** label: what an icon alone does not say; empty for a button with words. */
-function button$1(className, label, attributes, onclick, ...children) {
+/** label: says what an icon means; empty for a button with words. */
+function makeButton$1(className, label, attributes, onclick, ...children) {
   const named = label ? { title: label, 'aria-label': label } : {};
-  const made = element('button', { type: 'button', class: className, ...named, ...attributes }, ...children);
-  if (onclick) made.addEventListener('click', onclick);
-  return made
+  const target = element('button', { type: 'button', class: className, ...named, ...attributes }, ...children);
+  if (onclick) target.addEventListener('click', onclick);
+  return target
 }
 
 /**
- * An alert of that kind. said: {cause, advice, details}. node: its name. onDismiss, onShow: what is called for the
- * buttons that take the card away, and that go to the node.
+ * Makes an alert. kind: see `classifyError`. text: {cause, advice, details}. node: the node's name. onDismiss is called
+ * to take the card away, and onShow to go to the node.
  */
-function errorCard(kind, said, node, { onDismiss, onShow }) {
+function makeErrorCard(kind, text, node, { onDismiss, onShow }) {
   const title = t(`errors.titles.${kind}`);
   const words = { copy: t('errors.copy'), copied: t('errors.copied') };
-  const copied = button$1('paralleldit-error-action', '', testId('copy'), null, words.copy);
-  copiesOnClick(copied, () => report(`${title} (${node})`, said), words);
+  const copyButton = makeButton$1('paralleldit-error-action', '', makeTestId('copy'), null, words.copy);
+  copyOnClick(copyButton, () => formatReport(`${title} (${node})`, text), words);
   const card = element(
     'section',
     { class: 'paralleldit-error', role: 'alert', 'data-testid': 'paralleldit-error', 'data-kind': kind },
     element(
       'header',
       {},
-      icon('pi-times-circle'),
+      makeIcon('pi-times-circle'),
       element('strong', {}, title),
-      button$1('paralleldit-error-close', t('errors.dismiss'), testId('dismiss'), onDismiss, icon('pi-times'))
+      makeButton$1('paralleldit-error-close', t('errors.dismiss'), makeTestId('dismiss'), onDismiss, makeIcon('pi-times'))
     ),
-    element('p', { class: 'paralleldit-error-cause', ...testId('cause') }, said.cause)
+    element('p', { class: 'paralleldit-error-cause', ...makeTestId('cause') }, text.cause)
   );
-  if (said.advice) {
+  if (text.advice) {
     const label = element('span', { class: 'paralleldit-error-label' }, t('errors.advice'));
-    card.append(element('p', { class: 'paralleldit-error-advice', ...testId('advice') }, label, said.advice));
+    card.append(element('p', { class: 'paralleldit-error-advice', ...makeTestId('advice') }, label, text.advice));
   }
-  if (said.details) {
+  if (text.details) {
     card.append(
       element(
         'details',
-        testId('details'),
+        makeTestId('details'),
         element('summary', {}, t('errors.details')),
-        element('pre', { tabindex: 0 }, said.details)
+        element('pre', { tabindex: 0 }, text.details)
       )
     );
   }
   card.append(
-    element('footer', {}, button$1('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node), copied)
+    element(
+      'footer',
+      {},
+      makeButton$1('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node),
+      copyButton
+    )
   );
   card.querySelector('.paralleldit-error-node').title = t('errors.show');
   card.addEventListener('keydown', (event) => {
@@ -834,18 +855,18 @@ function errorCard(kind, said, node, { onDismiss, onShow }) {
   return card
 }
 
-function icon(name) {
+function makeIcon(name) {
   return element('i', { class: `pi ${name}`, 'aria-hidden': true })
 }
 
-// Pure: which node on the canvas an error belongs to, and where its card goes. Rectangles are {x, y, width, height}.
+// Pure: finds the node of an error and the place of its card on the canvas. Rectangles are {x, y, width, height}.
 
 const GAP$1 = 10;
 
 /**
- * The node that stands for an execution id like '6', or '12:5' in a subgraph, in the graph that is shown; null if none.
+ * Finds the node of an execution id, such as '6', or '12:5' in a subgraph, in the graph on the screen; null if none.
  */
-function nodeIn(shown, root, id) {
+function findNode$1(shown, root, id) {
   let graph = root;
   for (const part of String(id).split(':')) {
     const node = graph?.getNodeById(part);
@@ -855,8 +876,10 @@ function nodeIn(shown, root, id) {
   return null
 }
 
-/** A node's rectangle in the pixels of the canvas. scale, offset: of the canvas; titleHeight: in units of the graph. */
-function rectangle(node, { scale, offset }, titleHeight) {
+/**
+ * Returns a node's rectangle in the canvas's pixels. scale, offset: the canvas's. titleHeight: in units of the graph.
+ */
+function getRectangle(node, { scale, offset }, titleHeight) {
   const collapsed = node.flags?.collapsed;
   const width = collapsed ? (node._collapsed_width ?? node.size[0]) : node.size[0];
   const height = titleHeight + (collapsed ? 0 : node.size[1]);
@@ -869,63 +892,63 @@ function rectangle(node, { scale, offset }, titleHeight) {
 }
 
 /**
- * The card's upper left corner: beside the node, on the first side with room, and always whole within the view.
+ * Returns the card's upper left corner: next to the node, on the first side with room, and always inside the view.
  *
- * closed: the size that the sides are tried with, so that unfolding the details does not send the card elsewhere.
- * node: null puts the card into the view's lower left corner. taken: rectangles along the view's right edge that would
- * cover the card; it goes to the left of them.
+ * foldedSize: the card's size with folded details. It decides the side, so that unfolding does not move the card to
+ * another one. node: null puts the card into the view's lower left corner. covered: rectangles along the view's right
+ * edge that would cover the card; the card goes to the left of them.
  */
-function place(node, card, closed, view, taken = []) {
-  const corner = placeIn(node, card, closed, view);
+function placeCard(node, card, foldedSize, view, covered = []) {
+  const corner = placeInView(node, card, foldedSize, view);
   const covers = ({ x, y, width, height }) =>
     x < corner.x + card.width && corner.x < x + width && y < corner.y + card.height && corner.y < y + height;
-  const left = Math.min(...taken.filter(covers).map(({ x }) => x));
-  return left < Infinity ? placeIn(node, card, closed, { ...view, width: left - view.x }) : corner
+  const left = Math.min(...covered.filter(covers).map(({ x }) => x));
+  return left < Infinity ? placeInView(node, card, foldedSize, { ...view, width: left - view.x }) : corner
 }
 
-function placeIn(node, card, closed, view) {
+function placeInView(node, card, foldedSize, view) {
   const right = view.x + view.width;
   const bottom = view.y + view.height;
-  if (!node) return within({ x: view.x, y: bottom }, card, view)
+  if (!node) return moveInside({ x: view.x, y: bottom }, card, view)
   const sides = [
-    [node.y + node.height + 2 * GAP$1 + closed.height <= bottom, { x: node.x, y: node.y + node.height + GAP$1 }],
-    [node.x + node.width + 2 * GAP$1 + closed.width <= right, { x: node.x + node.width + GAP$1, y: node.y }],
-    [node.x - 2 * GAP$1 - closed.width >= view.x, { x: node.x - GAP$1 - card.width, y: node.y }],
-    [node.y - 2 * GAP$1 - closed.height >= view.y, { x: node.x, y: node.y - GAP$1 - card.height }]
+    [node.y + node.height + 2 * GAP$1 + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP$1 }],
+    [node.x + node.width + 2 * GAP$1 + foldedSize.width <= right, { x: node.x + node.width + GAP$1, y: node.y }],
+    [node.x - 2 * GAP$1 - foldedSize.width >= view.x, { x: node.x - GAP$1 - card.width, y: node.y }],
+    [node.y - 2 * GAP$1 - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP$1 - card.height }]
   ];
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0];
-  return within(corner, card, view)
+  return moveInside(corner, card, view)
 }
 
-function within({ x, y }, card, view) {
+function moveInside({ x, y }, card, view) {
   const inside = (value, from, size, own) => Math.max(from + GAP$1, Math.min(value, from + size - own - GAP$1));
   return { x: inside(x, view.x, view.width, card.width), y: inside(y, view.y, view.height, card.height) }
 }
 
-// One error: its card, which is in the page and at its node while the workflow that failed is the open one.
+// One error and its card. The card is shown at its node while the workflow that failed is the open one.
 
 
 class Notice {
-  /** event: the `execution_error`. onDismiss: called when the card is to go. */
+  /** event: the `execution_error`. onDismiss: called to take the card away. */
   constructor(kind, event, onDismiss) {
     this.kind = kind;
     this.event = event;
     this.onDismiss = onDismiss;
-    this.card = null; // made where its node is first seen, whose title it has
+    this.card = null; // made when it is first shown, as it has the node's title
     this.onKey = (event) => this.dismissByKey(event);
   }
 
-  /** Puts the card at the node, wherever that is by now. */
+  /** Puts the card at the node's present place. */
   show() {
     this.card ??= this.makeCard();
     if (!this.card.isConnected) {
       document.addEventListener('keydown', this.onKey);
       app.canvas.canvas.parentElement.append(this.card);
-      this.closed ??= size(this.card);
+      this.foldedSize ??= measureSize(this.card);
     }
     const node = this.node();
-    const at = node ? rectangle(node, app.canvas.ds, window.LiteGraph.NODE_TITLE_HEIGHT) : null;
-    const { x, y } = place(at, size(this.card), this.closed, view(), taken$1());
+    const at = node ? getRectangle(node, app.canvas.ds, window.LiteGraph.NODE_TITLE_HEIGHT) : null;
+    const { x, y } = placeCard(at, measureSize(this.card), this.foldedSize, measureView(), listCovered());
     this.card.style.transform = `translate(${Math.round(x)}px, ${Math.round(y)}px)`;
   }
 
@@ -936,28 +959,28 @@ class Notice {
 
   makeCard() {
     const name = this.node()?.title ?? this.event.node_type;
-    const said = explain$1(this.event, this.kind);
-    return errorCard(this.kind, { ...said, advice: advised(said.advice) }, name, {
+    const text = describeError(this.event, this.kind);
+    return makeErrorCard(this.kind, { ...text, advice: translateAdvice(text.advice) }, name, {
       onDismiss: () => this.dismiss(),
       onShow: () => this.goToNode()
     })
   }
 
-  /** The node in the graph that is shown; undefined where it is not in it, or is another one by now. */
+  /** Finds the node in the graph on the screen; undefined if the graph lacks it, or now has another node of its id. */
   node() {
     const { node_id: id, node_type: type } = this.event;
-    const node = nodeIn(app.canvas.graph, app.rootGraph, id);
+    const node = findNode$1(app.canvas.graph, app.rootGraph, id);
     const inside = String(id).includes(':');
     return node && (inside || node.type === type) ? node : undefined
   }
 
-  /** Goes to the node, out of a subgraph that it is not in. */
+  /** Shows the node: leaves a subgraph that does not have it, then centres the canvas on it. */
   goToNode() {
     if (!this.node()) app.canvas.setGraph(app.rootGraph);
     if (this.node()) app.canvas.centerOnNode(this.node());
   }
 
-  /** Escape belongs to whatever else has the focus. */
+  /** Takes the card away on Escape, unless something else has the focus. */
   dismissByKey(event) {
     const idle = document.activeElement === document.body || document.activeElement === app.canvas.canvas;
     if (event.key === 'Escape' && idle && !event.defaultPrevented) this.dismiss();
@@ -970,17 +993,20 @@ class Notice {
   }
 }
 
-const size = (element) => ({ width: element.offsetWidth, height: element.offsetHeight });
+const measureSize = (element) => ({ width: element.offsetWidth, height: element.offsetHeight });
 
-/** The part of the canvas that no panel covers, in its pixels; what lies along its upper edge comes and goes. */
-function view() {
+/**
+ * Returns the part of the canvas that no panel covers, in the canvas's pixels. It starts at the upper edge: what the
+ * editor shows there comes and goes.
+ */
+function measureView() {
   const canvas = app.canvas.canvas.getBoundingClientRect();
   const free = document.querySelector('.graph-canvas-panel')?.getBoundingClientRect() ?? canvas;
   return { x: free.x - canvas.x, y: 0, width: free.width, height: free.bottom - canvas.y }
 }
 
-/** What the editor has in the canvas's lower right corner, in the canvas's pixels. */
-function taken$1() {
+/** Lists the editor's boxes in the canvas's lower right corner, in the canvas's pixels. */
+function listCovered() {
   const canvas = app.canvas.canvas.getBoundingClientRect();
   const shown = ['minimap-interaction-overlay', 'zoom-controls-button']
     .map((id) => document.querySelector(`[data-testid="${id}"]`)?.parentElement.getBoundingClientRect())
@@ -988,24 +1014,26 @@ function taken$1() {
   return shown.map(({ x, y, width, height }) => ({ x: x - canvas.x, y: y - canvas.y, width, height }))
 }
 
-// Pure: which workflow a prompt is of, which the server does not say when it fails.
+// Pure: remembers which workflow each prompt came from. The server does not say that when a prompt fails.
 
-const MOST = 200; // prompts whose end is not heard of: cleared from the queue, or ended while the page was away
-const ANSWERED = 5000; // ms
+const MOST = 200; // prompts to remember: the end of some is never heard, as of those cleared from the queue
+const ANSWER_MS = 5000;
 
 class Origins {
-  /** kept: what `toJSON` gave before the page was reloaded. */
-  constructor(kept = {}) {
+  /** saved: what `toJSON` returned before the page was reloaded. */
+  constructor(saved = {}) {
     this.workflows = new Map(); // by the id of a prompt that has not ended
-    this.paths = new Map(Object.entries(kept)); // of the workflows of those that were sent before the reload
+    this.paths = new Map(Object.entries(saved)); // by the id of a prompt from before the reload, its workflow's path
     this.unanswered = new Set();
   }
 
-  /** Notes that a prompt of this workflow was sent. answer: a promise of the server's, with the prompt's id. */
-  sent(workflow, answer) {
+  /**
+   * Notes that this workflow's prompt was sent. answer: a promise of the server's answer, which has the prompt's id.
+   */
+  noteSent(workflow, answer) {
     const noted = Promise.resolve(answer)
       .then(({ prompt_id: id }) => this.note(id, workflow))
-      .catch(() => {}); // refused: there is no prompt
+      .catch(() => {}); // the server refused it, so there is no prompt
     this.unanswered.add(noted);
     noted.then(() => this.unanswered.delete(noted));
     return answer
@@ -1017,11 +1045,12 @@ class Origins {
   }
 
   /**
-   * The workflow of a prompt, null if it is no longer open. One that was not sent from here counts as the active one's.
-   * It may fail before the answer that tells its id is there. One renamed since a reload counts as closed.
+   * Finds the workflow of a prompt; null if it is no longer open. A prompt from elsewhere counts as the active
+   * workflow's. A prompt may fail before the answer with its id arrives, so this waits for the answer. A workflow that
+   * was renamed after a reload counts as closed.
    */
-  async of(id, { activeWorkflow, openWorkflows }) {
-    if (!this.workflows.has(id)) await this.answered();
+  async findWorkflow(id, { activeWorkflow, openWorkflows }) {
+    if (!this.workflows.has(id)) await this.waitForAnswers();
     const isOrigin = this.workflows.has(id)
       ? (workflow) => workflow === this.workflows.get(id)
       : ({ path }) => path === this.paths.get(id);
@@ -1029,56 +1058,56 @@ class Origins {
     return openWorkflows.find(isOrigin) ?? null
   }
 
-  /** Forgets a prompt that has ended, also where the answer with its id is still to come. */
-  async ended(id) {
+  /** Forgets a prompt that has ended, even if the answer with its id has yet to arrive. */
+  async forget(id) {
     this.paths.delete(id);
-    if (!this.workflows.delete(id)) await this.answered();
+    if (!this.workflows.delete(id)) await this.waitForAnswers();
     this.workflows.delete(id);
   }
 
-  /** Until what was sent so far is answered, but not for ever. */
-  answered() {
-    return Promise.race([Promise.all(this.unanswered), new Promise((done) => setTimeout(done, ANSWERED))])
+  /** Waits until all prompts sent so far are answered, at most ANSWER_MS. */
+  waitForAnswers() {
+    return Promise.race([Promise.all(this.unanswered), new Promise((done) => setTimeout(done, ANSWER_MS))])
   }
 
-  /** The path of the workflow of each prompt, to be kept while the page is reloaded. */
+  /** Returns each prompt's workflow path, to be saved while the page is reloaded. */
   toJSON() {
     const paths = [...this.workflows].map(([id, { path }]) => [id, path]);
     return Object.fromEntries([...this.paths, ...paths].slice(-MOST))
   }
 }
 
-// Shows an error of this pack at the node that failed, in its workflow, until Run is pressed there again.
+// Shows an error of this pack at the node that failed, in its workflow. The next press of Run there takes it away.
 
 
 const PACK = decodeURIComponent(new URL('.', import.meta.url).pathname.split('/').at(-2));
-const KEPT = 'paralleldit.origins'; // while the page is reloaded
+const ORIGINS_KEY = 'paralleldit.origins'; // in the session's storage, while the page is reloaded
 
 class Errors {
   constructor() {
-    this.notices = new Map(); // the last one of each workflow
-    this.origins = new Origins(kept());
+    this.notices = new Map(); // by workflow, the last one
+    this.origins = new Origins(readOrigins());
     this.frame = 0;
   }
 
   listen() {
-    const { queuePrompt } = api; // no event tells the id of a prompt that is queued
+    const { queuePrompt } = api; // no event carries the id of a prompt that is queued
     api.queuePrompt = (...request) =>
-      this.origins.sent(app.extensionManager.workflow.activeWorkflow, queuePrompt.apply(api, request));
-    window.addEventListener('pagehide', () => keep(this.origins));
-    // Another prompt that waits in the queue starts at once: it takes no card away, but the next press of Run does.
+      this.origins.noteSent(app.extensionManager.workflow.activeWorkflow, queuePrompt.apply(api, request));
+    window.addEventListener('pagehide', () => saveOrigins(this.origins));
+    // The next press of Run takes the card away. The start of another queued prompt does not: it follows at once.
     api.addEventListener('promptQueueing', () => this.drop(app.extensionManager.workflow.activeWorkflow));
-    api.addEventListener('execution_success', ({ detail }) => this.origins.ended(detail.prompt_id));
-    api.addEventListener('execution_interrupted', ({ detail }) => this.origins.ended(detail.prompt_id));
-    api.addEventListener('execution_error', ({ detail }) => this.tell(detail));
+    api.addEventListener('execution_success', ({ detail }) => this.origins.forget(detail.prompt_id));
+    api.addEventListener('execution_interrupted', ({ detail }) => this.origins.forget(detail.prompt_id));
+    api.addEventListener('execution_error', ({ detail }) => this.show(detail));
   }
 
-  async tell(event) {
-    const workflow = await this.origins.of(event.prompt_id, app.extensionManager.workflow);
-    this.origins.ended(event.prompt_id);
-    const kind = kindOf(event, PACK);
+  async show(event) {
+    const workflow = await this.origins.findWorkflow(event.prompt_id, app.extensionManager.workflow);
+    this.origins.forget(event.prompt_id);
+    const kind = classifyError(event, PACK);
     if (!kind || !workflow) return
-    await loaded;
+    await textsLoaded;
     this.drop(workflow);
     this.notices.set(workflow, new Notice(kind, event, () => this.drop(workflow)));
     this.follow();
@@ -1089,7 +1118,7 @@ class Errors {
     this.notices.delete(workflow);
   }
 
-  /** Keeps the card of the open workflow at its node, whatever moves either; drops those of closed workflows. */
+  /** In each frame, puts the card of the open workflow at its node, and drops the cards of closed workflows. */
   follow() {
     cancelAnimationFrame(this.frame);
     if (this.notices.size) this.frame = requestAnimationFrame(() => this.follow());
@@ -1102,18 +1131,18 @@ class Errors {
   }
 }
 
-// A browser may forbid pages to keep anything: a reload then forgets whose prompts are under way.
-function kept() {
+// A browser may forbid a page to store anything. A reload then forgets which workflow each running prompt came from.
+function readOrigins() {
   try {
-    return JSON.parse(sessionStorage.getItem(KEPT)) ?? {}
+    return JSON.parse(sessionStorage.getItem(ORIGINS_KEY)) ?? {}
   } catch {
     return {}
   }
 }
 
-function keep(origins) {
+function saveOrigins(origins) {
   try {
-    sessionStorage.setItem(KEPT, JSON.stringify(origins));
+    sessionStorage.setItem(ORIGINS_KEY, JSON.stringify(origins));
   } catch {
     /* forbidden */
   }
@@ -1127,28 +1156,30 @@ app.registerExtension({
   }
 });
 
-// Elements that are made once and then changed in place, so that focus, selection and scrolling stay where they are.
+// Changes elements in place instead of making them anew, so that focus, selection and scroll position stay.
 
 
-/** Sets an element's text, where it is another. */
-function text(target, words) {
+/** Sets an element's text, if it differs. */
+function setText(target, words) {
   if (target.textContent !== words) target.textContent = words;
 }
 
-/** Sets an attribute, where it is another; null removes it. */
-function attribute(target, name, value) {
+/** Sets an attribute, if it differs; null removes it. */
+function setAttribute(target, name, value) {
   if (value === null) target.removeAttribute(name);
   else if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value);
 }
 
-/** Shows an element if there is something to show. */
-function shown(target, yes) {
+/** Shows an element, or hides it. */
+function setShown(target, yes) {
   target.hidden = !yes;
 }
 
-/** The children of one element, one an item: each made once for its key, updated, put in order, and removed at last. */
+/**
+ * Keeps one child element for each item of a list: makes it once for the item's key, updates, orders and removes it.
+ */
 class Children {
-  /** make: from an item to an object with `element` and `update(item)`. */
+  /** make: takes an item and returns an object with `element` and `update(item)`. */
   constructor(parent, keyOf, make) {
     this.parent = parent;
     this.keyOf = keyOf;
@@ -1176,22 +1207,22 @@ class Children {
 
 let lastId = 0;
 
-/** An id for `aria-labelledby` and `for`. */
-const uniqueId = (name) => `paralleldit-${name}-${++lastId}`;
+/** Makes a unique id for `aria-labelledby` and `for`. */
+const makeId = (name) => `paralleldit-${name}-${++lastId}`;
 
-/** A part of the panel that folds, under a heading with a few words beside it. */
-function fold(title, open, ...children) {
+/** Makes a part of the panel that folds. `aside` is for a few words next to its heading. */
+function makeFold(title, open, ...children) {
   const aside = element('span', { class: 'paralleldit-aside' });
   const summary = element('summary', {}, element('h4', {}, title), aside);
   const details = element('details', { class: 'paralleldit-fold', ...(open ? { open: '' } : {}) }, summary, ...children);
   return { element: details, aside }
 }
 
-// Pure: numbers and names as the panel shows them.
+// Pure: formats numbers, names and plans for the panel.
 
 const MEBIBYTE = 2 ** 20;
 const GIBIBYTE = 2 ** 30;
-// Of a plan; all else are degrees, the outermost axis first.
+// The fields of a plan that are no degrees. All others are degrees, the outermost axis first.
 const NO_AXES = [
   'patches',
   'sync_steps',
@@ -1203,89 +1234,92 @@ const NO_AXES = [
   'speeds'
 ];
 
-/** "412 MiB", "1.2 GiB", "128 GiB". */
-function bytes(count) {
+/** Formats bytes: "412 MiB", "1.2 GiB", "128 GiB". */
+function formatBytes(count) {
   if (count < GIBIBYTE) return `${Math.round(count / MEBIBYTE)} MiB`
   const gibibytes = count / GIBIBYTE;
   return `${gibibytes.toFixed(gibibytes < 100 ? 1 : 0)} GiB`
 }
 
-/** "20.5 of 23.6 GiB", "812 MiB of 15.6 GiB": the unit once where it is the same. said: the words, of two texts. */
-function bytesOf(used, total, said) {
-  const [[amount, unit], [, whole]] = [bytes(used), bytes(total)].map((words) => words.split(' '));
-  return said(unit === whole ? amount : `${amount} ${unit}`, bytes(total))
+/**
+ * Formats "20.5 of 23.6 GiB", "812 MiB of 15.6 GiB": one unit stands only once. say: makes the words from the two
+ * texts.
+ */
+function formatBytesOf(used, total, say) {
+  const [[amount, unit], [, whole]] = [formatBytes(used), formatBytes(total)].map((words) => words.split(' '));
+  return say(unit === whole ? amount : `${amount} ${unit}`, formatBytes(total))
 }
 
-// What a maker adds to a card's name that no two cards of a machine differ in.
+// Words in a card's name that do not tell cards of one machine apart.
 const OF_THE_MAKER = /\((R|TM)\)|\b(NVIDIA|GeForce|AMD|Radeon|Intel|Tesla|Graphics|Generation)\b/g;
 
-/** "RTX 4090" of "NVIDIA GeForce RTX 4090". */
-const cardName = (name) => name.replace(OF_THE_MAKER, '').replace(/\s+/g, ' ').trim() || name;
+/** Shortens "NVIDIA GeForce RTX 4090" to "RTX 4090". */
+const shortenCardName = (name) => name.replace(OF_THE_MAKER, '').replace(/\s+/g, ' ').trim() || name;
 
-/** "3 ms", "0.42 s", "12.3 s", "2 min 5 s". */
-function seconds(count) {
+/** Formats seconds: "3 ms", "0.42 s", "12.3 s", "2 min 5 s". */
+function formatSeconds(count) {
   if (count < 0.1) return `${Math.round(count * 1000)} ms`
   if (count < 10) return `${count.toFixed(2)} s`
-  return count < 60 ? `${count.toFixed(1)} s` : roughSeconds(count)
+  return count < 60 ? `${count.toFixed(1)} s` : formatWholeSeconds(count)
 }
 
-/** "6 s", "2 min 5 s". */
-function roughSeconds(count) {
+/** Formats whole seconds, rounded up: "6 s", "2 min 5 s". */
+function formatWholeSeconds(count) {
   const whole = Math.ceil(count);
   return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`
 }
 
-/** "18%". */
-const percent$1 = (share) => `${Math.round(share * 100)}%`;
+/** Formats a share: "18%". */
+const formatPercent = (share) => `${Math.round(share * 100)}%`;
 
 const OF_24_HOURS = { hourCycle: 'h23' };
 
-/** "15:04:05", as the language writes it, in the browser's time zone. */
-const clock = (date, language) => date.toLocaleTimeString(language, OF_24_HOURS);
+/** Formats a time in the browser's time zone, as the language writes it: "15:04:05". */
+const formatTime = (date, language) => date.toLocaleTimeString(language, OF_24_HOURS);
 
-/** The same, with the date. */
-const dateAndClock = (date, language) => date.toLocaleString(language, OF_24_HOURS);
+/** Formats a time with its date. */
+const formatDateAndTime = (date, language) => date.toLocaleString(language, OF_24_HOURS);
 
-/** The last part of a path, of either kind. */
-const fileName = (path) => path.split(/[\\/]/).pop();
+/** Returns the last part of a path with slashes or backslashes. */
+const getFileName = (path) => path.split(/[\\/]/).pop();
 
-function median(values) {
+function computeMedian(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const middle = sorted.length >> 1;
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2
 }
 
-/** Of a run's steps, each [seconds, seconds of it in communication]: the median, and communication's share of all. */
-function summary(steps) {
+/** Returns the median of a run's steps, and communication's share. steps: each [seconds, its communication seconds]. */
+function summarizeSteps(steps) {
   if (!steps.length) return null
   const sum = (column) => steps.reduce((total, step) => total + step[column], 0);
-  return { median: median(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
+  return { median: computeMedian(steps.map(([length]) => length)), share: sum(0) > 0 ? sum(1) / sum(0) : 0 }
 }
 
-/** How many times as fast as one device a run's median step was; null where that is not known. */
-function timesOfOne({ alone, steps }) {
-  const known = summary(steps);
+/** Returns how many times as fast as on one device a run's median step was; null if unknown. */
+function computeSpeedup({ alone, steps }) {
+  const known = summarizeSteps(steps);
   return alone && known?.median ? alone / known.median : null
 }
 
-/** "1.8", "12". */
-const times = (factor) => (factor < 9.95 ? factor.toFixed(1) : String(Math.round(factor)));
+/** Formats a speedup: "1.8", "12". */
+const formatSpeedup = (factor) => (factor < 9.95 ? factor.toFixed(1) : String(Math.round(factor)));
 
-/** About how many seconds a run still takes; null where that is not known. */
-function secondsLeft(run) {
-  const known = run?.at && summary(run.steps);
+/** Estimates how many seconds a run still takes; null if unknown. */
+function estimateSecondsLeft(run) {
+  const known = run?.at && summarizeSteps(run.steps);
   return known ? (Math.max(0, run.total - run.at) * known.median * run.made) / run.at : null
 }
 
-/** "1:0.5": speeds, the fastest being 1. */
-const inProportion = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':');
+/** Formats speeds relative to the fastest: "1:0.5". */
+const formatSpeeds = (speeds) => speeds.map((speed) => Number((speed / Math.max(...speeds)).toPrecision(3))).join(':');
 
-/** How many ranks a plan has. */
-const ranksOfPlan = (plan) =>
+/** Returns how many ranks a plan uses. */
+const countRanks = (plan) =>
   Object.keys(plan).reduce((ranks, name) => (NO_AXES.includes(name) ? ranks : ranks * plan[name]), 1);
 
-/** A plan's values in the words of its Python class. t: the texts, by path and values. */
-function planWords(plan, t) {
+/** Describes a plan, with the field names of its Python class. t: finds the texts. */
+function describePlan(plan, t) {
   const axes = Object.keys(plan).filter((name) => !NO_AXES.includes(name) && plan[name] > 1);
   const parts = axes.map((axis) => `${axis}=${plan[axis]}`);
   const patches = plan.patches || plan.pipefusion || 1;
@@ -1297,30 +1331,30 @@ function planWords(plan, t) {
   }
   if (plan.compile && plan.compile !== 'off') parts.push(t(`panel.planCompiled.${plan.compile}`));
   if (plan.exchange_dtype === 'fp8') parts.push(t('panel.planExchange', { name: plan.exchange_dtype }));
-  if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: inProportion(plan.speeds) }));
+  if (plan.speeds?.length) parts.push(t('panel.planSpeeds', { speeds: formatSpeeds(plan.speeds) }));
   return parts.join(' × ') || t('panel.planOneRank')
 }
 
-/** The plans that a run had, one after the other; "auto" before one is chosen. */
-const plansWords = (plans, t) => plans.map((plan) => planWords(plan, t)).join(', ') || 'auto';
+/** Describes a run's plans, in order; "auto" before one is chosen. */
+const describePlans = (plans, t) => plans.map((plan) => describePlan(plan, t)).join(', ') || 'auto';
 
-// Pure: a prompt under several plans, one after the other, and what came of it.
+// Pure: makes prompts that differ in their plan, and sums up their runs.
 
 
-const NODE = 'paralleldit_comparison'; // the id of the plan that all loaders get
+const NODE = 'paralleldit_comparison'; // the id of the plan node for all loaders
 
-/** The ids of a worker group's loaders in a prompt in API format. types: of loaders. */
-const loadersOf = (prompt, types, group) =>
+/** Returns the ids of a worker group's loaders in a prompt in API format. types: the loaders' node types. */
+const findLoaders = (prompt, types, group) =>
   Object.keys(prompt).filter((id) => {
     const { class_type: type, inputs } = prompt[id];
     return types.includes(type) && (inputs.group ?? 1) === group
   });
 
 /**
- * The plans to compare, as values of a Plan node: those that are predicted to be the fastest, or auto where nothing is
- * predicted; and one device. answer: that of POST /paralleldit/plan, or null.
+ * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
+ * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
-function candidates(answer) {
+function listCandidates(answer) {
   const best = (answer?.predicted?.best ?? []).filter(({ fits }) => fits);
   const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' });
   const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }));
@@ -1329,114 +1363,117 @@ function candidates(answer) {
 }
 
 /**
- * A prompt with these loaders under a plan. mark: an input that no node has, and that makes it another prompt than any
- * before: ComfyUI computes nothing twice.
+ * Returns a copy of the prompt in which these loaders have a plan. mark: a value that differs from prompt to prompt.
+ * Without it ComfyUI would reuse the last result instead of running again.
  */
-function under(prompt, loaders, values, mark) {
+function applyPlan(prompt, loaders, values, mark) {
   const changed = structuredClone(prompt);
   changed[NODE] = { class_type: 'ParallelDiT_Plan', inputs: { ...values, [NODE]: mark } };
   for (const id of loaders) changed[id].inputs.plan = [NODE, 0];
   return changed
 }
 
-/** What the runs of one prompt took: of all together the seconds, and the median step. */
-function taken(runs) {
+/** Sums up the runs of one prompt: their seconds together, and their median step. */
+function summarizeRuns(runs) {
   const steps = runs.flatMap((run) => run.steps.map(([length]) => length));
   const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0);
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done');
-  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? median(steps) : null }
+  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
 }
 
-/** The rows with how many times as fast as one device each was; `times` is null where either is not known. */
-function compared(rows) {
-  const alone = rows.find((row) => row.isAlone && row.taken?.isDone)?.taken.step;
+/** Adds to each row how many times as fast as one device it was; null if either time is unknown. */
+function addSpeedups(rows) {
+  const alone = rows.find((row) => row.isAlone && row.result?.isDone)?.result.step;
   return rows.map((row) => {
-    const isKnown = alone && row.taken?.isDone && row.taken.step;
-    return { ...row, times: isKnown ? alone / row.taken.step : null }
+    const isKnown = alone && row.result?.isDone && row.result.step;
+    return { ...row, times: isKnown ? alone / row.result.step : null }
   })
 }
 
-// Runs the open workflow once with each of a few plans, one after the other, by ComfyUI's queue.
+// Runs the open workflow once under each of a few plans, one after the other, through ComfyUI's queue.
 
 
 class Comparison {
   /**
-   * queue: see queue.mjs. host: what to ask of the page and its server: `prompt()`, the open workflow as a prompt;
-   * `answer(loader)`, what POST /paralleldit/plan says of one by its id there; `runs(group)`, those that it has kept. types: of
-   * loaders. onChange: called when something of `rows`, `isRunning` or `problem` has changed.
+   * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
+   * `answer(loader)` what POST /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the
+   * server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
    */
   constructor(queue, host, types, onChange) {
     this.queue = queue;
     this.host = host;
     this.types = types;
     this.onChange = onChange;
-    this.rows = []; // each {plans, isAlone, state: waiting, running, done, failed or leftOut, taken, times}
+    this.rows = []; // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false;
     this.problem = '';
   }
 
-  /** group: the number of the worker group. noLoader: what to say where the workflow has none for it. */
+  /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
   async run(group, noLoader) {
     if (this.isRunning) return
-    this.become({ isRunning: true, problem: '', rows: [] });
+    this.set({ isRunning: true, problem: '', rows: [] });
     try {
       const { output, workflow } = await this.host.prompt();
-      const loaders = loadersOf(output, this.types, group);
+      const loaders = findLoaders(output, this.types, group);
       if (!loaders.length) throw new Error(noLoader)
-      const plans = candidates(await this.host.answer(loaders[0]));
-      this.become({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', taken: null, times: null })) });
+      const plans = listCandidates(await this.host.answer(loaders[0]));
+      this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) });
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' });
-        const end = await this.runOne(group, at, { output: under(output, loaders, values, `${Date.now()}`), workflow });
+        const end = await this.runOne(group, at, {
+          output: applyPlan(output, loaders, values, `${Date.now()}`),
+          workflow
+        });
         if (!['success', 'error'].includes(end)) break
       }
     } catch (error) {
-      this.become({ problem: error.response ? String(error) : error.message }); // of a refused prompt, its errors
+      this.set({ problem: error.response ? String(error) : error.message }); // a refused prompt has several errors
     } finally {
       const rows = this.rows.map((row) =>
         ['waiting', 'running'].includes(row.state) ? { ...row, state: 'leftOut' } : row
       );
-      this.become({ rows, isRunning: false });
+      this.set({ rows, isRunning: false });
     }
   }
 
-  /** One prompt, to its end, which it returns. */
+  /** Runs one prompt and returns how it ended. */
   async runOne(group, at, prompt) {
     const { end, from, to } = await this.queue.run(prompt);
     const runs = await this.host.runs(group);
-    const found = taken(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to));
+    const found = summarizeRuns(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to));
     const state = end === 'success' && found.isDone ? 'done' : ['success', 'error'].includes(end) ? 'failed' : 'leftOut';
-    this.change(at, { state, taken: found });
+    this.change(at, { state, result: found });
     return end
   }
 
   change(at, values) {
-    this.become({ rows: compared(this.rows.map((row, place) => (place === at ? { ...row, ...values } : row))) });
+    this.set({ rows: addSpeedups(this.rows.map((row, place) => (place === at ? { ...row, ...values } : row))) });
   }
 
-  become(values) {
+  set(values) {
     Object.assign(this, values);
     this.onChange();
   }
 }
 
-// POST /paralleldit/plan, which a server of another version may not have.
+// Sends POST /paralleldit/plan. A server of another version may lack this route.
 
 
 const NO_ROUTE = 404;
 
 let hasRoute = true;
 
-/** Whether there is anybody to ask. */
-const canAnswer = () => hasRoute;
+/** Returns whether the server may have the route. */
+const hasPlanRoute = () => hasRoute;
 
-/** The server may be another one, that knows the question. */
-function askAgain() {
+/** Tries the route again: the server may have been replaced by one that has it. */
+function retryPlanRoute() {
   hasRoute = true;
 }
 
-/** The server's answer about a plan. Raises Error with what there is to say of it. */
-async function request(question) {
+/** Returns the server's answer about a plan. Throws an Error that says why there is none. */
+async function askServer(question) {
   const response = await api.fetchApi('/paralleldit/plan', {
     method: 'POST',
     headers: { 'Content-Type': 'application/json' },
@@ -1447,14 +1484,14 @@ async function request(question) {
   throw new Error(hasRoute ? await response.text() : `HTTP ${NO_ROUTE}`)
 }
 
-// What a comparison asks of the editor's page and of the server.
+// Answers a comparison's questions to the editor's page and to the server.
 
 
-/** app, api: the editor's. */
-function pageOf(app, api) {
+/** Returns the `host` of a Comparison. app, api: the editor's. */
+function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
-    answer: async (loader) => request(questionOfLoader(nodeOf(app.rootGraph, loader))),
+    answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json();
       return groups.find((each) => each.group === group)?.runs ?? []
@@ -1462,18 +1499,18 @@ function pageOf(app, api) {
   }
 }
 
-/** The node of a prompt's id, which names the subgraphs' nodes that it is in: "5:12". */
-function nodeOf(rootGraph, id) {
+/** Finds the node of an id in a prompt. The id starts with the subgraph nodes around it, as in "5:12". */
+function findNode(rootGraph, id) {
   const [own, ...hosts] = id.split(':').reverse();
   const graph = hosts.reduceRight((within, host) => within.getNodeById(host).subgraph, rootGraph);
   return graph.getNodeById(own)
 }
 
-// Queues prompts and waits for their ends, also of one that somebody has taken from the queue.
+// Queues prompts and waits until they have ended, or until somebody has removed them from the queue.
 
 const START = 'execution_start';
 const ENDS = { execution_success: 'success', execution_error: 'error', execution_interrupted: 'interrupted' };
-const WAKING = ['status', 'reconnected']; // the server tells how long its queue is whenever that changes
+const WAKING = ['status', 'reconnected']; // the server sends a status whenever the length of its queue changes
 
 class Queue {
   /** api: the editor's. */
@@ -1481,18 +1518,20 @@ class Queue {
     this.api = api;
   }
 
-  /** How a prompt ended, see `endOf`. Raises for one that is refused. */
+  /**
+   * Queues a prompt, waits for it, and returns how it ended, see `readEnd`. Throws if the server refuses the prompt.
+   */
   async run(prompt) {
-    let told = () => {};
-    const wake = () => told();
+    let resolveNext = () => {};
+    const wake = () => resolveNext();
     for (const event of WAKING) this.api.addEventListener(event, wake);
     try {
       const { prompt_id: id } = await this.api.queuePrompt(0, prompt);
       for (;;) {
         const next = new Promise((resolve) => {
-          told = resolve;
+          resolveNext = resolve;
         });
-        if (!(await this.isQueued(id))) return await this.endOf(id)
+        if (!(await this.isQueued(id))) return await this.readEnd(id)
         await next;
       }
     } finally {
@@ -1500,17 +1539,17 @@ class Queue {
     }
   }
 
-  /** Whether it waits or runs. */
+  /** Returns whether a prompt waits or runs. */
   async isQueued(id) {
     const { queue_running: running, queue_pending: pending } = await (await this.api.fetchApi('/queue')).json();
     return [...running, ...pending].some(([, each]) => each === id)
   }
 
   /**
-   * By the history. end: success, error, interrupted, or gone for one that did not run. from, to: when it did, in
-   * milliseconds since the epoch.
+   * Reads from the history how a prompt ended. end: success, error, interrupted, or gone if it never ran. from, to:
+   * when it ran, in milliseconds since the epoch.
    */
-  async endOf(id) {
+  async readEnd(id) {
     const { [id]: entry } = await (await this.api.fetchApi(`/history/${id}`)).json();
     const messages = entry?.status?.messages ?? [];
     const at = (names) => messages.findLast(([name]) => names.includes(name)) ?? [];
@@ -1519,12 +1558,12 @@ class Queue {
   }
 }
 
-// The button that compares plans, and the table of what each of them took.
+// The button that compares plans, and the table of their times.
 
 
-/** Of the open workflow. app, api: the editor's. */
-function comparisonView(app, api) {
-  const comparison = new Comparison(new Queue(api), pageOf(app, api), LOADERS, () => view.draw());
+/** Makes the view of a comparison of the open workflow. app, api: the editor's. */
+function makeComparisonView(app, api) {
+  const comparison = new Comparison(new Queue(api), makeHost(app, api), LOADERS, () => view.draw());
   const view = new ComparisonView(comparison);
   return view
 }
@@ -1532,7 +1571,7 @@ function comparisonView(app, api) {
 const COLUMNS = ['plan', 'seconds', 'step', 'times'];
 
 class ComparisonView {
-  /** comparison: see comparison.mjs; whoever makes it has its changes call `draw`. */
+  /** comparison: see comparison.mjs. Its `onChange` must call this view's `draw`. */
   constructor(comparison) {
     this.comparison = comparison;
     const attributes = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-compare' };
@@ -1544,39 +1583,39 @@ class ComparisonView {
     heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll');
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' };
     this.table = element('table', table, element('thead', {}, element('tr', {}, ...heads)), this.body);
-    attribute(this.table, 'aria-label', t('panel.compare.start'));
+    setAttribute(this.table, 'aria-label', t('panel.compare.start'));
     this.element = element('div', {}, this.problem, this.table);
     this.draw();
   }
 
-  /** group: the number of the worker group. */
+  /** group: the worker group's number. */
   update(group) {
     this.group = group;
   }
 
   draw() {
     const { isRunning, problem, rows } = this.comparison;
-    attribute(this.button, 'aria-busy', isRunning ? 'true' : null);
+    setAttribute(this.button, 'aria-busy', isRunning ? 'true' : null);
     this.button.disabled = isRunning;
-    text(this.problem, problem);
-    shown(this.problem, problem);
-    shown(this.table, rows.length);
-    this.body.replaceChildren(...rows.map(line$1));
+    setText(this.problem, problem);
+    setShown(this.problem, problem);
+    setShown(this.table, rows.length);
+    this.body.replaceChildren(...rows.map(makeRow));
   }
 }
 
-function line$1({ plans, isAlone, state, taken, times: factor }) {
-  const name = isAlone ? t('panel.compare.alone') : plansWords(taken?.plans ?? plans, t);
+function makeRow({ plans, isAlone, state, result, times: factor }) {
+  const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t);
   const cells = [
-    state === 'done' ? seconds(taken.seconds) : t(`panel.compare.state.${state}`),
-    state === 'done' && taken.step !== null ? seconds(taken.step) : '',
-    factor ? `×${times(factor)}` : ''
+    state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
+    state === 'done' && result.step !== null ? formatSeconds(result.step) : '',
+    factor ? `×${formatSpeedup(factor)}` : ''
   ];
   const head = element('th', { scope: 'row' }, name);
   return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)))
 }
 
-// What the buttons do: a request to the server, after a question where a job runs; a refusal becomes a toast.
+// Sends the server what a button asks for. While a job runs, it asks the person first. It shows a refusal as a toast.
 
 
 const TRACE_FILE = 'paralleldit-trace.json';
@@ -1592,14 +1631,14 @@ class Actions {
     this.stops = 0;
   }
 
-  /** Whether the server has yet to answer this action of this group. */
+  /** Returns whether the server has yet to answer this action of this group. */
   isPending(action, number) {
     return this.pending.has(`${action} ${number}`)
   }
 
-  /** isBusy: whether a job runs that this would end or wait for. */
+  /** isBusy: whether a job runs. */
   async run(action, number, isBusy) {
-    if (isBusy && ENDS_A_JOB.includes(action) && !(await this.confirmed(action))) return
+    if (isBusy && ENDS_A_JOB.includes(action) && !(await this.confirm(action))) return
     if (this.isPending(action, number)) return
     if (action === 'stop') this.stops++;
     const stops = this.stops;
@@ -1607,10 +1646,10 @@ class Actions {
     this.onChange();
     try {
       const response = await this.api.fetchApi(`/paralleldit/${action}?group=${number}`, { method: 'POST' });
-      const wasStopped = action !== 'stop' && stops !== this.stops; // so it says nothing that is not known
-      if (!response.ok && !wasStopped) this.tell(action, brief$1(await response.text()));
+      const wasStopped = action !== 'stop' && stops !== this.stops; // the person knows why it failed
+      if (!response.ok && !wasStopped) this.showError(action, summarizeError(await response.text()));
     } catch (error) {
-      this.tell(action, error.message);
+      this.showError(action, error.message);
     } finally {
       this.pending.delete(`${action} ${number}`);
       this.onChange();
@@ -1618,71 +1657,48 @@ class Actions {
   }
 
   /** Saves the ranks' timeline as a file, for Perfetto. */
-  async trace(number) {
+  async saveTrace(number) {
     try {
       const response = await this.api.fetchApi(`/paralleldit/trace?group=${number}`);
-      if (!response.ok) return this.tell('trace', brief$1(await response.text()))
+      if (!response.ok) return this.showError('trace', summarizeError(await response.text()))
       const url = URL.createObjectURL(await response.blob());
       element('a', { href: url, download: TRACE_FILE }).click();
       URL.revokeObjectURL(url);
     } catch (error) {
-      this.tell('trace', error.message);
+      this.showError('trace', error.message);
     }
   }
 
-  confirmed(action) {
+  confirm(action) {
     const words = { title: t(`panel.confirm.${action}.title`), message: t(`panel.confirm.${action}.message`) };
     return this.app.extensionManager.dialog.confirm({ ...words, type: 'default' })
   }
 
-  tell(action, detail) {
+  showError(action, detail) {
     this.app.extensionManager.toast.add({ severity: 'error', summary: t(`panel.refused.${action}`), detail });
   }
 }
 
-// Pure: does something as often as it is asked for, but no oftener than once in a while.
+// Pure: keeps the last lines of a rank's log. They are read once, and events add to them.
 
-/**
- * Returns `soon()`, upon which `act` is called: at once if that was not done for `pause` milliseconds, else when they
- * are over, once for all calls till then. clock: `now` in milliseconds, and `later`, which calls a function after so many.
- */
-function paced(act, pause, clock) {
-  let last = Number.NEGATIVE_INFINITY;
-  let isDue = false;
-  function acts() {
-    isDue = false;
-    last = clock.now();
-    act();
-  }
-  return () => {
-    if (isDue) return
-    const wait = last + pause - clock.now();
-    if (wait <= 0) return acts()
-    isDue = true;
-    clock.later(acts, wait);
-  }
+
+/** Returns a log that waits for its first reading. */
+const openLog$1 = () => ({ lines: [], state: 'reading' });
+
+/** Adds the text that was read. Events may have brought some of its lines before. */
+function addRead(log, text) {
+  return { lines: keepLast(joinOverlapping(splitLines(text), log.lines)), state: 'fresh' }
 }
 
-// Pure: the last lines of a rank's log, read once and then followed by events.
-
-
-/** A log that is being read. */
-const opened$1 = () => ({ lines: [], state: 'reading' });
-
-/** After the log was read, while events may have brought some of the same lines. */
-function read$1(log, text) {
-  return { lines: bounded(joined(split(text), log.lines)), state: 'fresh' }
+/** Adds an event's lines. The first event after the reading may repeat lines that were read. */
+function addEvent(log, text) {
+  const more = splitLines(text);
+  const lines = log.state === 'fresh' ? joinOverlapping(log.lines, more) : [...log.lines, ...more];
+  return { lines: keepLast(lines), state: log.state === 'fresh' ? 'followed' : log.state }
 }
 
-/** After an event's lines. The first event after the reading may bring lines that were read. */
-function told$1(log, text) {
-  const more = split(text);
-  const lines = log.state === 'fresh' ? joined(log.lines, more) : [...log.lines, ...more];
-  return { lines: bounded(lines), state: log.state === 'fresh' ? 'followed' : log.state }
-}
-
-/** Two parts of a log, of which the second may begin before the first has ended. */
-function joined(first, second) {
+/** Joins two parts of a log. The second may begin with lines that end the first. */
+function joinOverlapping(first, second) {
   for (let shared = Math.min(first.length, second.length); shared > 0; shared--) {
     const start = first.length - shared;
     if (second.slice(0, shared).every((line, at) => line === first[start + at])) {
@@ -1692,28 +1708,28 @@ function joined(first, second) {
   return [...first, ...second]
 }
 
-const split = (text) => (text ? text.replace(/\n$/, '').split('\n') : []);
+const splitLines = (text) => (text ? text.replace(/\n$/, '').split('\n') : []);
 
-const bounded = (lines) => lines.slice(-500);
+const keepLast = (lines) => lines.slice(-500);
 
-// Pure: the panel's model of the worker groups, from the answer of GET /paralleldit/groups and the events that follow.
-// Each function returns a new model and leaves the one that it is given.
+// Pure: the panel's model of the worker groups. The answer of GET /paralleldit/groups and the events after it change
+// it. Each function returns a new model and does not change its argument.
 
 
-const RUNS = 10; // kept of a group, as the server keeps them
-const SILENT_SECONDS = 3; // without a sign of life, of which a rank gives four a second
+const RUNS = 10; // of a group are kept, as on the server
+const SILENT_SECONDS = 3; // a rank gives four signs of life a second
 
 const ALIVE = ['starting', 'ready', 'busy', 'cancelling', 'parked', 'restarting'];
 const STOPPED = { state: 'stopped', deaths: 0, last_death: null, remarks: [] };
 
-/** What a page knows before anything has answered. */
-const empty = () => ({ loaded: false, problem: '', connected: true, device: '', devices: 0, groups: [] });
+/** Returns the model of a page that has no answer yet. */
+const createModel = () => ({ loaded: false, problem: '', connected: true, device: '', devices: 0, groups: [] });
 
-const group = (number) => ({ number, status: STOPPED, runs: [], logs: {} });
+const createGroup = (number) => ({ number, status: STOPPED, runs: [], logs: {} });
 
-/** After the answer of GET /paralleldit/groups. Logs that were open are to be asked for again. */
-function answered(model, answer) {
-  const groups = answer.groups.map(({ group: number, status, runs }) => ({ ...group(number), status, runs }));
+/** Applies the answer of GET /paralleldit/groups. Open logs must be read again after it. */
+function applyAnswer(model, answer) {
+  const groups = answer.groups.map(({ group: number, status, runs }) => ({ ...createGroup(number), status, runs }));
   return {
     ...model,
     loaded: true,
@@ -1721,80 +1737,80 @@ function answered(model, answer) {
     connected: true,
     device: answer.device,
     devices: answer.devices,
-    groups: groups.length ? groups : [group(1)]
+    groups: groups.length ? groups : [createGroup(1)]
   }
 }
 
-/** After an event `paralleldit.group`. */
-function told(model, { group: number, status, runs, log: lines }) {
-  return changed(model, number, (old) => ({
+/** Applies an event `paralleldit.group`. */
+function applyEvent(model, { group: number, status, runs, log: lines }) {
+  return changeGroup(model, number, (old) => ({
     ...old,
     status,
-    runs: (runs ?? []).reduce(withRun, old.runs),
-    logs: withLines(old.logs, lines ?? [])
+    runs: (runs ?? []).reduce(addRun, old.runs),
+    logs: addLines(old.logs, lines ?? [])
   }))
 }
 
-/** After the log of a rank was opened; its lines are followed from here on. */
-const opened = (model, number, rank) =>
-  changed(model, number, (old) => ({ ...old, logs: { ...old.logs, [rank]: opened$1() } }));
+/** Opens a rank's log. From now on, events add to its lines. */
+const openLog = (model, number, rank) =>
+  changeGroup(model, number, (old) => ({ ...old, logs: { ...old.logs, [rank]: openLog$1() } }));
 
-/** After GET /paralleldit/logs has answered for a rank, if its log is still open. */
-const read = (model, number, rank, text) =>
-  changed(model, number, (old) => {
+/** Applies the answer of GET /paralleldit/logs for a rank, if its log is still open. */
+const applyLog = (model, number, rank, text) =>
+  changeGroup(model, number, (old) => {
     if (!old.logs[rank]) return old
-    return { ...old, logs: { ...old.logs, [rank]: read$1(old.logs[rank], text) } }
+    return { ...old, logs: { ...old.logs, [rank]: addRead(old.logs[rank], text) } }
   });
 
-function changed(model, number, change) {
-  const old = model.groups.find((each) => each.number === number) ?? group(number);
+function changeGroup(model, number, change) {
+  const old = model.groups.find((each) => each.number === number) ?? createGroup(number);
   const others = model.groups.filter((each) => each.number !== number);
   return { ...model, groups: [...others, change(old)].sort((a, b) => a.number - b.number) }
 }
 
-function withRun(runs, run) {
+function addRun(runs, run) {
   const others = runs.filter(({ id }) => id !== run.id);
   return [run, ...others].sort((a, b) => b.id - a.id).slice(0, RUNS)
 }
 
-function withLines(logs, lines) {
+function addLines(logs, lines) {
   const open = lines.filter(({ rank }) => logs[rank]);
-  return { ...logs, ...Object.fromEntries(open.map(({ rank, text }) => [rank, told$1(logs[rank], text)])) }
+  return { ...logs, ...Object.fromEntries(open.map(({ rank, text }) => [rank, addEvent(logs[rank], text)])) }
 }
 
-/** The run that goes on, if one does. */
-const runningOf = ({ runs }) => (runs[0]?.state === 'running' ? runs[0] : null);
+/** Returns the running run, or null. */
+const findRunning = ({ runs }) => (runs[0]?.state === 'running' ? runs[0] : null);
 
 /**
- * The group's state; a run whose forwards come one by one is one job, also in between. One that was cancelled is none any
- * more, though the ranks are still at what they had begun of it.
+ * Returns the group's state. A run that sends its forwards one by one counts as busy between them, too. A cancelled run
+ * does not count as busy, though the ranks still finish its last request.
  */
-function stateOf(group) {
+function getState(group) {
   const { state, given_up: isGivenUp } = group.status;
-  if (state === 'busy' && isGivenUp && !runningOf(group)) return 'cancelling'
-  return state === 'ready' && runningOf(group) ? 'busy' : state
+  if (state === 'busy' && isGivenUp && !findRunning(group)) return 'cancelling'
+  return state === 'ready' && findRunning(group) ? 'busy' : state
 }
 
-/** How far the job is: { at, of }, `of` null where it is not known; null where the job has no steps. */
-function stepOf(group) {
-  const run = runningOf(group);
+/** Returns the job's progress { at, of }; `of` is null if unknown. Null for a job without steps. */
+function getStep(group) {
+  const run = findRunning(group);
   if (group.status.step) return { at: group.status.step[0], of: group.status.step[1] }
   if (run?.total) return { at: run.at, of: run.total }
   return run?.made ? { at: run.made, of: null } : null
 }
 
-/** How far the slowest rank is with its weights, in percent; null where none tells. */
-function readOf({ memory = [] }) {
-  const told = memory.map(({ read }) => read).filter((read) => read !== undefined);
-  return told.length ? Math.min(...told) : null
+/** Returns how many percent of its weights the slowest rank has read; null if no rank reports it. */
+function getReadPercent({ memory = [] }) {
+  const shares = memory.map(({ read }) => read).filter((read) => read !== undefined);
+  return shares.length ? Math.min(...shares) : null
 }
 
 /**
- * The ranks that run: memory in bytes, `placed` that of the weights on the device; `silent` the seconds since a sign of
- * life where those are too many, else 0. index, name: of its device; `isSame` where another rank's has the same index,
- * as on another machine.
+ * Lists the running ranks. Memory is in bytes; `placed` is the part of the weights on the device. `silent` is the
+ * seconds since the last sign of life if they are too many, else 0. index, name: of the rank's device. isSame: whether
+ * another rank's device has the same index, as on another machine.
  */
-function ranksOf({ status }) {
+function listRanks({ status }) {
   const { pids = [], memory = [], beats = [], devices = [], device } = status;
   const indexes = devices.map(({ index }) => index);
   return pids.map((pid, rank) => {
@@ -1807,9 +1823,12 @@ function ranksOf({ status }) {
   })
 }
 
-/** Which buttons make sense. A group that has failed is restarted, which also forgets how often it died. */
-function actionsOf(group) {
-  const state = stateOf(group);
+/**
+ * Returns which buttons can be used. A failed group can be restarted, not started: only that resets its count of
+ * deaths.
+ */
+function listActions(group) {
+  const state = getState(group);
   return {
     start: state === 'stopped',
     stop: ALIVE.includes(state),
@@ -1818,33 +1837,57 @@ function actionsOf(group) {
   }
 }
 
-/** Whether why the group ended the last time is over and done with: one that is down says why. */
-const isDismissible = (group) => !['failed', 'restarting'].includes(stateOf(group));
+/** Returns whether the reason of the last end can be dismissed. A group that is down keeps showing it. */
+const isDismissible = (group) => !['failed', 'restarting'].includes(getState(group));
 
-/** Whether there is a log to ask for: a group that has not started has none. */
+/** Returns whether there are logs to read. A group that never started has none. */
 function hasLogs({ status, runs }) {
   const started = status.pids || status.state === 'starting';
   return Boolean(started || status.deaths || status.last_death || runs.length)
 }
 
-/** What the tab's icon shows: of all groups, whether one has failed or one works. */
-function badgeOf({ groups }) {
-  const states = groups.map(stateOf);
+/** Returns the badge of the tab's icon: whether any group has failed, or else any is busy. */
+function getBadge({ groups }) {
+  const states = groups.map(getState);
   if (states.includes('failed')) return '!'
   return states.some((state) => ['busy', 'cancelling'].includes(state)) ? '•' : ''
 }
 
-// Pure: from the server's answer about a plan to what is drawn of it, and to the same in words.
+// Pure: limits how often a function is called.
+
+/**
+ * Returns a function that calls `act` at most once in `pause` milliseconds: at once if it can, else at the end of the
+ * pause, once for all calls until then. clock: `now()` returns milliseconds; `wait(act, milliseconds)` calls `act`
+ * after that time.
+ */
+function throttle(act, pause, clock) {
+  let last = Number.NEGATIVE_INFINITY;
+  let isDue = false;
+  function actNow() {
+    isDue = false;
+    last = clock.now();
+    act();
+  }
+  return () => {
+    if (isDue) return
+    const wait = last + pause - clock.now();
+    if (wait <= 0) return actNow()
+    isDue = true;
+    clock.wait(actNow, wait);
+  }
+}
+
+// Pure: makes the drawing of a plan, and its description in words, from the server's answer.
 
 
 const COMPACT_ABOVE = 16;
 const MOST_COLUMNS = 4;
 
 /**
- * The ranks as nested groups: shares of the batch, in each the pipeline's stages, in each the ranks.
- * A group's rows and a cell's tokens and heads are [start, stop] fractions; heads are null where they are not shared.
+ * Nests the ranks: shares of the batch contain the pipeline's stages, and these contain the ranks.
+ * A group's rows and a cell's tokens and heads are [start, stop] fractions; heads are null if they are not shared.
  */
-function meshGroups({ ranks, memory }) {
+function groupRanks({ ranks, memory }) {
   const oneOf = ([index, count]) => (count > 1 ? [index + 1, count] : null);
   const groups = [];
   for (const rank of ranks) {
@@ -1863,8 +1906,8 @@ function meshGroups({ ranks, memory }) {
   return groups
 }
 
-/** A group's caption; '' where there is nothing to tell apart. say: `t`. */
-function captionOf(group, say) {
+/** Returns a group's caption; '' if there is only one group. say: `t`. */
+function captionGroup(group, say) {
   if (group.branch) return say(`plan.${group.branch}`)
   if (!group.share) return ''
   const [[index, of], [start, stop]] = [group.share, group.rows];
@@ -1872,8 +1915,8 @@ function captionOf(group, say) {
   return say('plan.batch_by_speed', { index, of, percent: Math.round((stop - start) * 100) })
 }
 
-/** A stage's caption: its blocks, or its number where the model is not known. */
-function stageCaption(stage, say) {
+/** Returns a stage's caption: its blocks, or its number if the model is not known. */
+function captionStage(stage, say) {
   if (!stage.stage) return ''
   const [first, last] = stage.blocks ?? [];
   if (first === last && stage.blocks) return say('plan.block', { first })
@@ -1881,36 +1924,36 @@ function stageCaption(stage, say) {
   return say('plan.stage', { index: stage.stage[0], of: stage.stage[1] })
 }
 
-/** In how many columns to draw so many of a kind: full rows, if a few columns make some. */
-function columnsOf(count, most = MOST_COLUMNS) {
+/** Returns the number of columns for so many boxes, if possible one that fills all rows. */
+function countColumns(count, most = MOST_COLUMNS) {
   if (count <= most) return count
   for (let columns = most; columns > 1; columns--) if (count % columns === 0) return columns
   return most
 }
 
-/** What a rank computes on, in a word or two; '' for another machine's. device: the answer's. */
-function deviceLabel(cell, device, say) {
+/** Names a rank's device in a word or two; '' for one of another machine. device: the answer's. */
+function labelDevice(cell, device, say) {
   if (cell.card) return say('plan.gpu', { index: cell.card.index })
   return device === 'cpu' ? say('plan.cpu') : ''
 }
 
-/** Where a rank is, and what it holds, in words. */
-function cellWords(cell, group, stage, device, say) {
-  const parts = [captionOf(group, say), stageCaption(stage, say), tokenWords(cell.tokens, say)];
+/** Describes where a rank runs and what it holds. */
+function describeCell(cell, group, stage, device, say) {
+  const parts = [captionGroup(group, say), captionStage(stage, say), describeTokens(cell.tokens, say)];
   if (cell.heads && cell.headRange) {
     const [first, last] = cell.headRange;
     parts.push(first === last ? say('plan.head', { first }) : say('plan.heads_of', { first, last }));
   }
-  if (cell.kept !== undefined) parts.push(say('plan.keeps', { size: bytes(cell.kept) }));
+  if (cell.kept !== undefined) parts.push(say('plan.keeps', { size: formatBytes(cell.kept) }));
   const holds = parts.filter(Boolean).join(', ');
   const named = cell.card
     ? say('plan.gpus_named', { indices: cell.card.index, name: cell.card.name })
-    : deviceLabel(cell, device, say);
+    : labelDevice(cell, device, say);
   return say(named ? 'plan.rank_on' : 'plan.rank', { rank: cell.rank, device: named, holds })
 }
 
-/** What the drawing is of; above sixteen ranks, how many groups there are of which kind. */
-function meshWords(groups, world, say) {
+/** Describes the whole drawing. Above sixteen ranks it also counts the groups of each kind. */
+function describeMesh(groups, world, say) {
   const count = say(world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: world });
   const drawn = groups.flatMap((group) => group.stages.flatMap((stage) => stage.cells)).length;
   if (drawn <= COMPACT_ABOVE) return count
@@ -1918,66 +1961,71 @@ function meshWords(groups, world, say) {
   return `${count}: ${say('plan.summary', { shares: groups.length, stages: groups[0].stages.length, each })}`
 }
 
-/** The text of a remark in the editor's language; the server's own words where that has none. */
-function remarkWords(remark, say) {
+/** Returns a remark in the editor's language, or in the server's words if it is not translated. */
+function describeRemark(remark, say) {
   const path = `plan.remarks.${remark.key}`;
   const words = say(path, remark.values);
   return words === path ? remark.text : words
 }
 
-function tokenWords(tokens, say) {
+function describeTokens(tokens, say) {
   const share = tokens.reduce((sum, [start, stop]) => sum + stop - start, 0);
   if (share > 0.999) return say('plan.all_tokens')
-  if (tokens.length > 1) return say('plan.tokens_of_patches', { percent: percent(0, share), patches: tokens.length })
-  return say('plan.tokens_of', { percent: percent(...tokens[0]) })
+  if (tokens.length > 1)
+    return say('plan.tokens_of_patches', { percent: formatRange(0, share), patches: tokens.length })
+  return say('plan.tokens_of', { percent: formatRange(...tokens[0]) })
 }
 
-function percent(start, stop) {
+function formatRange(start, stop) {
   const rounded = (value) => Math.round(value * 100);
   return start === 0 ? `0–${rounded(stop)}` : `${rounded(start)}–${rounded(stop)}`
 }
 
-// Pure: from the server's answer about a plan to what its ranks keep and need, and what their cards have, in words.
+// Pure: describes what a plan's ranks keep and need in memory, and what their cards have, from the server's answer.
 
 
-/** A line for all ranks, or one for each stage where they differ. groups: as `meshGroups` has them. say: `t`. */
-function memoryWords({ memory, device }, groups, say) {
+/** Returns one line for all ranks, or one for each stage if stages differ. groups: see `groupRanks`. say: `t`. */
+function describeMemory({ memory, device }, groups, say) {
   if (!memory || !groups.length) return []
   const { kept, working } = memory;
   const line = (who, rest) => {
-    if (working !== null) return say('plan.with_forward', { who, kept: bytes(rest), peak: bytes(rest + working) })
-    return say(device === 'cpu' ? 'plan.at_rest' : 'plan.forward_unknown', { who, kept: bytes(rest) })
+    if (working !== null)
+      return say('plan.with_forward', { who, kept: formatBytes(rest), peak: formatBytes(rest + working) })
+    return say(device === 'cpu' ? 'plan.at_rest' : 'plan.forward_unknown', { who, kept: formatBytes(rest) })
   };
-  if (kept.every((rest) => bytes(rest) === bytes(kept[0]))) return [line(say('plan.each_rank'), kept[0])]
-  return groups[0].stages.map((stage, place) => line(stageCaption(stage, say), kept[place]))
+  if (kept.every((rest) => formatBytes(rest) === formatBytes(kept[0]))) return [line(say('plan.each_rank'), kept[0])]
+  return groups[0].stages.map((stage, place) => line(captionStage(stage, say), kept[place]))
 }
 
-/** What each kind of card has, and whether that is enough: a line for each, and `lacks` where it is not. */
-function cardWords({ memory, ranks }, say) {
+/** Returns a line for each kind of card: its memory, and whether the plan fits. `lacks` is true if it does not. */
+function describeCards({ memory, ranks }, say) {
   const kinds = new Map();
   for (const [place, fits] of (memory?.fits ?? []).entries()) {
     const card = ranks[place]?.card;
     if (!card) continue
-    const kind = JSON.stringify([card.name, bytes(card.total), fits]);
+    const kind = JSON.stringify([card.name, formatBytes(card.total), fits]);
     kinds.set(kind, [...(kinds.get(kind) ?? []), card.index]);
   }
   return [...kinds].map(([kind, indices]) => {
     const [name, total, fits] = JSON.parse(kind);
-    const cards = say('plan.gpus_named', { indices: rangesOf(indices), name });
+    const cards = say('plan.gpus_named', { indices: formatRanges(indices), name });
     const verdict = fits === null ? 'card' : fits ? 'card_fits' : 'card_lacks';
-    return { text: say(`plan.${verdict}`, { cards, total, reserve: bytes(memory.reserve) }), lacks: fits === false }
+    return {
+      text: say(`plan.${verdict}`, { cards, total, reserve: formatBytes(memory.reserve) }),
+      lacks: fits === false
+    }
   })
 }
 
-/** What would fit in place of what does not; null where nothing is amiss. either: words to "a, b or c". */
-function remedyWords({ memory }, either, say) {
+/** Names what would fit instead; null if the plan fits. either: joins words as in "a, b or c". */
+function describeRemedies({ memory }, either, say) {
   const remedies = memory?.remedies;
   if (!remedies) return null
-  return say(`plan.${remedies.words}`, { remedies: either(remedies.found.map((each) => remarkWords(each, say))) })
+  return say(`plan.${remedies.words}`, { remedies: either(remedies.found.map((each) => describeRemark(each, say))) })
 }
 
-/** "0–3, 6" */
-function rangesOf(numbers) {
+/** Formats numbers as in "0–3, 6". */
+function formatRanges(numbers) {
   const runs = [];
   for (const number of [...numbers].sort((one, other) => one - other)) {
     const last = runs.at(-1);
@@ -1987,21 +2035,22 @@ function rangesOf(numbers) {
   return runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(', ')
 }
 
-// Pure: from the server's answer about a plan to what steps are predicted to take, in words.
+// Pure: describes how long steps are predicted to take, from the server's answer about a plan.
 
 
-const EVEN = 0.005; // a factor that is nearer to 1 is told as none
+const EVEN = 0.005; // a factor this close to 1 is shown as 1
 
-/** A title, and a line for each of the best plans and for the one at hand, if it is none of them; null for nothing. */
-function predictedWords({ predicted }, say) {
+/** Returns a title, a line for each of the best plans, and a line for this plan if it is not among them; null without a
+ * prediction. */
+function describePrediction({ predicted }, say) {
   if (!predicted) return null
   const line = ({ values, seconds: length, bytes: size, fits }) => {
-    const numbers = { plan: planWords(values, say), seconds: seconds(length), bytes: bytes(size) };
+    const numbers = { plan: describePlan(values, say), seconds: formatSeconds(length), bytes: formatBytes(size) };
     return say(fits ? 'plan.predicted' : 'plan.predicted_too_large', numbers)
   };
   const chosen = predicted.best.findIndex(({ plan }) => plan === predicted.plan?.plan);
   return {
-    step: stepWords$1(predicted, say),
+    step: describeStep(predicted, say),
     title: say(predicted.is_measured ? 'plan.fastest' : 'plan.fastest_assumed'),
     best: predicted.best.map(line),
     chosen,
@@ -2010,115 +2059,116 @@ function predictedWords({ predicted }, say) {
   }
 }
 
-/** Why nothing is predicted of a known model; null where something is, or no model is known. */
-function unpredictedWords({ memory, predicted, sized }, say) {
+/** Says why there is no prediction for a known model; null if there is one, or if the model is not known. */
+function explainNoPrediction({ memory, predicted, sized }, say) {
   if (!memory || predicted) return null
   return say(sized ? 'plan.step_uncounted' : 'plan.step_unsized')
 }
 
-/** How long a step of the plan takes, beside one device, and how each is known. */
-function stepWords$1({ plan, one_device, is_measured }, say) {
+/** Says how long a step takes with the plan and on one device, and how each is known. */
+function describeStep({ plan, one_device, is_measured }, say) {
   if (!plan) return say('plan.step_unknown')
   const how = ({ has_run }) => say(has_run ? 'plan.has_run' : is_measured ? 'plan.is_predicted' : 'plan.is_assumed');
-  const own = { seconds: seconds(plan.seconds), how: how(plan) };
+  const own = { seconds: formatSeconds(plan.seconds), how: how(plan) };
   if (plan.plan === one_device.plan) return say('plan.step', own)
   if (!one_device.fits) return say('plan.step_alone_lacks', own)
   const factor = one_device.seconds / plan.seconds;
   const rounded = Math.abs(factor - 1) < EVEN ? '1' : factor.toFixed(factor < 10 ? 2 : 1);
   const words = own.how === how(one_device) ? 'plan.step_factor_alike' : 'plan.step_factor';
-  return say(words, { ...own, factor: rounded, one: seconds(one_device.seconds), one_how: how(one_device) })
+  return say(words, { ...own, factor: rounded, one: formatSeconds(one_device.seconds), one_how: how(one_device) })
 }
 
-// Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
+// Draws an answer about a plan into an element: the mesh and its remarks, or the error.
 
 
 const MAX_PATCHES_DRAWN = 16;
 
 /**
- * Replaces what the element shows. answer: the server's, or null where nothing was asked. open: names of values that only
- * a run can tell. parts: `whole`, or one of those for little room.
+ * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
+ * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` or `makePlanned` for little room.
  */
 function draw(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open;
-  if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
+  if (open.length)
+    target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })));
   else if (!answer) target.replaceChildren();
-  else if (answer.error) target.replaceChildren(errorBox(brief$1(answer.error)));
+  else if (answer.error) target.replaceChildren(makeErrorBox(summarizeError(answer.error)));
   else target.replaceChildren(...parts(answer));
   if (isOpen) target.querySelector('details')?.setAttribute('open', '');
 }
 
-/** Says, without alarm, that there is no answer. */
-function drawSilence(target, reason) {
-  target.replaceChildren(line('paralleldit-plan-remark', t('plan.unanswered', { reason })));
+/** Says that there is no answer. It does not look like an error. */
+function drawNoAnswer(target, reason) {
+  target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.unanswered', { reason })));
 }
 
-/** Of a plan node: how its plan falls on the ranks, too. */
-function* whole(answer) {
-  const predicted = predictedWords(answer, t);
-  if (answer.plan) yield line('paralleldit-plan-title', titleOf(answer));
-  if (answer.ranks.length) yield* mesh(answer);
-  yield* figures(answer, predicted);
-  yield* best(predicted);
-  yield* notes(answer);
-  yield* remarks(answer);
-  yield* unknown(answer);
+/** Makes the elements for a plan node, which include how the plan falls on the ranks. */
+function* makeWhole(answer) {
+  const predicted = describePrediction(answer, t);
+  if (answer.plan) yield makeLine('paralleldit-plan-title', makeTitle(answer));
+  if (answer.ranks.length) yield* makeMesh(answer);
+  yield* makeFigures(answer, predicted);
+  yield* makeBest(predicted);
+  yield* makeNotes(answer);
+  yield* makeRemarks(answer);
+  yield* makeUnknown(answer);
 }
 
-/** Of a loader that has no plan: what auto does with it. */
-const brief = (answer) =>
-  folded(answer, answer.plan ? t('plan.auto', { plan: titleOf(answer) }) : t('plan.auto_open'));
+/** Makes the elements for a loader without a plan: what auto does with it. */
+const makeBrief = (answer) =>
+  makeFolded(answer, answer.plan ? t('plan.auto', { plan: makeTitle(answer) }) : t('plan.auto_open'));
 
-/** Of a loader that has one. */
-const planned = (answer) => folded(answer, answer.plan ? titleOf(answer) : '');
+/** Makes the elements for a loader with a plan. */
+const makePlanned = (answer) => makeFolded(answer, answer.plan ? makeTitle(answer) : '');
 
-/** The figures, and folded why they are so. */
-function* folded(answer, title) {
-  const predicted = predictedWords(answer, t);
-  if (title) yield line('paralleldit-plan-title', title);
-  yield* figures(answer, predicted);
-  yield* notes(answer);
-  const reasons = [...best(predicted), ...remarks(answer)];
+/** Makes the figures, and below them the reasons, folded. */
+function* makeFolded(answer, title) {
+  const predicted = describePrediction(answer, t);
+  if (title) yield makeLine('paralleldit-plan-title', title);
+  yield* makeFigures(answer, predicted);
+  yield* makeNotes(answer);
+  const reasons = [...makeBest(predicted), ...makeRemarks(answer)];
   if (!answer.plan) yield* reasons;
   else if (reasons.length) {
     yield element('details', { class: 'paralleldit-plan-why' }, element('summary', {}, t('plan.why')), ...reasons);
   }
-  yield* unknown(answer);
+  yield* makeUnknown(answer);
 }
 
-function titleOf(answer) {
+function makeTitle(answer) {
   const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world });
   return answer.world === 1 ? count : `${count} · ${answer.plan}`
 }
 
-/** What the ranks need and have, what would fit where they lack, and how long a step takes. */
-function* figures(answer, predicted) {
-  for (const words of memoryWords(answer, meshGroups(answer), t)) yield line('paralleldit-plan-memory', words);
-  for (const { text, lacks } of cardWords(answer, t)) {
-    yield line(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
+/** Makes lines for the memory that the ranks need and have, for what would fit instead, and for a step's time. */
+function* makeFigures(answer, predicted) {
+  for (const words of describeMemory(answer, groupRanks(answer), t)) yield makeLine('paralleldit-plan-memory', words);
+  for (const { text, lacks } of describeCards(answer, t)) {
+    yield makeLine(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text);
   }
-  const remedies = remedyWords(answer, either, t);
-  if (remedies) yield line('paralleldit-plan-note', remedies);
-  const step = predicted?.step ?? unpredictedWords(answer, t);
-  if (step) yield line('paralleldit-plan-step', step);
-  if (predicted?.alone) yield line('paralleldit-plan-note', predicted.alone);
+  const remedies = describeRemedies(answer, joinWithOr, t);
+  if (remedies) yield makeLine('paralleldit-plan-note', remedies);
+  const step = predicted?.step ?? explainNoPrediction(answer, t);
+  if (step) yield makeLine('paralleldit-plan-step', step);
+  if (predicted?.alone) yield makeLine('paralleldit-plan-note', predicted.alone);
 }
 
-function* notes(answer) {
-  for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t));
+function* makeNotes(answer) {
+  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t));
 }
 
-function* remarks(answer) {
-  for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t));
+function* makeRemarks(answer) {
+  for (const remark of answer.remarks) yield makeLine('paralleldit-plan-remark', describeRemark(remark, t));
 }
 
-function* unknown(answer) {
-  for (const words of answer.unknown) yield line('paralleldit-plan-remark', brief$1(words));
+function* makeUnknown(answer) {
+  for (const words of answer.unknown) yield makeLine('paralleldit-plan-remark', summarizeError(words));
 }
 
-function* best(words) {
+function* makeBest(words) {
   if (!words) return
-  if (words.own) yield line('paralleldit-plan-memory', words.own);
-  yield line('paralleldit-plan-memory', words.title);
+  if (words.own) yield makeLine('paralleldit-plan-memory', words.own);
+  yield makeLine('paralleldit-plan-memory', words.title);
   const rows = words.best.map((each, place) => {
     const row = element('li', {}, each);
     if (place === words.chosen) row.setAttribute('aria-current', 'true');
@@ -2129,67 +2179,68 @@ function* best(words) {
   yield list;
 }
 
-/** A list of ranks, which say what they hold; of more than anyone reads, a picture. */
-function* mesh(answer) {
-  const groups = meshGroups(answer);
+/** Makes a list of the ranks and what each holds. Above sixteen ranks, it is one picture. */
+function* makeMesh(answer) {
+  const groups = groupRanks(answer);
   const isCompact = answer.ranks.length > COMPACT_ABOVE;
   const [first] = groups[0].stages;
   const each = first.cells.length;
   const parts = groups.map((group) => {
-    const stages = group.stages.map((part) => stage(part, group, answer.device, isCompact));
-    return box$1(
+    const stages = group.stages.map((part) => makeStage(part, group, answer.device, isCompact));
+    return makeBox$1(
       'paralleldit-plan-group',
-      captionOf(group, t),
+      captionGroup(group, t),
       stages,
-      isCompact ? 2 : sideBySide(stages.length, each, 2)
+      isCompact ? 2 : countBoxColumns(stages.length, each, 2)
     )
   });
-  const columns = isCompact ? 2 : sideBySide(groups.length, groups[0].stages.length * each);
-  const drawn = grid(`paralleldit-plan-mesh${isCompact ? ' paralleldit-plan-compact' : ''}`, parts, columns);
+  const columns = isCompact ? 2 : countBoxColumns(groups.length, groups[0].stages.length * each);
+  const drawn = makeGrid(`paralleldit-plan-mesh${isCompact ? ' paralleldit-plan-compact' : ''}`, parts, columns);
   drawn.setAttribute('role', isCompact ? 'img' : 'list');
-  drawn.setAttribute('aria-label', meshWords(groups, answer.world, t));
+  drawn.setAttribute('aria-label', describeMesh(groups, answer.world, t));
   yield drawn;
   const [cell] = first.cells;
-  const kinds = ['tokens', cell.heads && 'heads', cell.weights && 'weights'].filter(Boolean);
-  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield legend(kinds);
+  const kinds = ['tokens', cell.heads && 'heads'].filter(Boolean);
+  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield makeLegend(kinds);
 }
 
-/** In how many columns to draw so many boxes of so many ranks. */
-function sideBySide(boxes, ranks, most) {
+/** Returns the number of columns for so many boxes of so many ranks each. */
+function countBoxColumns(boxes, ranks, most) {
   if (ranks > 2) return 1
-  return columnsOf(boxes, ranks > 1 ? 2 : most)
+  return countColumns(boxes, ranks > 1 ? 2 : most)
 }
 
-function stage(part, group, device, isCompact) {
+function makeStage(part, group, device, isCompact) {
   const cells = part.cells.map((cell) => {
-    const words = cellWords(cell, group, part, device, t);
+    const words = describeCell(cell, group, part, device, t);
     const tile = element('div', { class: 'paralleldit-plan-cell', title: words });
     tile.append(
-      isCompact ? element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank)) : label(cell, device)
+      isCompact ? element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank)) : makeLabel(cell, device)
     );
-    tile.append(bar('tokens', cell.tokens));
-    if (cell.heads) tile.append(bar('heads', [cell.heads]));
-    if (cell.weights) tile.append(bar('weights', [cell.weights]));
+    tile.append(makeBar('tokens', cell.tokens));
+    if (cell.heads) tile.append(makeBar('heads', [cell.heads]));
     if (!isCompact) {
       tile.setAttribute('role', 'listitem');
       tile.setAttribute('aria-label', words);
     }
     return tile
   });
-  return box$1('paralleldit-plan-stage', stageCaption(part, t), cells, isCompact ? 0 : columnsOf(cells.length))
+  return makeBox$1('paralleldit-plan-stage', captionStage(part, t), cells, isCompact ? 0 : countColumns(cells.length))
 }
 
-/** "rank 0 · GPU 0", on two lines where the tile is narrow. */
-function label(cell, device) {
-  const made = element('div', { class: 'paralleldit-plan-rank', 'aria-hidden': 'true' });
-  made.append(element('span', {}, t('plan.rank_label', { rank: cell.rank })));
-  const where = deviceLabel(cell, device, t);
-  if (where) made.append(element('i', {}, ' · '), element('span', {}, where));
-  return made
+/** Makes a label like "rank 0 · GPU 0". It takes two lines where the tile is narrow. */
+function makeLabel(cell, device) {
+  const target = element('div', { class: 'paralleldit-plan-rank', 'aria-hidden': 'true' });
+  target.append(element('span', {}, t('plan.rank_label', { rank: cell.rank })));
+  const where = labelDevice(cell, device, t);
+  if (where) target.append(element('i', {}, ' · '), element('span', {}, where));
+  return target
 }
 
-/** A bar of a whole, of which these [start, stop] are filled; with several, the whole falls into so many patches. */
-function bar(kind, spans) {
+/**
+ * Makes a bar for the whole, with these [start, stop] parts filled. With several parts, the bar has so many patches.
+ */
+function makeBar(kind, spans) {
   const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN);
   const pieces = patches.map(([start, stop], patch) => {
     const fill = element('i', { class: 'paralleldit-plan-fill' });
@@ -2200,7 +2251,7 @@ function bar(kind, spans) {
   return element('div', { class: `paralleldit-plan-bar paralleldit-plan-${kind}` }, ...pieces)
 }
 
-function legend(kinds) {
+function makeLegend(kinds) {
   const keys = kinds.map((kind) => {
     const fill = element('i', { class: 'paralleldit-plan-fill' });
     return element('span', { class: `paralleldit-plan-key paralleldit-plan-${kind}` }, fill, t(`plan.${kind}`))
@@ -2210,85 +2261,85 @@ function legend(kinds) {
   return list
 }
 
-function box$1(className, caption, children, columns) {
+function makeBox$1(className, caption, children, columns) {
   const frame = element('div', { class: caption ? `${className} paralleldit-plan-boxed` : className });
   if (caption) frame.append(element('div', { class: 'paralleldit-plan-caption' }, caption));
-  frame.append(grid('paralleldit-plan-row', children, columns));
+  frame.append(makeGrid('paralleldit-plan-row', children, columns));
   return frame
 }
 
-/** Children in equal columns; 0: as many as there is room for. */
-function grid(className, children, columns) {
-  const made = element('div', { class: className }, ...children);
-  if (columns) made.style.gridTemplateColumns = `repeat(${Math.min(columns, children.length)}, minmax(0, 1fr))`;
-  return made
+/** Puts children into equal columns. columns: 0 for as many as fit. */
+function makeGrid(className, children, columns) {
+  const target = element('div', { class: className }, ...children);
+  if (columns) target.style.gridTemplateColumns = `repeat(${Math.min(columns, children.length)}, minmax(0, 1fr))`;
+  return target
 }
 
-function errorBox(words) {
-  const alert = line('paralleldit-plan-error', words);
+function makeErrorBox(words) {
+  const alert = makeLine('paralleldit-plan-error', words);
   alert.setAttribute('role', 'alert');
   return alert
 }
 
-function line(className, words) {
+function makeLine(className, words) {
   return element('div', { class: className }, words)
 }
 
-// In the panel: what the next run will need and take, as the plan of the open workflow's loader says it, too.
+// The panel's part about the next run: its memory and time, as the open workflow's nodes show them, too.
 
 
 class NextView {
   constructor() {
     this.runs = element('div', { class: 'paralleldit-next' });
-    this.element = fold(t('panel.next'), true, this.runs).element;
+    this.element = makeFold(t('panel.next'), true, this.runs).element;
     this.element.dataset.testid = 'paralleldit-next';
     this.drawn = [];
   }
 
   update(_group, { runs }) {
-    shown(this.element, runs.length);
+    setShown(this.element, runs.length);
     const isDrawn = ({ answer, models }, place) =>
       answer === this.drawn[place]?.answer && `${models}` === `${this.drawn[place].models}`;
     if (runs.length === this.drawn.length && runs.every(isDrawn)) return
     this.drawn = runs;
-    this.runs.replaceChildren(...runs.map(about));
+    this.runs.replaceChildren(...runs.map(makeRun));
   }
 }
 
-function about({ answer, models, isPlanned }) {
-  const names = [...new Set(models)].map(fileName).join(', ');
+function makeRun({ answer, models, isPlanned }) {
+  const names = [...new Set(models)].map(getFileName).join(', ');
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names);
   const content = element('div', { class: 'paralleldit-plan-content' });
-  draw(content, answer, [], isPlanned ? planned : brief);
+  draw(content, answer, [], isPlanned ? makePlanned : makeBrief);
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }
 
-// The last lines of a rank's log, in a box that fits them: the panel itself is what scrolls.
+// Shows the last lines of a rank's log. The box is as high as its lines: the panel scrolls, not the box.
 
 
-const LAST = 15; // lines that are seen unless all are wanted
+const LAST = 15; // lines to show before a person asks for all
 
 class LogView {
-  /** openLog: called with the group's number and a rank whose log is wanted and not there. */
+  /** openLog: called with the group's number and a rank whose log has yet to be read. */
   constructor(openLog) {
     this.openLog = openLog;
     this.rank = 0;
-    this.isWhole = false;
-    const id = uniqueId('log-rank');
+    this.showsAll = false;
+    const id = makeId('log-rank');
     this.select = element('select', { id });
     const attributes = { class: 'paralleldit-log', tabindex: 0, role: 'region', 'data-testid': 'paralleldit-log' };
     this.lines = element('pre', attributes);
     this.nothing = element('p', { class: 'paralleldit-quiet' });
-    this.whole = button('paralleldit-log-all', '');
-    this.copy = button('paralleldit-log-copy', t('errors.copy'));
-    copiesOnClick(this.copy, () => this.all().join('\n'), { copy: t('errors.copy'), copied: t('errors.copied') });
+    this.whole = makeButton('paralleldit-log-all', '');
+    this.copy = makeButton('paralleldit-log-copy', t('errors.copy'));
+    copyOnClick(this.copy, () => this.getLines().join('\n'), { copy: t('errors.copy'), copied: t('errors.copied') });
     const label = element('label', { for: id }, t('panel.logOf'));
     this.choice = element('div', { class: 'paralleldit-choice' }, label, this.select, this.whole, this.copy);
-    this.element = fold(t('panel.log'), false, this.choice, this.nothing, this.lines).element;
+    this.element = makeFold(t('panel.log'), false, this.choice, this.nothing, this.lines).element;
     this.element.addEventListener('toggle', () => this.refresh());
     this.select.addEventListener('change', () => this.choose(Number(this.select.value)));
     this.whole.addEventListener('click', () => {
-      this.isWhole = !this.isWhole;
+      this.showsAll = !this.showsAll;
       this.refresh();
     });
   }
@@ -2303,7 +2354,7 @@ class LogView {
     this.refresh();
   }
 
-  all() {
+  getLines() {
     return this.group.logs[this.rank]?.lines ?? []
   }
 
@@ -2316,22 +2367,22 @@ class LogView {
     if (!this.element.open) return
     const log = this.group.logs[this.rank];
     if (!log && hasLogs(this.group)) queueMicrotask(() => this.openLog(this.group.number, this.rank));
-    const lines = this.all();
-    attribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }));
-    text(this.lines, (this.isWhole ? lines : lines.slice(-LAST)).join('\n'));
-    text(this.whole, this.isWhole ? t('panel.logEnd') : t('panel.logAll', { count: lines.length }));
-    shown(this.whole, lines.length > LAST);
-    for (const part of [this.lines, this.copy]) shown(part, lines.length);
-    shown(this.nothing, !lines.length);
-    text(this.nothing, t(log?.state === 'reading' ? 'panel.logReading' : 'panel.logEmpty'));
+    const lines = this.getLines();
+    setAttribute(this.lines, 'aria-label', t('panel.logName', { rank: this.rank }));
+    setText(this.lines, (this.showsAll ? lines : lines.slice(-LAST)).join('\n'));
+    setText(this.whole, this.showsAll ? t('panel.logEnd') : t('panel.logAll', { count: lines.length }));
+    setShown(this.whole, lines.length > LAST);
+    for (const part of [this.lines, this.copy]) setShown(part, lines.length);
+    setShown(this.nothing, !lines.length);
+    setText(this.nothing, t(log?.state === 'reading' ? 'panel.logReading' : 'panel.logEmpty'));
   }
 }
 
-function button(testId, words) {
+function makeButton(testId, words) {
   return element('button', { type: 'button', class: 'paralleldit-small', 'data-testid': testId }, words)
 }
 
-// A row for each rank: its device, memory, and whether it is silent.
+// Shows a row for each rank: its device, its memory, and a warning if it gives no sign of life.
 
 
 const NEARLY_FULL = 0.92;
@@ -2339,7 +2390,7 @@ const NEARLY_FULL = 0.92;
 class RankList {
   constructor() {
     this.list = element('ul', { class: 'paralleldit-ranks' });
-    const folded = fold(t('panel.ranks'), true, this.list);
+    const folded = makeFold(t('panel.ranks'), true, this.list);
     this.element = folded.element;
     this.aside = folded.aside;
     this.rows = new Children(
@@ -2350,9 +2401,9 @@ class RankList {
   }
 
   update(group) {
-    const ranks = ranksOf(group);
-    shown(this.element, ranks.length);
-    text(this.aside, String(ranks.length));
+    const ranks = listRanks(group);
+    setShown(this.element, ranks.length);
+    setText(this.aside, String(ranks.length));
     this.rows.update(ranks);
   }
 }
@@ -2374,56 +2425,57 @@ class RankRow {
 
   update(row) {
     const { rank, device, used, total, weights, placed, silent } = row;
-    text(this.name, nameWords(row));
-    attribute(this.element, 'title', aboutWords(row));
-    const words = bytesOf(used, total, (some, all) => t('panel.memory', { used: some, total: all }));
+    setText(this.name, nameRank(row));
+    setAttribute(this.element, 'title', describeRank(row));
+    const words = formatBytesOf(used, total, (some, all) => t('panel.memory', { used: some, total: all }));
     const share = total ? Math.min(used / total, 1) : 0;
-    text(this.memory, words);
-    attribute(this.bar, 'aria-label', t(`panel.memoryOf.${device}`, { rank }));
-    attribute(this.bar, 'aria-valuemax', total);
-    attribute(this.bar, 'aria-valuenow', used);
-    attribute(this.bar, 'aria-valuetext', words);
-    attribute(this.bar, 'class', share > NEARLY_FULL ? 'paralleldit-bar paralleldit-full' : 'paralleldit-bar');
-    attribute(this.fill, 'style', `width: ${(100 * share).toFixed(1)}%`);
-    shown(this.bar, total); // a system that does not tell, tells 0
-    shown(this.memory, total);
+    setText(this.memory, words);
+    setAttribute(this.bar, 'aria-label', t(`panel.memoryOf.${device}`, { rank }));
+    setAttribute(this.bar, 'aria-valuemax', total);
+    setAttribute(this.bar, 'aria-valuenow', used);
+    setAttribute(this.bar, 'aria-valuetext', words);
+    setAttribute(this.bar, 'class', share > NEARLY_FULL ? 'paralleldit-bar paralleldit-full' : 'paralleldit-bar');
+    setAttribute(this.fill, 'style', `width: ${(100 * share).toFixed(1)}%`);
+    setShown(this.bar, total); // 0 means that the system does not report it
+    setShown(this.memory, total);
     const part = placed < weights ? 'weightsInRam' : 'weights';
-    text(this.weights, t(`panel.${part}`, { placed: bytes(placed), weights: bytes(weights) }));
-    shown(this.weights, weights);
-    shown(this.silentLine, silent);
-    text(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '');
+    setText(this.weights, t(`panel.${part}`, { placed: formatBytes(placed), weights: formatBytes(weights) }));
+    setShown(this.weights, weights);
+    setShown(this.silentLine, silent);
+    setText(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '');
   }
 }
 
-/** "GPU 1 · RTX 4090"; where the number of the device does not tell the rank, "Rank 1 · GPU 1 · RTX 4090". */
-function nameWords({ rank, device, index, name, isSame }) {
+/** Names a rank: "GPU 1 · RTX 4090", or "Rank 1 · GPU 1 · RTX 4090" if the GPU's number does not identify the rank. */
+function nameRank({ rank, device, index, name, isSame }) {
   const kind = t(`panel.device.${device}`);
-  const own = index === null ? [kind] : [`${kind} ${index}`, cardName(name)];
+  const own = index === null ? [kind] : [`${kind} ${index}`, shortenCardName(name)];
   return (isSame ? [t('panel.rank', { rank }), ...own] : own).join(' · ')
 }
 
-const aboutWords = ({ rank, pid, index, name }) =>
+const describeRank = ({ rank, pid, index, name }) =>
   [t('panel.rank', { rank }), ...(index === null ? [] : [name]), t('panel.process', { pid })].join(' · ');
 
-// A run's steps as bars: how long each took, the part of it that was communication below.
-// `bars` and `outlines` are pure; `Timeline` draws, a path for all bars of a colour, however many there are.
+// Draws a run's steps as bars. The lower part of a bar is the step's communication.
+// `layOutBars` and `makePaths` are pure. `Timeline` draws one path for all bars of a colour, however many there are.
 
 
 const HEIGHT = 40;
 const SLOT = 10;
 const GAP = 1.5;
-const DENSE = 80; // slots, from which on the bars are too thin for gaps between them
-const MOST_SLOTS = 500; // as many steps of a run as the server keeps
-const LEAST_SLOTS = 12; // so that a run of few steps has no broad blocks
-const CLIP = 2; // medians; what took longer, as the first step often does, is cut off there
-const CUT = { y: 4, height: 3 }; // the mark of a bar that is cut off
+const DENSE = 80; // with this many slots, bars are too thin for gaps
+const MOST_SLOTS = 500; // the server keeps this many steps of a run
+const LEAST_SLOTS = 12; // keeps the bars of a short run narrow
+const CLIP = 2; // medians; a longer bar, often the first step's, is cut off there
+const CUT = { y: 4, height: 3 }; // the mark on a bar that is cut off
 
 /**
- * Bars of the steps, each [seconds, seconds of it in communication]: heights as shares of the drawing's.
+ * Lays out a bar for each step. Heights are shares of the drawing's height.
  *
- * total: how many steps there will be, or null. first: the number of the first of these steps.
+ * steps: each [seconds, its communication seconds]. total: how many steps there will be, or null. first: the number of
+ * the first of these steps.
  */
-function bars(steps, total, first = 1) {
+function layOutBars(steps, total, first = 1) {
   const lengths = steps.map(([length]) => length).sort((a, b) => a - b);
   const longest = Math.min(lengths.at(-1) ?? 0, CLIP * (lengths[lengths.length >> 1] ?? 0)) || 1;
   const slots = Math.max(steps.length, first === 1 ? Math.min(total ?? 0, MOST_SLOTS) : 0, LEAST_SLOTS);
@@ -2435,57 +2487,56 @@ function bars(steps, total, first = 1) {
   return { slots, bars: drawn }
 }
 
-/** The paths of these bars: of computing, of communication, and of the marks where one is cut off. */
-function outlines({ slots, bars: drawn }) {
+/** Makes the paths of these bars: for computing, for communication, and for the marks of bars that are cut off. */
+function makePaths({ slots, bars: drawn }) {
   const gap = slots < DENSE ? GAP : 0;
   const found = { compute: '', communication: '', cut: '' };
   for (const [at, { height, below, cut }] of drawn.entries()) {
     const x = at * SLOT + gap / 2;
-    found.compute += box(x, HEIGHT * (1 - height), SLOT - gap, HEIGHT * (height - below));
-    found.communication += box(x, HEIGHT * (1 - below), SLOT - gap, HEIGHT * below);
-    if (cut) found.cut += box(at * SLOT, CUT.y, SLOT, CUT.height);
+    found.compute += makeBox(x, HEIGHT * (1 - height), SLOT - gap, HEIGHT * (height - below));
+    found.communication += makeBox(x, HEIGHT * (1 - below), SLOT - gap, HEIGHT * below);
+    if (cut) found.cut += makeBox(at * SLOT, CUT.y, SLOT, CUT.height);
   }
   return found
 }
 
-const box = (x, y, width, height) =>
+const makeBox = (x, y, width, height) =>
   height > 0 ? `M${x} ${y.toFixed(2)}h${width}v${height.toFixed(2)}h-${width}z` : '';
 
-/** The drawing of one run. t: the texts; format: how seconds and shares are shown. */
+/** The drawing of one run. */
 class Timeline {
-  constructor(t, format) {
+  /** t: finds the texts. */
+  constructor(t) {
     this.t = t;
-    this.format = format;
     this.paths = Object.fromEntries(
       ['compute', 'communication', 'cut'].map((part) => [part, svg('path', { class: `paralleldit-${part}` })])
     );
     this.drawing = svg('svg', { role: 'img', preserveAspectRatio: 'none' }, ...Object.values(this.paths));
     this.element = element('div', { class: 'paralleldit-timeline' }, this.drawing);
-    this.element.addEventListener('pointermove', (event) => this.tell(event));
-    this.known = bars([], null);
+    this.element.addEventListener('pointermove', (event) => this.showNumbers(event));
+    this.known = layOutBars([], null);
   }
 
-  /** label: what the drawing says, for those who do not see it. */
+  /** label: describes the drawing to people who do not see it. */
   update(run, label) {
-    const first = run.made - run.steps.length + 1; // of a long run, the server keeps the last ones
-    this.known = bars(run.steps, run.total, first);
+    const first = run.made - run.steps.length + 1; // the server keeps only the last steps of a long run
+    this.known = layOutBars(run.steps, run.total, first);
     const { slots } = this.known;
-    attribute(this.drawing, 'viewBox', `0 0 ${slots * SLOT} ${HEIGHT}`);
-    attribute(this.drawing, 'shape-rendering', slots < DENSE ? 'auto' : 'crispEdges');
-    attribute(this.drawing, 'aria-label', label);
-    for (const [part, outline] of Object.entries(outlines(this.known))) attribute(this.paths[part], 'd', outline);
+    setAttribute(this.drawing, 'viewBox', `0 0 ${slots * SLOT} ${HEIGHT}`);
+    setAttribute(this.drawing, 'shape-rendering', slots < DENSE ? 'auto' : 'crispEdges');
+    setAttribute(this.drawing, 'aria-label', label);
+    for (const [part, outline] of Object.entries(makePaths(this.known))) setAttribute(this.paths[part], 'd', outline);
   }
 
-  /** The numbers of the bar under the pointer. */
-  tell({ offsetX }) {
+  /** Shows the numbers of the bar under the pointer. */
+  showNumbers({ offsetX }) {
     const bar = this.known.bars[Math.floor((offsetX / this.element.clientWidth) * this.known.slots)];
-    const { seconds } = this.format;
-    const values = bar && { step: bar.number, length: seconds(bar.length), waiting: seconds(bar.waiting) };
-    attribute(this.element, 'title', bar ? this.t('panel.barTitle', values) : null);
+    const values = bar && { step: bar.number, length: formatSeconds(bar.length), waiting: formatSeconds(bar.waiting) };
+    setAttribute(this.element, 'title', bar ? this.t('panel.barTitle', values) : null);
   }
 }
 
-// The last runs, newest first: what was run, how long a step took, and what became of it.
+// Shows the last runs, newest first: the model, the time of a step, and the outcome.
 
 
 const OUTCOMES = {
@@ -2496,7 +2547,7 @@ const OUTCOMES = {
 };
 
 class RunList {
-  /** onTrace: called with the group's number where its ranks' timeline is wanted. comparison: see ComparisonView. */
+  /** onTrace: called with the group's number to save its ranks' timeline. comparison: see ComparisonView. */
   constructor(onTrace, comparison) {
     this.comparison = comparison;
     const keys = ['compute', 'communication'].map((part) =>
@@ -2504,11 +2555,11 @@ class RunList {
     );
     this.list = element('ol', { class: 'paralleldit-runs' });
     this.trace = element('button', { type: 'button', class: 'paralleldit-small' }, t('panel.trace'));
-    attribute(this.trace, 'data-testid', 'paralleldit-trace');
-    attribute(this.trace, 'title', t('panel.help.trace'));
+    setAttribute(this.trace, 'data-testid', 'paralleldit-trace');
+    setAttribute(this.trace, 'title', t('panel.help.trace'));
     this.trace.addEventListener('click', () => onTrace(this.number));
     const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button);
-    const folded = fold(t('panel.runs'), true, legend, comparison.element, this.list);
+    const folded = makeFold(t('panel.runs'), true, legend, comparison.element, this.list);
     this.element = folded.element;
     this.rows = new Children(
       this.list,
@@ -2520,8 +2571,8 @@ class RunList {
   update(group) {
     this.number = group.number;
     this.comparison.update(group.number);
-    shown(this.element, group.runs.length);
-    shown(this.trace, ['ready', 'parked'].includes(stateOf(group)));
+    setShown(this.element, group.runs.length);
+    setShown(this.trace, ['ready', 'parked'].includes(getState(group)));
     this.rows.update(group.runs);
   }
 }
@@ -2536,7 +2587,7 @@ class RunRow {
     this.numbers = element('span');
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' });
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' });
-    this.timeline = new Timeline(t, { seconds });
+    this.timeline = new Timeline(t);
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome);
     this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about);
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share);
@@ -2546,98 +2597,98 @@ class RunRow {
   update(run) {
     if (this.run === run) return
     this.run = run;
-    attribute(this.element, 'data-state', run.state);
-    text(this.model, fileName(run.model));
-    attribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '));
-    attribute(this.icon, 'class', OUTCOMES[run.state] ?? '');
-    text(this.word, t(`panel.outcome.${run.state}`));
+    setAttribute(this.element, 'data-state', run.state);
+    setText(this.model, getFileName(run.model));
+    setAttribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '));
+    setAttribute(this.icon, 'class', OUTCOMES[run.state] ?? '');
+    setText(this.word, t(`panel.outcome.${run.state}`));
     const began = new Date(run.began * 1000);
-    const time = clock(began, language());
-    text(this.about, [t(`panel.operation.${run.operation}`), plansWords(run.plans, t), time].join(' · '));
-    attribute(this.about, 'title', aboutNode(run, began));
-    this.count(run, summary(run.steps));
+    const time = formatTime(began, getLanguage());
+    setText(this.about, [t(`panel.operation.${run.operation}`), describePlans(run.plans, t), time].join(' · '));
+    setAttribute(this.about, 'title', describeNode(run, began));
+    this.showNumbers(run, summarizeSteps(run.steps));
   }
 
-  /** known: the summary of the run's steps, null if there are none. */
-  count(run, known) {
-    const numbers = [stepWords(run)];
-    if (known) numbers.push(t('panel.pace', { seconds: seconds(known.median) }));
-    const told = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed';
-    if (run.predicted) numbers.push(t(told, { seconds: seconds(run.predicted) }));
-    if (run.seconds) numbers.push(t('panel.inAll', { seconds: seconds(run.seconds) }));
-    if (run.residuals) numbers.push(t('panel.residuals', { size: bytes(run.residuals) }));
-    text(this.numbers, numbers.join(' · '));
-    const factor = factorWords(run);
-    text(this.factor, factor);
-    shown(this.factor, factor);
-    shown(this.timeline.element, known);
-    shown(this.share, known);
+  /** known: the summary of the run's steps; null without steps. */
+  showNumbers(run, known) {
+    const numbers = [countSteps(run)];
+    if (known) numbers.push(t('panel.pace', { seconds: formatSeconds(known.median) }));
+    const key = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed';
+    if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }));
+    if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }));
+    if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }));
+    setText(this.numbers, numbers.join(' · '));
+    const factor = describeSpeedup(run);
+    setText(this.factor, factor);
+    setShown(this.factor, factor);
+    setShown(this.timeline.element, known);
+    setShown(this.share, known);
     if (!known) return
-    const share = t('panel.share', { share: percent$1(known.share) });
-    text(this.share, percent$1(known.share));
-    attribute(this.share, 'title', share);
-    attribute(this.share, 'aria-hidden', 'true'); // the drawing says it in words
-    const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: slowest(run) });
+    const share = t('panel.share', { share: formatPercent(known.share) });
+    setText(this.share, formatPercent(known.share));
+    setAttribute(this.share, 'title', share);
+    setAttribute(this.share, 'aria-hidden', 'true'); // the drawing's label says it
+    const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: findSlowest(run) });
     this.timeline.update(run, label);
   }
 }
 
-function aboutNode(run, began) {
-  const date = dateAndClock(began, language());
+function describeNode(run, began) {
+  const date = formatDateAndTime(began, getLanguage());
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
-function stepWords({ at, made, total }) {
+function countSteps({ at, made, total }) {
   const done = total ? at : made;
   if (done === 1 && (total ?? 1) === 1) return t('panel.oneStep')
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
-/** "×1.8 of one device", and by what that is known; nothing where it is not. */
-function factorWords(run) {
-  const factor = timesOfOne(run);
+/** Formats "×1.8 of one device", and how that is known; '' if it is not. */
+function describeSpeedup(run) {
+  const factor = computeSpeedup(run);
   if (!factor) return ''
   const by = run.is_alone_run ? 'timesMeasured' : run.is_measured ? 'timesPredicted' : 'timesAssumed';
-  return t(`panel.${by}`, { times: times(factor), seconds: seconds(run.alone) })
+  return t(`panel.${by}`, { times: formatSpeedup(factor), seconds: formatSeconds(run.alone) })
 }
 
-const slowest = (run) => seconds(Math.max(...run.steps.map(([length]) => length)));
+const findSlowest = (run) => formatSeconds(Math.max(...run.steps.map(([length]) => length)));
 
-// Pure: where the weights of the model's blocks wait, and what it costs to fetch them, in words.
+// Pure: describes where the weights of the model's blocks are kept, and what it costs to fetch them.
 
 
-const MOST_OF_A_STEP = 0.8; // for which the link works, where it is the bottleneck
+const MOST_OF_A_STEP = 0.8; // a link that is busy for this share of a step is the bottleneck
 const NAMES = { shared: 'weightsShared', host: 'weightsHost' };
 
-/** Sentences about a group's status `weights`, none where all of them are on each rank. t: the texts. */
-function weightsWords({ status, runs }, t) {
+/** Returns sentences about a group's `weights`; none if each rank keeps all of them. t: finds the texts. */
+function describeWeights({ status, runs }, t) {
   const { weights } = status;
   const name = NAMES[weights?.kind];
   if (!name) return []
   const { blocks, of, kept, whole, working, fetched, seconds: needed, link, is_measured: isMeasured } = weights;
   const where = t(`panel.${name}`, { going: blocks, blocks: of });
-  const sizes = { kept: bytes(kept), whole: bytes(whole), peak: bytes(kept + (working ?? 0)) };
+  const sizes = { kept: formatBytes(kept), whole: formatBytes(whole), peak: formatBytes(kept + (working ?? 0)) };
   const stay = t(working ? 'panel.weightsAtPeak' : 'panel.weightsKept', sizes);
-  const values = { size: bytes(fetched), seconds: seconds(needed), rate: `${(link / 1e9).toFixed(1)} GB/s` };
+  const values = { size: formatBytes(fetched), seconds: formatSeconds(needed), rate: `${(link / 1e9).toFixed(1)} GB/s` };
   const cost = t(isMeasured ? 'panel.weightsFetchedMeasured' : 'panel.weightsFetchedAssumed', values);
   const found = [where, stay, cost];
-  const share = linkShare(needed, runs);
+  const share = computeLinkShare(needed, runs);
   if (share >= MOST_OF_A_STEP) {
-    found.push(t(isMeasured ? 'panel.weightsBottleneck' : 'panel.weightsLikely', { share: percent$1(share) }));
+    found.push(t(isMeasured ? 'panel.weightsBottleneck' : 'panel.weightsLikely', { share: formatPercent(share) }));
   }
   return found
 }
 
-/** For how much of the last run's steps the link brings weights, if a step is one forward; else it is more. */
-function linkShare(needed, runs) {
-  const known = summary(runs[0]?.steps ?? []);
+/** Returns the share of the last run's step in which the link carries weights. It counts one forward a step. */
+function computeLinkShare(needed, runs) {
+  const known = summarizeSteps(runs[0]?.steps ?? []);
   return known?.median ? Math.min(1, needed / known.median) : 0
 }
 
-// One worker group: its state and why, the buttons, the job that runs, and the parts below them.
+// The view of one worker group: its state, buttons, running job, and the folding parts below.
 
 
-// None of them turns: an endless animation has the browser draw the page anew sixty times a second.
+// No icon spins: an endless animation makes the browser draw the page sixty times a second.
 const ICONS = {
   stopped: 'pi pi-circle',
   starting: 'pi pi-hourglass',
@@ -2667,11 +2718,11 @@ const KNOWN_OPERATIONS = [
 const OF_STEPS = ['call', 'sample', 'forward'];
 
 class GroupView {
-  /** actions: see actions.mjs. openLog: called with a rank whose log is wanted. comparison: a ComparisonView. */
+  /** actions: see actions.mjs. openLog: reads a rank's log. comparison: a ComparisonView. */
   constructor(number, actions, openLog, comparison) {
     this.number = number;
     this.actions = actions;
-    this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }));
+    this.heading = element('h3', { id: makeId('group') }, t('panel.group', { number }));
     const press = (action) => this.press(action);
     this.parts = [new StateView(press), new ButtonRow(press), new JobView()];
     this.folds = [
@@ -2679,7 +2730,7 @@ class GroupView {
       new ModelView(),
       new RankList(),
       new LogView(openLog),
-      new RunList((number) => actions.trace(number), comparison)
+      new RunList((number) => actions.saveTrace(number), comparison)
     ];
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id };
     this.element = element('section', attributes, this.heading);
@@ -2688,17 +2739,17 @@ class GroupView {
 
   update({ group, many, device, devices, runs }) {
     this.group = group;
-    attribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen');
+    setAttribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen');
     const pending = (action) => this.actions.isPending(action, this.number);
     for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending, runs });
   }
 
   press(action) {
-    this.actions.run(action, this.number, stateOf(this.group) === 'busy');
+    this.actions.run(action, this.number, getState(this.group) === 'busy');
   }
 }
 
-/** The state in words, what it means, how often the group died and why, and what is to be said of its plan. */
+/** The group's state and what it means, how often the group died and why, and the remarks on its plan. */
 class StateView {
   constructor(press) {
     this.icon = element('i', { 'aria-hidden': 'true' });
@@ -2710,7 +2761,7 @@ class StateView {
     this.death = element('pre', { class: 'paralleldit-death', tabindex: 0 });
     const attributes = { class: 'paralleldit-why', 'data-testid': 'paralleldit-death' };
     this.dismiss = element('button', { type: 'button', class: 'paralleldit-small' }, t('errors.dismiss'));
-    attribute(this.dismiss, 'data-testid', 'paralleldit-dismiss');
+    setAttribute(this.dismiss, 'data-testid', 'paralleldit-dismiss');
     this.dismiss.addEventListener('click', () => press('dismiss'));
     const why = element('details', attributes, this.deaths, this.death);
     this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss);
@@ -2719,28 +2770,28 @@ class StateView {
   }
 
   update(group, { device, devices }) {
-    const state = stateOf(group);
+    const state = getState(group);
     const { remarks, deaths, last_death: death, pids } = group.status;
-    attribute(this.element, 'data-state', state);
-    attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped);
-    text(this.word, stateWords(group, state));
+    setAttribute(this.element, 'data-state', state);
+    setAttribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped);
+    setText(this.word, describeState(group, state));
     const count = pids?.length ?? devices;
-    text(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '');
+    setText(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '');
     const isNew = state === 'stopped' && !group.runs.length && !death;
     const hint = t(isNew ? 'panel.newcomer' : `panel.hint.${state}`);
-    text(this.hint, hint.startsWith('panel.') ? '' : hint);
-    shown(this.hint, this.hint.textContent);
-    const note = (remarks ?? []).map((remark) => remarkWords(remark, t)).join(' ');
-    text(this.note, note);
-    shown(this.note, note);
-    text(this.deaths, deathWords(deaths));
-    text(this.death, death ?? '');
-    shown(this.why, death);
-    shown(this.dismiss, isDismissible(group));
+    setText(this.hint, hint.startsWith('panel.') ? '' : hint);
+    setShown(this.hint, this.hint.textContent);
+    const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ');
+    setText(this.note, note);
+    setShown(this.note, note);
+    setText(this.deaths, describeDeaths(deaths));
+    setText(this.death, death ?? '');
+    setShown(this.why, death);
+    setShown(this.dismiss, isDismissible(group));
   }
 }
 
-/** Start, stop, restart, park. One that makes no sense is marked as disabled, and keeps the focus if it has it. */
+/** The buttons start, stop, restart and park. One of no use now is marked as disabled, but keeps the focus. */
 class ButtonRow {
   constructor(press) {
     this.element = element('div', { class: 'paralleldit-buttons', role: 'group', 'aria-label': t('panel.buttons') });
@@ -2757,17 +2808,17 @@ class ButtonRow {
   }
 
   update(group, { device, pending }) {
-    const possible = actionsOf(group);
+    const possible = listActions(group);
     for (const { action, button } of this.buttons) {
-      attribute(button, 'aria-disabled', !possible[action] || pending(action));
-      attribute(button, 'aria-busy', pending(action) ? 'true' : null);
+      setAttribute(button, 'aria-disabled', !possible[action] || pending(action));
+      setAttribute(button, 'aria-busy', pending(action) ? 'true' : null);
       const onCpu = action === 'park' && (group.status.device ?? device) === 'cpu';
-      attribute(button, 'title', t(onCpu ? 'panel.help.parkCpu' : `panel.help.${action}`));
+      setAttribute(button, 'title', t(onCpu ? 'panel.help.parkCpu' : `panel.help.${action}`));
     }
   }
 }
 
-/** The operation that runs, and how far it is. */
+/** The running operation and its progress. */
 class JobView {
   constructor() {
     this.operation = element('span', { class: 'paralleldit-strong' });
@@ -2782,32 +2833,32 @@ class JobView {
 
   update(group) {
     const { operation: current } = group.status;
-    const operation = current ?? runningOf(group)?.operation;
-    shown(this.element, stateOf(group) === 'busy');
+    const operation = current ?? findRunning(group)?.operation;
+    setShown(this.element, getState(group) === 'busy');
     if (this.element.hidden) return
-    text(this.operation, operationWords(operation));
+    setText(this.operation, describeOperation(operation));
     const isLoading = current === 'load';
-    const done = isLoading ? weightsDone(group.status) : stepOf(group);
-    const words = done ? doneWords(done, isLoading) : '';
-    text(this.count, words);
-    shown(this.bar, done?.of);
+    const done = isLoading ? getWeightsRead(group.status) : getStep(group);
+    const words = done ? describeProgress(done, isLoading) : '';
+    setText(this.count, words);
+    setShown(this.bar, done?.of);
     if (done?.of) {
-      attribute(this.bar, 'aria-label', operationWords(operation));
-      attribute(this.bar, 'aria-valuemax', done.of);
-      attribute(this.bar, 'aria-valuenow', done.at);
-      attribute(this.bar, 'aria-valuetext', words);
-      attribute(this.fill, 'style', `width: ${((100 * done.at) / done.of).toFixed(1)}%`);
+      setAttribute(this.bar, 'aria-label', describeOperation(operation));
+      setAttribute(this.bar, 'aria-valuemax', done.of);
+      setAttribute(this.bar, 'aria-valuenow', done.at);
+      setAttribute(this.bar, 'aria-valuetext', words);
+      setAttribute(this.fill, 'style', `width: ${((100 * done.at) / done.of).toFixed(1)}%`);
     }
-    text(this.pace, done && !isLoading ? paceWords(runningOf(group)) : '');
-    shown(this.pace, this.pace.textContent);
+    setText(this.pace, done && !isLoading ? describePace(findRunning(group)) : '');
+    setShown(this.pace, this.pace.textContent);
   }
 }
 
-/** What is loaded, under which plan, where its weights wait, and from which files. */
+/** The loaded model: its plan, where its weights are kept, and its files. */
 class ModelView {
   constructor() {
-    this.element = fold(t('panel.model'), true).element;
-    attribute(this.element, 'data-testid', 'paralleldit-model');
+    this.element = makeFold(t('panel.model'), true).element;
+    setAttribute(this.element, 'data-testid', 'paralleldit-model');
     this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' });
     this.computes = element('p', { class: 'paralleldit-quiet paralleldit-cut-off' });
     this.plan = element('p');
@@ -2818,16 +2869,16 @@ class ModelView {
 
   update(group) {
     const { model, name, plan, files = [] } = group.status;
-    shown(this.element, model);
+    setShown(this.element, model);
     if (!model) return
-    text(this.name, fileName(name || model));
-    attribute(this.name, 'title', name || model);
-    text(this.computes, model);
-    shown(this.computes, name && name !== model);
-    shown(this.files, files.length > 1 || files.some((path) => fileName(path) !== this.name.textContent));
-    text(this.plan, plan ? planLine(plan, group.status.pids?.length ?? 0) : '');
-    const words = weightsWords(group, t);
-    shown(this.weights, words.length);
+    setText(this.name, getFileName(name || model));
+    setAttribute(this.name, 'title', name || model);
+    setText(this.computes, model);
+    setShown(this.computes, name && name !== model);
+    setShown(this.files, files.length > 1 || files.some((path) => getFileName(path) !== this.name.textContent));
+    setText(this.plan, plan ? describePlanInUse(plan, group.status.pids?.length ?? 0) : '');
+    const words = describeWeights(group, t);
+    setShown(this.weights, words.length);
     if (this.words !== words.join('\n')) {
       this.words = words.join('\n');
       const [where, ...more] = words.map((line) => element('p', {}, line));
@@ -2836,59 +2887,59 @@ class ModelView {
     }
     if (this.paths === files.join('\n')) return
     this.paths = files.join('\n');
-    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, fileName(path))));
+    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, getFileName(path))));
   }
 }
 
-function stateWords({ status: { operation, starting } }, state) {
+function describeState({ status: { operation, starting } }, state) {
   if (state === 'cancelling' && !OF_STEPS.includes(operation)) return t('panel.state.cancellingOther')
-  if (state === 'starting' && starting) return t('waiting.starting', { seconds: roughSeconds(starting) })
+  if (state === 'starting' && starting) return t('waiting.starting', { seconds: formatWholeSeconds(starting) })
   return t(`panel.state.${state}`)
 }
 
-/** Like `stepOf`, in hundredths of the weights. */
-function weightsDone(status) {
-  const at = readOf(status);
+/** Returns the progress of loading, in the form of `getStep`: hundredths of the weights. */
+function getWeightsRead(status) {
+  const at = getReadPercent(status);
   return at === null ? null : { at, of: 100 }
 }
 
-function doneWords({ at, of }, isLoading) {
-  if (isLoading) return percent$1(at / of)
+function describeProgress({ at, of }, isLoading) {
+  if (isLoading) return formatPercent(at / of)
   return t(of ? 'panel.step' : 'panel.stepOpen', { at, of })
 }
 
-const operationWords = (operation) =>
+const describeOperation = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'));
 
-function planLine(plan, count) {
-  const line = t('panel.plan', { plan: planWords(plan, t) });
-  const used = ranksOfPlan(plan);
+function describePlanInUse(plan, count) {
+  const line = t('panel.plan', { plan: describePlan(plan, t) });
+  const used = countRanks(plan);
   return used < count ? `${line} · ${t('panel.part', { used, count })}` : line
 }
 
-function deathWords(count) {
+function describeDeaths(count) {
   if (!count) return t('panel.lastDeath')
   return count === 1 ? t('panel.diedOnce') : t('panel.died', { count })
 }
 
-function paceWords(run) {
-  const known = run && summary(run.steps);
+function describePace(run) {
+  const known = run && summarizeSteps(run.steps);
   if (!known) return ''
-  const left = secondsLeft(run);
-  const pace = t('panel.pace', { seconds: seconds(known.median) });
-  return left ? `${pace} · ${t('panel.left', { seconds: roughSeconds(left) })}` : pace
+  const left = estimateSecondsLeft(run);
+  const pace = t('panel.pace', { seconds: formatSeconds(known.median) });
+  return left ? `${pace} · ${t('panel.left', { seconds: formatWholeSeconds(left) })}` : pace
 }
 
-// The whole panel: its head, what is wrong with the connection, and the groups.
+// The whole panel: its heading, a notice about the connection, and the groups.
 
 
 class PanelView {
   /**
-   * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again. compare:
-   * makes a ComparisonView. nextRuns: what is known of each group's next run, by its number.
+   * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again.
+   * makeComparison: makes a ComparisonView. findNextRuns: returns what is known about next runs, by group number.
    */
-  constructor(actions, openLog, retry, compare, nextRuns) {
-    this.nextRuns = nextRuns;
+  constructor(actions, openLog, retry, makeComparison, findNextRuns) {
+    this.findNextRuns = findNextRuns;
     this.problem = element('p');
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'));
     this.retry.addEventListener('click', retry);
@@ -2899,52 +2950,52 @@ class PanelView {
     this.views = new Children(
       this.groups,
       ({ group }) => group.number,
-      ({ group }) => new GroupView(group.number, actions, openLog, compare())
+      ({ group }) => new GroupView(group.number, actions, openLog, makeComparison())
     );
     const head = element('header', { class: 'paralleldit-head' }, element('h2', {}, t('panel.title')));
     this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' });
-    attribute(this.element, 'aria-label', t('panel.title'));
+    setAttribute(this.element, 'aria-label', t('panel.title'));
     this.element.append(head, this.notice, this.waiting, this.groups);
   }
 
   update(model) {
-    text(this.problem, model.connected ? model.problem : t('panel.disconnected'));
-    shown(this.notice, model.problem || !model.connected);
-    shown(this.retry, model.connected);
-    shown(this.waiting, !model.loaded && !model.problem);
+    setText(this.problem, model.connected ? model.problem : t('panel.disconnected'));
+    setShown(this.notice, model.problem || !model.connected);
+    setShown(this.retry, model.connected);
+    setShown(this.waiting, !model.loaded && !model.problem);
     const many = model.groups.length > 1;
     const { device, devices } = model;
-    const next = this.nextRuns();
+    const next = this.findNextRuns();
     this.views.update(
       model.groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] }))
     );
   }
 }
 
-// What the server has said of the plans of the open workflow, for those who show it beside the node that asked.
+// Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
 
 
-const answers = new WeakMap(); // by plan node, or loader without one
+const answers = new WeakMap(); // by plan node, or by loader without a plan
 const listeners = [];
 
-/** Notes a node's last answer, null for none. */
-function note(node, answer) {
+/** Keeps a node's last answer; null for none. */
+function noteAnswer(node, answer) {
   answers.set(node, answer);
-  for (const heard of listeners) heard();
+  for (const listener of listeners) listener();
 }
 
-/** Has `heard` called after each answer. */
-const follow$1 = (heard) => listeners.push(heard);
+/** Calls `listener` after each answer. */
+const onAnswer = (listener) => listeners.push(listener);
 
 /**
- * By worker group, what is known of its next run in the workflow with this graph: for each answer the `models` that it is
- * about, as they were chosen, and whether a plan is connected.
+ * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, the names of
+ * the `models` that it is about, and whether a plan is connected.
  */
-function nextRuns(root) {
+function findNextRuns(root) {
   const groups = new Map();
-  const loaders = graphsOf(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)));
+  const loaders = listGraphs(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)));
   for (const loader of loaders) {
-    const { asks, group, model } = runOf$1(loader) ?? {};
+    const { asks, group, model } = findRun$1(loader) ?? {};
     const answer = asks && answers.get(asks);
     if (!answer) continue
     const runs = groups.get(group) ?? [];
@@ -2956,100 +3007,100 @@ function nextRuns(root) {
   return groups
 }
 
-// The sidebar panel of the worker groups. What it shows comes by events, from the moment that the server is asked: once
-// when the page loads, and again when a lost connection is back.
+// The sidebar panel of the worker groups. It asks the server when the page loads, and again when a lost connection is
+// back. From then on, events bring all changes.
 
 
 const ID = 'paralleldit';
 const LOG_LINES = 200;
 const PAUSE_MS$1 = 350; // between two drawings
 
-/** By which ComfyUI knows this page, once it is connected. */
-async function pageId() {
+/** Waits until the page is connected, and returns the id by which ComfyUI knows it. */
+async function getPageId() {
   if (!api.clientId) await new Promise((resolve) => api.addEventListener('status', resolve, { once: true }));
   return encodeURIComponent(api.clientId)
 }
 
 class Panel {
   constructor() {
-    this.model = empty();
-    this.view = null; // made when the tab is first opened, and kept
+    this.model = createModel();
+    this.view = null; // made when the tab is opened first
     this.isShown = false;
-    this.waiting = null; // the events since the server was asked
+    this.missed = null; // events since the question to the server
     this.badge = '';
     this.actions = new Actions(app, api, () => this.draw());
-    const clock = { now: () => performance.now(), later: (act, wait) => setTimeout(act, wait) };
-    this.drawSoon = paced(() => this.draw(), PAUSE_MS$1, clock);
+    const clock = { now: () => performance.now(), wait: (act, milliseconds) => setTimeout(act, milliseconds) };
+    this.drawSoon = throttle(() => this.draw(), PAUSE_MS$1, clock);
   }
 
   listen() {
     api.addEventListener('paralleldit.group', ({ detail }) => {
-      this.waiting?.push(detail);
-      this.become(told(this.model, detail));
+      this.missed?.push(detail);
+      this.setModel(applyEvent(this.model, detail));
     });
-    api.addEventListener('reconnecting', () => this.become({ ...this.model, connected: false }));
+    api.addEventListener('reconnecting', () => this.setModel({ ...this.model, connected: false }));
     api.addEventListener('reconnected', () => this.ask());
-    follow$1(() => this.drawSoon());
-    api.addEventListener('graphChanged', () => this.drawSoon()); // a loader may be gone
+    onAnswer(() => this.drawSoon());
+    api.addEventListener('graphChanged', () => this.drawSoon()); // a loader may have been removed
     document.addEventListener('visibilitychange', () => this.drawSoon());
   }
 
-  /** Asks for the groups; the events that come meanwhile are newer than the answer, or the next ones are. */
+  /** Asks for the groups. Events that arrive before the answer may be newer than it, so they are applied after it. */
   async ask() {
-    const waiting = [];
-    this.waiting = waiting;
+    const missed = [];
+    this.missed = missed;
     try {
-      const response = await api.fetchApi(`/paralleldit/groups?listener=${await pageId()}`);
+      const response = await api.fetchApi(`/paralleldit/groups?listener=${await getPageId()}`);
       if (!response.ok) throw new Error(await response.text())
       const answer = await response.json();
-      const late = waiting.map((event) => ({ ...event, log: [] }));
-      if (this.waiting === waiting) this.become(late.reduce(told, answered(this.model, answer)));
+      const late = missed.map((event) => ({ ...event, log: [] }));
+      if (this.missed === missed) this.setModel(late.reduce(applyEvent, applyAnswer(this.model, answer)));
     } catch (error) {
-      this.become({ ...this.model, connected: true, problem: t('panel.problem', { reason: error.message }) });
+      this.setModel({ ...this.model, connected: true, problem: t('panel.problem', { reason: error.message }) });
     } finally {
-      if (this.waiting === waiting) this.waiting = null;
+      if (this.missed === missed) this.missed = null;
     }
   }
 
   /** Reads the end of a rank's log, if it is not open yet. */
   async openLog(number, rank) {
     if (this.model.groups.find((group) => group.number === number)?.logs[rank]) return
-    this.become(opened(this.model, number, rank));
+    this.setModel(openLog(this.model, number, rank));
     let text = '';
     try {
       const response = await api.fetchApi(`/paralleldit/logs?group=${number}&rank=${rank}&lines=${LOG_LINES}`);
       if (response.ok) text = await response.text();
     } catch (error) {
-      console.warn('[ParallelDiT]', error); // events go on with the log, once the connection is back
+      console.warn('[ParallelDiT]', error); // once the connection is back, events continue the log
     }
-    this.become(read(this.model, number, rank, text));
+    this.setModel(applyLog(this.model, number, rank, text));
   }
 
-  become(model) {
+  setModel(model) {
     this.model = model;
     this.drawSoon();
-    if (badgeOf(model) !== this.badge) this.mark();
+    if (getBadge(model) !== this.badge) this.updateBadge();
   }
 
-  /** Has the tab's icon tell what the groups do, once there is a tab. */
-  mark() {
+  /** Shows on the tab's icon what the groups do, once there is a tab. */
+  updateBadge() {
     const tab = app.extensionManager?.getSidebarTabs().find(({ id }) => id === ID);
-    if (tab) tab.iconBadge = this.badge = badgeOf(this.model);
+    if (tab) tab.iconBadge = this.badge = getBadge(this.model);
   }
 
-  /** Nobody sees a tab that is not open, or a page behind another. */
+  /** Draws the panel, unless its tab is closed or the page is hidden. */
   draw() {
     if (this.isShown && !document.hidden) this.view.update(this.model);
   }
 
-  /** Shows the panel in an element of the editor's, which may ask for it again. */
+  /** Shows the panel in an element of the editor. The editor may call this again. */
   render(parent) {
     this.view ??= new PanelView(
       this.actions,
       (number, rank) => this.openLog(number, rank),
       () => this.ask(),
-      () => comparisonView(app, api),
-      () => nextRuns(app.rootGraph)
+      () => makeComparisonView(app, api),
+      () => findNextRuns(app.rootGraph)
     );
     if (this.view.element.parentNode !== parent) parent.append(this.view.element);
     this.isShown = true;
@@ -3063,12 +3114,12 @@ class Panel {
 }
 
 const panel = new Panel();
-panel.listen(); // before the first message: the editor complains of one that nobody listens to
+panel.listen(); // before the first message, since the editor warns of messages without a listener
 
 app.registerExtension({
   name: 'ParallelDiT.Panel',
   async setup() {
-    await loaded;
+    await textsLoaded;
     addStyle(new URL('./panel/style.css', import.meta.url));
     app.extensionManager.registerSidebarTab({
       id: ID,
@@ -3080,23 +3131,23 @@ app.registerExtension({
       destroy: () => panel.destroy()
     });
     await panel.ask();
-    panel.mark();
+    panel.updateBadge();
   }
 });
 
-// Pure: asks after a pause, drops answers that another question has overtaken, and asks nothing twice.
+// Pure: asks after a pause, asks no question twice, and drops an answer if a newer question was sent since.
 
 /**
- * Returns `ask(force)`: after `pause` milliseconds without another call it reads the question and sends it, unless it
- * is the last one again and `force` was not set. read: gives the question as text, or null for none to send.
- * send: question to a promise of the answer. show: gets the answer; fail: the error.
+ * Returns `ask(force)`. After `pause` milliseconds without another call it reads the question and sends it. It does not
+ * send the last question again, unless `force` is set. read: returns the question as text, or null to send none.
+ * send: takes the question and returns a promise of the answer. show: takes the answer. fail: takes the error.
  */
-function asker({ pause, read, send, show, fail }) {
+function makeAsker({ pause, read, send, show, fail }) {
   let timer = null;
   let last;
   let forced = false;
 
-  async function settle() {
+  async function askNow() {
     timer = null;
     const question = read();
     if (question === null || (question === last && !forced)) return
@@ -3115,63 +3166,63 @@ function asker({ pause, read, send, show, fail }) {
   return (force = false) => {
     forced ||= force;
     clearTimeout(timer);
-    timer = setTimeout(settle, pause);
+    timer = setTimeout(askNow, pause);
   }
 }
 
-// What a node says of its plan: a widget with the server's answer about it. Nothing of it is saved or queued.
+// Adds a widget to a node that shows the server's answer about its plan. The widget is neither saved nor queued.
 
 
 const PAUSE_MS = 150;
 const MARGIN = 10;
 
 /**
- * Gives a node the widget; returns what has it ask, and the node's height. questionOf: the node to its question, null for
- * none, and the values that only a run can tell. parts: what of the answer it shows, see `draw`.
+ * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
+ * node and returns its question, null for none, and the names of values that only a run can tell. parts: see `draw`.
  */
-function explain(node, questionOf, parts) {
+function addPlanWidget(node, makeQuestion, parts) {
   const content = element('div', { class: 'paralleldit-plan-content' });
   const frame = element('div', { class: 'paralleldit-plan' }, content);
-  let lines = 0; // pixels
+  let contentHeight = 0; // pixels
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
-    hideInPanel: true, // of a node's properties, where it would be a row without a value
+    hideInPanel: true, // the panel of a node's properties would show a row without a value
     margin: MARGIN,
-    getMinHeight: () => lines + 2 * MARGIN,
-    getMaxHeight: () => lines + 2 * MARGIN
+    getMinHeight: () => contentHeight + 2 * MARGIN,
+    getMaxHeight: () => contentHeight + 2 * MARGIN
   });
   widget.serialize = false;
-  setHidden(node, [widget], true); // until there is something to say
-  const height = new Height(node, () => (widget.hidden ? 0 : lines + 2 * MARGIN + GAP$2));
+  setHidden(node, [widget], true); // until there is an answer
+  const height = new Height(node, () => (widget.hidden ? 0 : contentHeight + 2 * MARGIN + GAP$2));
   let wrong = [];
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
     return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
   };
 
-  const ask = asker({
+  const ask = makeAsker({
     pause: PAUSE_MS,
-    read: () => (node.graph && canAnswer() ? JSON.stringify(questionOf(node)) : null),
+    read: () => (node.graph && hasPlanRoute() ? JSON.stringify(makeQuestion(node)) : null),
     send: async (text) => {
       const { question, open } = JSON.parse(text);
-      await loaded;
-      return { answer: open.length || !question ? null : await request(question), open }
+      await textsLoaded;
+      return { answer: open.length || !question ? null : await askServer(question), open }
     },
     show: ({ answer, open }) => {
       draw(content, answer, open, parts);
-      note(node, answer);
-      settle(answer?.widgets ?? []);
+      noteAnswer(node, answer);
+      finish(answer?.widgets ?? []);
     },
     fail: (error) => {
-      drawSilence(content, error.message);
-      note(node, null);
-      settle([]);
+      drawNoAnswer(content, error.message);
+      noteAnswer(node, null);
+      finish([]);
     }
   });
 
-  function settle(names) {
+  function finish(names) {
     wrong = names;
-    mark(node, wrong);
+    markWidgets(node, wrong);
     showContent();
     node.graph?.setDirtyCanvas(true, true);
   }
@@ -3182,10 +3233,10 @@ function explain(node, questionOf, parts) {
   }
 
   new ResizeObserver(() => {
-    mark(node, wrong); // the row of a widget may be a new one
-    if (!content.offsetHeight || content.offsetHeight === lines) return
+    markWidgets(node, wrong); // the editor may have made a widget's row anew
+    if (!content.offsetHeight || content.offsetHeight === contentHeight) return
     height.change(() => {
-      lines = content.offsetHeight;
+      contentHeight = content.offsetHeight;
     });
   }).observe(content);
 
@@ -3197,13 +3248,13 @@ function explain(node, questionOf, parts) {
   return { ask, height }
 }
 
-/** Marks the widgets of these names, and no others: on the canvas by their outline, as DOM by their row. */
-function mark(node, names) {
+/** Marks only the widgets of these names: by their outline on the canvas, by their row where nodes are DOM. */
+function markWidgets(node, names) {
   for (const widget of node.widgets ?? []) {
     delete widget.getOutlineColor;
     if (names.includes(widget.name)) widget.getOutlineColor = () => window.LiteGraph.NODE_ERROR_COLOUR;
   }
-  if (node.graph !== app.canvas.graph) return // a node that is seen may have the same id
+  if (node.graph !== app.canvas.graph) return // a node of the graph on the screen may have the same id
   const labels = names.map((name) => node.widgets?.find((widget) => widget.name === name)?.label ?? name);
   for (const row of document.querySelectorAll(`[data-node-id="${node.id}"] [data-testid="node-widget"]`)) {
     const label = row.querySelector('[data-testid="widget-layout-field-label"]')?.textContent.trim();
@@ -3211,40 +3262,46 @@ function mark(node, names) {
   }
 }
 
-// In auto mode a Parallel Plan node shows its mode alone: what it does not use is hidden, and keeps its value.
+// In auto mode a Parallel Plan node shows only its mode. The other widgets are hidden and keep their values.
 
 
-const seldom = new WeakSet(); // widgets that are advanced
+const advancedWidgets = new WeakSet(); // widgets that are advanced when shown
 
-/** Hides what the node does not use, and shows the rest. A linked value stays: its link has to end somewhere. */
-function showUsed(node) {
+/**
+ * Hides the widgets that the node does not use, and shows the others. A linked widget stays, since its link needs an
+ * end.
+ */
+function showUsedWidgets(node) {
   const auto = isAuto(node);
   const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null);
   const isUnused = (widget) => (auto ? !isLinked(widget) : isFolded(node, widget));
   const others = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false);
-  for (const widget of others) keepSeldom(widget, auto && !isLinked(widget));
+  for (const widget of others) setAdvanced(widget, auto && !isLinked(widget));
   for (const hidden of [true, false]) {
     const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden);
     if (turned.length) setHidden(node, turned, hidden);
   }
 }
 
-/** The canvas leaves room for advanced widgets that are not shown, unless they are hidden, too. */
+/**
+ * Returns whether an advanced widget is folded. The canvas leaves room for folded widgets unless they are also hidden.
+ */
 const isFolded = (node, widget) =>
-  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || seldom.has(widget));
+  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget));
 
-/** What is hidden is not advanced either, or there would be a button to show nothing. */
-function keepSeldom(widget, hidden) {
-  if (widget.advanced || widget.options.advanced) seldom.add(widget);
-  if (!seldom.has(widget)) return
+/** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
+function setAdvanced(widget, hidden) {
+  if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget);
+  if (!advancedWidgets.has(widget)) return
   widget.advanced = !hidden;
   widget.options.advanced = !hidden;
 }
 
-// The Parallel Plan node says, before anything is queued, what its plan does, and a loader without one what auto does.
+// Before anything is queued, the Parallel Plan node shows what its plan does. A loader without a plan shows what auto
+// does.
 
 
-const asks = new WeakMap(); // by node, what asks for it
+const askers = new WeakMap(); // by node, the function that asks the server about it
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -3252,9 +3309,9 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url));
     api.addEventListener('graphChanged', () => askAll());
-    api.addEventListener('execution_success', () => askAll(true)); // by which speeds may have been measured
+    api.addEventListener('execution_success', () => askAll(true)); // the run may have measured speeds
     api.addEventListener('reconnected', () => {
-      askAgain();
+      retryPlanRoute();
       askAll(true);
     });
   },
@@ -3274,47 +3331,47 @@ app.registerExtension({
 });
 
 function askAll(force) {
-  for (const graph of graphsOf(app.rootGraph)) {
-    for (const node of graph.nodes) asks.get(node)?.(force);
+  for (const graph of listGraphs(app.rootGraph)) {
+    for (const node of graph.nodes) askers.get(node)?.(force);
   }
 }
 
 function explainPlan(node) {
-  const { ask, height } = explain(node, questionOf, whole);
-  asks.set(node, ask);
-  const show = () => showUsed(node);
-  const changed = () => {
-    height.change(show);
+  const { ask, height } = addPlanWidget(node, makeQuestion, makeWhole);
+  askers.set(node, ask);
+  const updateWidgets = () => showUsedWidgets(node);
+  const onChange = () => {
+    height.change(updateWidgets);
     ask();
   };
-  follow(node, changed);
-  chain(node, 'onConfigure', (saved) => height.open(saved.size[1], show));
-  chain(node, 'onAdded', changed);
+  callOnChange(node, onChange);
+  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets));
+  callAfter(node, 'onAdded', onChange);
   const { toggleAdvanced } = node;
   node.toggleAdvanced = (...args) => {
     height.change(() => {
       toggleAdvanced?.apply(node, args);
-      show();
+      updateWidgets();
     });
   };
 }
 
-/** What it loads concerns the plans, too. */
+/** A change of a loader asks for all nodes, since the plans depend on what it loads. */
 function explainLoader(node) {
-  const { ask, height } = explain(node, questionWithoutPlan, brief);
-  asks.set(node, ask);
-  follow(node, () => askAll());
-  chain(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}));
-  chain(node, 'onAdded', () => ask());
+  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, makeBrief);
+  askers.set(node, ask);
+  callOnChange(node, () => askAll());
+  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}));
+  callAfter(node, 'onAdded', () => ask());
 }
 
-/** Has `changed` called when a widget of the node changes, or a link to or from it. */
-function follow(node, changed) {
-  for (const widget of node.widgets ?? []) chain(widget, 'callback', () => changed());
-  chain(node, 'onConnectionsChange', () => changed());
+/** Calls `onChange` when a widget of the node changes, or a link to or from it. */
+function callOnChange(node, onChange) {
+  for (const widget of node.widgets ?? []) callAfter(widget, 'callback', () => onChange());
+  callAfter(node, 'onConnectionsChange', () => onChange());
 }
 
-function chain(object, name, after) {
+function callAfter(object, name, after) {
   const before = object[name];
   object[name] = function (...args) {
     const result = before?.apply(this, args);
@@ -3323,63 +3380,63 @@ function chain(object, name, after) {
   };
 }
 
-// Pure: what a node that waits for its workers says meanwhile, and once they have come.
+// Pure: makes the text of a node that waits for its workers, and of one whose wait is over.
 
 
-const nothing = () => ({ node: null, text: '', starting: null, loading: 0, since: null });
+const emptyNotice = () => ({ node: null, text: '', starting: null, loading: 0, since: null });
 
-/** The run that goes on, or one that was waited for and over before any event told of its first step. */
-function runOf(before, group) {
+/** Finds the running run, or the one that the node waited for and that ended before an event showed its first step. */
+function findRun(before, group) {
   const [last] = group.runs;
   const isOver = before.text && last?.node === before.node && group.status.starting === undefined;
-  return runningOf(group) ?? (isOver ? last : null)
+  return findRunning(group) ?? (isOver ? last : null)
 }
 
 /**
- * After an event of a group: the node that samples, and its text, empty where there is nothing to say. starting: the
- * seconds that were seen of it, null for none; loading: likewise of the model's, and since: from when. before: what this
- * gave for the event before. now: in seconds.
+ * Returns the node that samples, and its text, after an event of a group; the text is '' if there is nothing to say.
+ * starting: seconds of the start so far, or null. loading: seconds of loading the model so far, which began at `since`.
+ * before: this function's result for the event before. now: in seconds.
  */
-function waiting(before, group, now, t) {
+function updateWaiting(before, group, now, t) {
   const { status } = group;
-  const run = runOf(before, group);
-  if (!run?.node) return nothing()
+  const run = findRun(before, group);
+  if (!run?.node) return emptyNotice()
   const { node } = run;
-  const old = before.node === node ? before : { ...nothing(), node };
+  const old = before.node === node ? before : { ...emptyNotice(), node };
   if (status.starting !== undefined) {
     const starting = status.starting;
-    return { ...old, starting, text: t('waiting.starting', { seconds: roughSeconds(starting) }) }
+    return { ...old, starting, text: t('waiting.starting', { seconds: formatWholeSeconds(starting) }) }
   }
   if (status.operation === 'load') {
     const since = old.since ?? now;
-    const share = readOf(status);
+    const share = getReadPercent(status);
     const text = share === null ? t('waiting.loading') : t('waiting.reading', { share });
     return { ...old, since, loading: now - since, text }
   }
   if (!run.made && run.state === 'running') return old
   const done = [
-    old.starting !== null && t('waiting.started', { seconds: seconds(old.starting) }),
-    old.since !== null && t('waiting.read', { seconds: seconds(old.loading || now - old.since) })
+    old.starting !== null && t('waiting.started', { seconds: formatSeconds(old.starting) }),
+    old.since !== null && t('waiting.read', { seconds: formatSeconds(old.loading || now - old.since) })
   ];
-  return { ...nothing(), node, text: done.filter(Boolean).join('\n') }
+  return { ...emptyNotice(), node, text: done.filter(Boolean).join('\n') }
 }
 
-// While a sampler waits for its workers, its node says for what: they start, or read the weights.
+// While a sampler waits for its workers, its node shows what they do: start, or read the weights.
 
 
 app.registerExtension({
   name: 'ParallelDiT.Waiting',
   async setup() {
-    await loaded;
-    const said = new Map(); // by group
-    let model = empty();
+    await textsLoaded;
+    const notices = new Map(); // by group
+    let model = createModel();
     api.addEventListener('paralleldit.group', ({ detail }) => {
-      model = told(model, { ...detail, log: [] });
+      model = applyEvent(model, { ...detail, log: [] });
       const group = model.groups.find(({ number }) => number === detail.group);
-      const before = said.get(detail.group) ?? nothing();
-      const now = waiting(before, group, performance.now() / 1000, t);
-      said.set(detail.group, now);
-      // The editor shows it as it shows ComfyUI's own: on the node while it runs, in any view.
+      const before = notices.get(detail.group) ?? emptyNotice();
+      const now = updateWaiting(before, group, performance.now() / 1000, t);
+      notices.set(detail.group, now);
+      // The editor shows this like ComfyUI's own progress texts: on the node while it runs, in every view.
       if (now.text && now.text !== before.text) {
         api.dispatchCustomEvent('progress_text', { nodeId: now.node, text: now.text });
       }

@@ -1,16 +1,17 @@
-// The Parallel Plan node says, before anything is queued, what its plan does, and a loader without one what auto does.
+// Before anything is queued, the Parallel Plan node shows what its plan does. A loader without a plan shows what auto
+// does.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { addStyle } from './elements.mjs'
-import { explain } from './plan/explain.mjs'
-import { LOADERS, PLAN, questionOf, questionWithoutPlan } from './plan/graph.mjs'
-import { graphsOf } from './plan/links.mjs'
-import { askAgain } from './plan/server.mjs'
-import { showUsed } from './plan/used.mjs'
-import { brief, whole } from './plan/view.mjs'
+import { addPlanWidget } from './plan/explain.mjs'
+import { LOADERS, makeQuestion, makeQuestionWithoutPlan, PLAN } from './plan/graph.mjs'
+import { listGraphs } from './plan/links.mjs'
+import { retryPlanRoute } from './plan/server.mjs'
+import { showUsedWidgets } from './plan/used.mjs'
+import { makeBrief, makeWhole } from './plan/view.mjs'
 
-const asks = new WeakMap() // by node, what asks for it
+const askers = new WeakMap() // by node, the function that asks the server about it
 
 app.registerExtension({
   name: 'ParallelDiT.Plan',
@@ -18,9 +19,9 @@ app.registerExtension({
   setup() {
     addStyle(new URL('./plan/style.css', import.meta.url))
     api.addEventListener('graphChanged', () => askAll())
-    api.addEventListener('execution_success', () => askAll(true)) // by which speeds may have been measured
+    api.addEventListener('execution_success', () => askAll(true)) // the run may have measured speeds
     api.addEventListener('reconnected', () => {
-      askAgain()
+      retryPlanRoute()
       askAll(true)
     })
   },
@@ -40,47 +41,47 @@ app.registerExtension({
 })
 
 function askAll(force) {
-  for (const graph of graphsOf(app.rootGraph)) {
-    for (const node of graph.nodes) asks.get(node)?.(force)
+  for (const graph of listGraphs(app.rootGraph)) {
+    for (const node of graph.nodes) askers.get(node)?.(force)
   }
 }
 
 function explainPlan(node) {
-  const { ask, height } = explain(node, questionOf, whole)
-  asks.set(node, ask)
-  const show = () => showUsed(node)
-  const changed = () => {
-    height.change(show)
+  const { ask, height } = addPlanWidget(node, makeQuestion, makeWhole)
+  askers.set(node, ask)
+  const updateWidgets = () => showUsedWidgets(node)
+  const onChange = () => {
+    height.change(updateWidgets)
     ask()
   }
-  follow(node, changed)
-  chain(node, 'onConfigure', (saved) => height.open(saved.size[1], show))
-  chain(node, 'onAdded', changed)
+  callOnChange(node, onChange)
+  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], updateWidgets))
+  callAfter(node, 'onAdded', onChange)
   const { toggleAdvanced } = node
   node.toggleAdvanced = (...args) => {
     height.change(() => {
       toggleAdvanced?.apply(node, args)
-      show()
+      updateWidgets()
     })
   }
 }
 
-/** What it loads concerns the plans, too. */
+/** A change of a loader asks for all nodes, since the plans depend on what it loads. */
 function explainLoader(node) {
-  const { ask, height } = explain(node, questionWithoutPlan, brief)
-  asks.set(node, ask)
-  follow(node, () => askAll())
-  chain(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))
-  chain(node, 'onAdded', () => ask())
+  const { ask, height } = addPlanWidget(node, makeQuestionWithoutPlan, makeBrief)
+  askers.set(node, ask)
+  callOnChange(node, () => askAll())
+  callAfter(node, 'onConfigure', (saved) => height.open(saved.size[1], () => {}))
+  callAfter(node, 'onAdded', () => ask())
 }
 
-/** Has `changed` called when a widget of the node changes, or a link to or from it. */
-function follow(node, changed) {
-  for (const widget of node.widgets ?? []) chain(widget, 'callback', () => changed())
-  chain(node, 'onConnectionsChange', () => changed())
+/** Calls `onChange` when a widget of the node changes, or a link to or from it. */
+function callOnChange(node, onChange) {
+  for (const widget of node.widgets ?? []) callAfter(widget, 'callback', () => onChange())
+  callAfter(node, 'onConnectionsChange', () => onChange())
 }
 
-function chain(object, name, after) {
+function callAfter(object, name, after) {
   const before = object[name]
   object[name] = function (...args) {
     const result = before?.apply(this, args)

@@ -1,46 +1,46 @@
-// The pack's own words in the editor's language, as ComfyUI serves them from `locales/*/main.json`.
+// The pack's own texts in the editor's language. ComfyUI serves them from `locales/*/main.json`.
 
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
-import { fieldsOf } from './errors/message.mjs'
-import { retold, words } from './words.mjs'
+import { splitFields } from './errors/message.mjs'
+import { findText, translate } from './words.mjs'
 
 let trees = []
 
-/** The editor's language, by which times are told, too. */
-export const language = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
+/** Returns the editor's language. Times are formatted by it, too. */
+export const getLanguage = () => app.extensionManager.setting.get('Comfy.Locale') ?? 'en'
 
-/** Fetches the texts, once; to be awaited before `t`. */
-export const loaded = (async () => {
-  const own = language()
+/** Fetches the texts once. Await it before the first call of `t`. */
+export const textsLoaded = (async () => {
+  const own = getLanguage()
   try {
     const all = await (await api.fetchApi('/i18n')).json()
     trees = [all[own], all[own.split('-')[0]], all.en].map((tree) => tree?.paralleldit ?? {})
   } catch (error) {
-    console.warn('[ParallelDiT]', error) // what is shown then has names in place of words
+    console.warn('[ParallelDiT]', error) // the editor then shows the names of the texts
   }
 })()
 
-/** "a, b or c" of these words. */
-export const either = (words) => new Intl.ListFormat(language(), { type: 'disjunction' }).format(words)
+/** Joins words as in "a, b or c". */
+export const joinWithOr = (words) => new Intl.ListFormat(getLanguage(), { type: 'disjunction' }).format(words)
 
-/** The text at a path like 'panel.stop', with {names} filled in. */
-export const t = (path, values) => words(trees, path, values)
+/** Returns the text at a path like 'panel.stop', with values for its {names}. */
+export const t = (path, values) => findText(trees, path, values)
 
 /**
- * An error's advice, which is English, in the editor's language: each line that is made of one of `errors.advices`.
+ * Translates an error's advice, which is English, into the editor's language, line by line.
  *
- * The English words are their own key, as in gettext: whatever carries the text of an error carries them, nothing has to
- * be kept for a page that is loaded later or beside, and an advice that no language has is shown as it was given.
+ * The English text is its own key, as in gettext: `errors.advices` has its templates. So an error carries nothing but
+ * its text, and every page can translate it. A line without a template stays English.
  */
-export const advised = (advice) =>
+export const translateAdvice = (advice) =>
   advice
     .split('\n')
-    .map((line) => retold(trees, 'errors.advices', line))
+    .map((line) => translate(trees, 'errors.advices', line))
     .join('\n')
 
-/** What an error's text says before its details, in a line. */
-export function brief(text) {
-  const { cause, advice } = fieldsOf(text)
-  return [cause, advised(advice)].filter(Boolean).join(' ')
+/** Returns an error's cause and advice in one line, without its details. */
+export function summarizeError(text) {
+  const { cause, advice } = splitFields(text)
+  return [cause, translateAdvice(advice)].filter(Boolean).join(' ')
 }

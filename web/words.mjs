@@ -1,38 +1,39 @@
-// Pure: from the texts of `locales/*/main.json` to words in the editor's language. `text.mjs` fetches them.
+// Pure: finds texts of `locales/*/main.json` in the editor's language. `text.mjs` fetches them.
 
 /**
- * The text at a dotted path of the first of these trees that has it, with {names} filled in; the path itself if none
- * has.
+ * Returns the text at a dotted path, from the first of these trees that has it, with values for its {names}. Without
+ * such a text, returns the path.
  */
-export function words(trees, path, values = {}) {
+export function findText(trees, path, values = {}) {
   for (const tree of trees) {
-    const found = at(tree, path)
+    const found = getAt(tree, path)
     if (typeof found === 'string') return found.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole)
   }
   return path
 }
 
 /**
- * A text that was made elsewhere of an English template, one of those under the path in the last tree, in the first
- * language that has it; as it is if it was made of none. Where it could be of several, the one with the most words is it.
+ * Translates an English text that was made from a template. The last tree has the English templates, under the path;
+ * the first tree that has the template's key gives the translation. If several templates match, the one with the most
+ * words counts. A text without a template is returned as it is.
  */
-export function retold(trees, path, text) {
-  const templates = Object.entries(at(trees.at(-1), path) ?? {})
-  const made = templates.filter(([, template]) => filledIn(template, text))
-  if (!made.length) return text
-  const [key, template] = made.reduce((one, other) => (fixed(other[1]) > fixed(one[1]) ? other : one))
-  return words(trees, `${path}.${key}`, filledIn(template, text))
+export function translate(trees, path, text) {
+  const templates = Object.entries(getAt(trees.at(-1), path) ?? {})
+  const matching = templates.filter(([, template]) => matchTemplate(template, text))
+  if (!matching.length) return text
+  const [key, template] = matching.reduce((one, other) => (countFixed(other[1]) > countFixed(one[1]) ? other : one))
+  return findText(trees, `${path}.${key}`, matchTemplate(template, text))
 }
 
-const at = (tree, path) => path.split('.').reduce((node, key) => node?.[key], tree)
+const getAt = (tree, path) => path.split('.').reduce((node, key) => node?.[key], tree)
 
 const NAMES = /\{(\w+)\}/g
 
-/** How much of a template is words of its own. */
-const fixed = (template) => template.replace(NAMES, '').length
+/** Counts the characters of a template outside of its {names}. */
+const countFixed = (template) => template.replace(NAMES, '').length
 
-/** What has to be filled in for its {names} to make this text of a template; null where nothing does. */
-function filledIn(template, text) {
+/** Returns the values of the {names} that turn a template into this text; null if the text is not made from it. */
+function matchTemplate(template, text) {
   const names = [...template.matchAll(NAMES)].map(([, name]) => name)
   const pieces = template.split(/\{\w+\}/).map((piece) => piece.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'))
   const found = text.match(new RegExp(`^${pieces.join('(.+)')}$`))

@@ -12,8 +12,8 @@ import pytest
 
 from demo.host import REPOSITORY
 
-LEFT_OUT = "Left out: GPU 1 (GTX 1660, 6 GB)."
-OWN = "auto uses ComfyUI’s own, GPU 0 (RTX 3090, 24 GB), and those like it alone"
+LEFT_OUT = "Not used: GPU 1 (GTX 1660, 6 GB)."
+OWN = "auto uses only ComfyUI’s own, GPU 0 (RTX 3090, 24 GB), and those like it"
 # By machine of `machine_of_cards`: the ranks of an automatic plan, the most of any, and what is said of it.
 PLANNED = {
     "three alike": (3, 3, ["auto_gpus", "needs_model"]),

@@ -102,7 +102,7 @@ def test_the_advice_that_is_translated_is_in_the_words_of_the_code() -> None:
 
 @pytest.mark.parametrize("value", FILLED_IN)
 def test_no_advice_is_taken_for_another(value: str) -> None:
-    """Of the templates that a text could be made of, `retold` in web/words.mjs takes the one with the most words."""
+    """Of the templates that a text could be made of, `translate` in web/words.mjs takes the one with the most words."""
     for advice in advices():
         line = advice.replace(ANY, value)
         fitting = [

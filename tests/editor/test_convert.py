@@ -185,7 +185,7 @@ def test_pickles_are_left_and_told_of_by_the_commands_that_the_canvas_offers(sha
     offered = page.evaluate("() => window.app.canvas.getCanvasMenuOptions().map((item) => item?.content)")
     assert "Make this workflow parallel" in offered and "Make this workflow stock" not in offered
     page.evaluate(EXECUTE, PARALLEL)
-    told = page.get_by_text("Left as they are, since loading a pickle file can run any code: old.ckpt.")
+    told = page.get_by_text("Not changed: old.ckpt. Loading a pickle file can run any code.")
     expect(told).to_be_visible()
     kinds = types_of(page.evaluate(SERIALIZED))
     assert kinds.count("CheckpointLoaderSimple") == 1 and kinds.count(CHECKPOINT) == 1
@@ -195,7 +195,7 @@ def test_pickles_are_left_and_told_of_by_the_commands_that_the_canvas_offers(sha
 @pytest.mark.parametrize("kind", ["CheckpointLoader", "DiffusersLoader"])
 def test_a_deprecated_loader_says_what_to_use_in_its_place(kind: str, shared_editor: Editor) -> None:
     offered = {each["content"]: each["disabled"] for each in shared_editor.page.evaluate(NODE_MENU, kind)}
-    assert offered.get("Make parallel: not for this deprecated loader, use Load Checkpoint") is True, offered
+    assert offered.get("Make parallel: not for this deprecated loader; use Load Checkpoint") is True, offered
     assert "Make parallel" not in offered
 
 

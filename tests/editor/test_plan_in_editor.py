@@ -122,7 +122,7 @@ def test_the_node_says_what_weights_take_and_marks_that_nobody_can_share_them(sh
     shared_editor.set_widgets("ParallelDiT_Plan", mode="manual", ulysses=2)
     memory = page.locator(".paralleldit-plan-memory")
     expect(memory.first).to_have_text(MEMORY)
-    expect(memory.last).to_contain_text("Fastest, as predicted by")
+    expect(memory.last).to_contain_text("Predicted to be fastest, by")
     shared_editor.set_widgets("ParallelDiT_Plan", weights="shared", weight_blocks=3)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
     expect(content).to_contain_text("Shared weights: of 3 of a rank's")
@@ -155,7 +155,7 @@ def test_the_node_shows_the_fastest_plans_and_that_one_device_is_faster(shared_e
         expect(rows.first).to_have_attribute("aria-current", "true")
         expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("One device is faster here")
         expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("assumed speeds")
-        expect(page.locator(".paralleldit-plan-step")).to_contain_text("×1 of one device, 2.50 s")
+        expect(page.locator(".paralleldit-plan-step")).to_contain_text("×1 of one device with 2.50 s")
     finally:
         page.unroute(ROUTE)
 
@@ -248,7 +248,7 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     page.route(ROUTE, lambda route: route.fulfill(status=404, body="404: Not Found"))
     editor.prompt(template("demo"))
     expect(page.locator(".paralleldit-plan-content:not(:empty)")).to_have_text(
-        "What this plan does cannot be shown here: HTTP 404"
+        "This plan cannot be explained here: HTTP 404"
     )
     editor.set_widgets("ParallelDiT_Plan", mode="manual", ring=2)
     page.wait_for_timeout(500)

@@ -292,7 +292,7 @@ def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
     editor.open_panel()
     row = page.locator("[data-group='8']").get_by_test_id("paralleldit-weights")
     expect(row).to_contain_text("Shared weights: 17 of 57 blocks")
-    expect(row).to_contain_text("3.0 GiB a forward, 0.27 s at 12.0 GB/s (assumed)")
+    expect(row).to_contain_text("A forward fetches 3.0 GiB: 0.27 s at 12.0 GB/s (assumed)")
     following = page.locator("[data-group='1']").get_by_test_id("paralleldit-next")
     for said in (
         "demo: coloured shapes",
@@ -365,10 +365,10 @@ def test_a_loader_without_a_plan_says_what_auto_does(shared_editor: Editor, answ
         page.evaluate(LINK_PLAN, False)
         expect(content).to_contain_text("auto takes 2 ranks · ")
         expect(content).to_contain_text("of one device")
-        expect(content).to_contain_text("Would fit whole with: fp8 weights.")
-        expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_hidden()
+        expect(content).to_contain_text("The whole weights would fit with: fp8 weights.")
+        expect(content.get_by_text("auto uses all 2 GPUs.")).to_be_hidden()
         content.get_by_text("Why, and other plans").click()
-        expect(content.get_by_text("auto uses all GPUs: 2.")).to_be_visible()
+        expect(content.get_by_text("auto uses all 2 GPUs.")).to_be_visible()
         box, frame = content.bounding_box(), content.locator("..").bounding_box()
         assert box["y"] + box["height"] <= frame["y"] + frame["height"] + 1, "the words are cut off"
         shared_editor.screenshot("loader-without-plan")

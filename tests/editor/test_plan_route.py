@@ -92,7 +92,7 @@ def test_a_file_for_comfyuis_own_class_is_told_of_like_any_other(host: ComfyHost
         answer = ask(host, about({}, *samplers, model="longcat-image.safetensors"))
         assert (answer["plan"], answer["world"], keys(answer)) == ("cfg=2", 2, ["auto_cpu", "by_call"])
         assert keys(answer, "note") == ["counted_guided"] and answer["memory"] is not None
-        assert "cfg=2 with cond and uncond, ulysses=2 without" in answer["remarks"][1]["text"]
+        assert "cfg=2 with cond and uncond, ulysses=2 without uncond" in answer["remarks"][1]["text"]
     answer = ask(host, about({"ulysses": 3}, KSAMPLER, model="longcat-image.safetensors"))
     assert answer["widgets"] == ["ulysses"] and "is more than the model's 2 heads" in answer["error"]
 
@@ -213,11 +213,11 @@ def test_where_there_is_one_device_a_plan_for_four_runs_on_it_and_says_so(single
     assert status(single_host)["note"] == ""
     assert torch.equal(latents(single_host, job.under({"cfg": 2, "ulysses": 2}).prompt()), alone[0])
     note = status(single_host)["note"]
-    assert "the plan cfg=2 × ulysses=2 asks for 4" in note and "The image is the same" in note
+    assert "the plan cfg=2 × ulysses=2 needs 4" in note and "The image is the same" in note
     assert torch.equal(latents(single_host, looped.under({"cfg": 2, "pipefusion": 2}).prompt()), alone[1])
-    assert "The image is the exact one" in status(single_host)["note"]
+    assert "The image is exact" in status(single_host)["note"]
     assert torch.equal(latents(single_host, job.under({"attention": "flash"}).prompt()), alone[0])
-    assert status(single_host)["note"] == "flash attention needs a GPU; the CPU's own kernel computes it here."
+    assert status(single_host)["note"] == "flash attention needs a GPU. Here the CPU's own kernel computes it."
     assert len(ranks(single_host)) == 1
     assert note in single_host.log.read_text()
     answer = ask(single_host, about({"cfg": 2, "ulysses": 2}, KSAMPLER))
@@ -242,7 +242,7 @@ def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost
         note = panel.get_by_test_id("paralleldit-note")
         open_demo(editor, {"mode": "manual", "cfg": 2}, steps=2, seed=73)
         editor.run()
-        expect(note).to_contain_text("the plan cfg=2 asks for 2: one rank runs the whole model.")
+        expect(note).to_contain_text("the plan cfg=2 needs 2: one rank runs the whole model.")
         expect(panel.get_by_text("Plan: one rank")).to_be_visible()
         editor.screenshot("panel-one-device")
         open_demo(editor, steps=2, seed=74)

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import { Comparison } from '../../web/compare/comparison.mjs'
-import { candidates, compared, loadersOf, taken, under } from '../../web/compare/prompts.mjs'
+import { addSpeedups, applyPlan, findLoaders, listCandidates, summarizeRuns } from '../../web/compare/prompts.mjs'
 import { Queue } from '../../web/compare/queue.mjs'
 
 const LOADER = 'ParallelDiT_LoadDiffusionModel'
@@ -21,24 +21,24 @@ const run = (began, step, state = 'done') => ({
 })
 
 test('the loaders of a group get the plan, and nothing else of the prompt changes', () => {
-  assert.deepEqual(loadersOf(PROMPT, [LOADER], 1), ['1'])
-  assert.deepEqual(loadersOf(PROMPT, [LOADER], 2), ['2'])
-  const changed = under(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'now')
+  assert.deepEqual(findLoaders(PROMPT, [LOADER], 1), ['1'])
+  assert.deepEqual(findLoaders(PROMPT, [LOADER], 2), ['2'])
+  const changed = applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'now')
   const [id, slot] = changed[1].inputs.plan
   assert.equal(slot, 0)
   assert.equal(changed[id].class_type, 'ParallelDiT_Plan')
   assert.equal(changed[id].inputs.ulysses, 2)
   assert.deepEqual([changed[2], changed[3]], [PROMPT[2], PROMPT[3]])
   assert.deepEqual(PROMPT[1].inputs.plan, ['9', 0])
-  assert.notDeepEqual(changed, under(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'later'), 'it runs again')
+  assert.notDeepEqual(changed, applyPlan(PROMPT, ['1'], { mode: 'manual', ulysses: 2 }, 'later'), 'it runs again')
 })
 
-test('compared are the plans predicted to be the fastest that fit, or auto, and one device', () => {
+test('a comparison runs the fastest predicted plans that fit, or auto, and one device', () => {
   const best = [
     { values: ULYSSES, fits: true },
     { values: { dp: 2, speeds: [] }, fits: false }
   ]
-  const found = candidates({ predicted: { best } })
+  const found = listCandidates({ predicted: { best } })
   assert.deepEqual(
     found.map(({ values, isAlone }) => [values, isAlone]),
     [
@@ -46,27 +46,27 @@ test('compared are the plans predicted to be the fastest that fit, or auto, and 
       [{ mode: 'manual' }, true]
     ]
   )
-  for (const answer of [null, { predicted: null }]) assert.equal(candidates(answer)[0].values.mode, 'auto')
+  for (const answer of [null, { predicted: null }]) assert.equal(listCandidates(answer)[0].values.mode, 'auto')
 })
 
-test('what the runs of a prompt took, and how many times as fast as one device', () => {
-  assert.deepEqual(taken([run(1, 2), run(2, 4)]), {
+test("a prompt's runs are summed up, with the speedup over one device", () => {
+  assert.deepEqual(summarizeRuns([run(1, 2), run(2, 4)]), {
     isDone: true,
     plans: [{ ...ULYSSES, dp: 1 }],
     seconds: 60,
     step: 3
   })
-  assert.equal(taken([]).isDone, false)
-  assert.equal(taken([run(1, 2, 'failed')]).isDone, false)
-  const rows = compared([
-    { isAlone: false, taken: taken([run(1, 0.5)]) },
-    { isAlone: true, taken: taken([run(2, 0.9)]) }
+  assert.equal(summarizeRuns([]).isDone, false)
+  assert.equal(summarizeRuns([run(1, 2, 'failed')]).isDone, false)
+  const rows = addSpeedups([
+    { isAlone: false, result: summarizeRuns([run(1, 0.5)]) },
+    { isAlone: true, result: summarizeRuns([run(2, 0.9)]) }
   ])
   assert.deepEqual(
     rows.map(({ times }) => times),
     [1.8, 1]
   )
-  assert.equal(compared([rows[0], { ...rows[1], taken: null }])[0].times, null)
+  assert.equal(addSpeedups([rows[0], { ...rows[1], result: null }])[0].times, null)
 })
 
 /** A comparison whose prompts end as given, in turn; each that succeeds leaves a run, and another prompt one before. */
@@ -95,11 +95,11 @@ function comparing(ends) {
   return { comparison: new Comparison(queue, host, [LOADER], () => {}), queued, asked }
 }
 
-test('each plan is run once, one after the other; one that fails leaves the others', async () => {
+test('each plan runs once, one after the other, also after one has failed', async () => {
   const { comparison, queued, asked } = comparing(['error', 'success'])
   await comparison.run(1, '')
   assert.deepEqual(asked, ['1'])
-  assert.equal(comparison.rows[1].taken.seconds, 10, 'of its own prompt alone')
+  assert.equal(comparison.rows[1].result.seconds, 10, 'of its own prompt alone')
   assert.deepEqual(
     comparison.rows.map(({ state }) => state),
     ['failed', 'done']
@@ -120,7 +120,7 @@ for (const end of ['interrupted', 'gone']) {
   })
 }
 
-test('what is wrong with a prompt that is refused is said', async () => {
+test('the comparison shows why the server refused a prompt', async () => {
   const { comparison } = comparing([])
   const error = Object.assign(new Error('Prompt execution failed'), { response: {}, toString: () => 'no such file' })
   comparison.queue.run = async () => {
@@ -148,7 +148,7 @@ function server(answers) {
 const history = (...messages) => ({ p: { status: { messages } } })
 const at = (timestamp) => ({ timestamp, prompt_id: 'p' })
 
-test('a prompt is waited for until it has left the queue, and the history tells how it ended', async () => {
+test('the queue waits until a prompt has left it, and reads from the history how it ended', async () => {
   const queues = [
     [[[0, 'p']], []],
     [[], [[0, 'p']]],
@@ -169,7 +169,7 @@ test('a prompt is waited for until it has left the queue, and the history tells 
   assert.deepEqual(await end, { end: 'error', from: 5, to: 9 })
 })
 
-test('one that is taken from the queue is not waited for', async () => {
+test('the queue does not wait for a prompt that somebody removed', async () => {
   const gone = { '/queue': () => ({ queue_running: [], queue_pending: [] }), '/history/p': () => ({}) }
   assert.equal((await new Queue(server(gone)).run({})).end, 'gone')
 })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 
-import { isOld, isStock, ORIGIN, parallelFor, stockFor } from '../../web/convert/loaders.mjs'
+import { findParallelType, findStockType, isDeprecated, isStock, ORIGIN } from '../../web/convert/loaders.mjs'
 import { convert } from '../../web/convert/workflow.mjs'
 import { CHECKPOINT, LOADER } from '../../web/plan/graph.mjs'
 
@@ -40,11 +40,11 @@ const checkpoint = (id, type, names, links) => ({
 const LEAST = [240, 150]
 const copy = (value) => JSON.parse(JSON.stringify(value))
 const knows = { exists: () => true, offers: () => false }
-const toParallel = (workflow) => convert(workflow, parallelFor, () => LEAST)
+const toParallel = (workflow) => convert(workflow, findParallelType, () => LEAST)
 const toStock = (workflow, editor = knows) =>
   convert(
     workflow,
-    (node) => stockFor(node, editor),
+    (node) => findStockType(node, editor),
     () => LEAST
   )
 /** As the editor has it: no node is smaller than its kind. */
@@ -52,7 +52,7 @@ function shown(workflow) {
   for (const node of workflow.nodes) node.size = node.size.map((side, axis) => Math.max(side, LEAST[axis]))
 }
 
-test('a stock loader becomes parallel with its file, links, place, title, colour and mode, and the same again', () => {
+test('a stock loader becomes parallel and stock again with its file, links, place, title, colour and mode', () => {
   const inside = {
     id: 'sub',
     nodes: [unet(7, [3], 2)],
@@ -125,7 +125,7 @@ test('a stock loader becomes parallel with its file, links, place, title, colour
   assert.deepEqual(copy(workflow), before)
 })
 
-test('outputs that stand elsewhere keep their links', () => {
+test('outputs that move to another slot keep their links', () => {
   const names = ['MODEL', 'CLIP_VISION', 'VAE']
   const workflow = {
     id: 'root',
@@ -156,7 +156,7 @@ test('outputs that stand elsewhere keep their links', () => {
   assert.equal(workflow.nodes[0].type, 'ImageOnlyCheckpointLoader')
 })
 
-test("unCLIP's loader becomes parallel and the same again, with the links of its four outputs", () => {
+test("unCLIP's loader becomes parallel and stock again with the links of its four outputs", () => {
   const names = ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
   const workflow = {
     id: 'root',
@@ -180,7 +180,7 @@ test("unCLIP's loader becomes parallel and the same again, with the links of its
   }
 })
 
-test('what only the GGUF loader of more settings has is kept until it is stock again', () => {
+test('the extra settings of the advanced GGUF loader come back when it is stock again', () => {
   const type = 'UnetLoaderGGUFAdvanced'
   const values = ['a.gguf', 'float16', 'target', true]
   const names = ['unet_name', 'dequant_dtype', 'patch_dtype', 'patch_on_device']
@@ -205,16 +205,16 @@ test('what only the GGUF loader of more settings has is kept until it is stock a
   assert.deepEqual(toParallel(workflow).lost, ['dequant_dtype'], 'a link has no place to be kept')
 })
 
-test("ComfyUI's deprecated loaders are known, and stay as they are", () => {
+test("ComfyUI's deprecated loaders are recognised and not changed", () => {
   for (const type of ['CheckpointLoader', 'DiffusersLoader']) {
     const node = { type, widgets_values: ['a'] }
-    assert.ok(isOld(node) && !isStock(node))
-    assert.equal(parallelFor(node), null)
+    assert.ok(isDeprecated(node) && !isStock(node))
+    assert.equal(findParallelType(node), null)
   }
-  assert.ok(!isOld({ type: 'CheckpointLoaderSimple' }))
+  assert.ok(!isDeprecated({ type: 'CheckpointLoaderSimple' }))
 })
 
-test('what the stock loader has no place for is told, and leaves no link behind', () => {
+test('a conversion names what the stock loader has no place for, and removes its links', () => {
   const plan = { id: 4, type: 'ParallelDiT_Plan', outputs: [{ name: 'plan', links: [9] }] }
   const node = { ...unet(5, [1]), type: LOADER, widgets_values: ['a.safetensors', 'bf16', 3] }
   node.inputs = [{ name: 'plan', link: 9 }, widget('model_name', 8), widget('dtype'), widget('group')]
@@ -233,28 +233,28 @@ test('what the stock loader has no place for is told, and leaves no link behind'
   assert.deepEqual([node.type, node.properties.cnr_id], ['UNETLoader', 'comfy-core'])
 })
 
-test('pickles stay with the stock loader, and other nodes as they are', () => {
+test('loaders of pickle files stay stock, and other nodes do not change', () => {
   const pickle = { ...unet(5, []), widgets_values: ['a.ckpt', 'default'] }
   assert.ok(isStock(pickle))
-  assert.equal(parallelFor(pickle), null)
-  assert.equal(parallelFor({ type: 'KSampler' }), null)
+  assert.equal(findParallelType(pickle), null)
+  assert.equal(findParallelType({ type: 'KSampler' }), null)
 })
 
-test('the stock loader is what the node was, or one that offers the file', () => {
+test('a parallel loader becomes the stock loader that it was, or one that offers its file', () => {
   const loader = (file, was) => ({
     type: LOADER,
     widgets_values: [file],
     properties: was && { [ORIGIN]: { type: was } }
   })
   const checkpoints = { exists: () => true, offers: (type) => type === 'CheckpointLoaderSimple' }
-  assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), knows), 'UNETLoader')
-  assert.equal(stockFor(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
-  assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
-  assert.equal(stockFor(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
-  assert.equal(stockFor(loader('a.gguf', 'UnetLoaderGGUFAdvanced'), knows), 'UnetLoaderGGUFAdvanced')
-  assert.equal(stockFor(loader('a.safetensors', 'UnetLoaderGGUFAdvanced'), knows), 'UNETLoader')
-  assert.equal(stockFor(loader('a.gguf'), { ...knows, exists: () => false }), null)
-  assert.equal(stockFor(loader('a-diffusers-folder'), knows), null)
-  assert.equal(stockFor({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')
-  assert.equal(stockFor({ type: 'KSampler' }, knows), null)
+  assert.equal(findStockType(loader('a.safetensors', 'UNETLoader'), knows), 'UNETLoader')
+  assert.equal(findStockType(loader('a.safetensors', 'UNETLoader'), checkpoints), 'CheckpointLoaderSimple')
+  assert.equal(findStockType(loader('a.safetensors', 'UnetLoaderGGUF'), knows), 'UNETLoader')
+  assert.equal(findStockType(loader('a.gguf', 'UNETLoader'), knows), 'UnetLoaderGGUF')
+  assert.equal(findStockType(loader('a.gguf', 'UnetLoaderGGUFAdvanced'), knows), 'UnetLoaderGGUFAdvanced')
+  assert.equal(findStockType(loader('a.safetensors', 'UnetLoaderGGUFAdvanced'), knows), 'UNETLoader')
+  assert.equal(findStockType(loader('a.gguf'), { ...knows, exists: () => false }), null)
+  assert.equal(findStockType(loader('a-diffusers-folder'), knows), null)
+  assert.equal(findStockType({ ...loader('a.safetensors'), type: CHECKPOINT }, knows), 'CheckpointLoaderSimple')
+  assert.equal(findStockType({ type: 'KSampler' }, knows), null)
 })

@@ -2,44 +2,44 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import {
-  bytes,
-  bytesOf,
-  cardName,
-  clock,
-  dateAndClock,
-  fileName,
-  percent,
-  plansWords,
-  planWords,
-  roughSeconds,
-  seconds,
-  secondsLeft,
-  summary,
-  times,
-  timesOfOne
+  computeSpeedup,
+  describePlan,
+  describePlans,
+  estimateSecondsLeft,
+  formatBytes,
+  formatBytesOf,
+  formatDateAndTime,
+  formatPercent,
+  formatSeconds,
+  formatSpeedup,
+  formatTime,
+  formatWholeSeconds,
+  getFileName,
+  shortenCardName,
+  summarizeSteps
 } from '../../web/panel/format.mjs'
-import { bars, outlines } from '../../web/panel/timeline.mjs'
+import { layOutBars, makePaths } from '../../web/panel/timeline.mjs'
 
 const t = (path, values = {}) => [path, ...Object.values(values)].join(' ')
 const near = (actual, wanted) => assert.ok(Math.abs(actual - wanted) < 1e-9, `${actual} is not ${wanted}`)
 
 test('bytes, seconds and shares', () => {
-  assert.equal(bytes(0), '0 MiB')
-  assert.equal(bytes(812 * 2 ** 20), '812 MiB')
-  assert.equal(bytes(1.25 * 2 ** 30), '1.3 GiB')
-  assert.equal(bytes(128 * 2 ** 30), '128 GiB')
-  assert.deepEqual([0.0031, 0.42, 12.34, 125].map(seconds), ['3 ms', '0.42 s', '12.3 s', '2 min 5 s'])
-  assert.deepEqual([5.2, 59.4, 125].map(roughSeconds), ['6 s', '1 min 0 s', '2 min 5 s'])
-  assert.equal(percent(0.184), '18%')
+  assert.equal(formatBytes(0), '0 MiB')
+  assert.equal(formatBytes(812 * 2 ** 20), '812 MiB')
+  assert.equal(formatBytes(1.25 * 2 ** 30), '1.3 GiB')
+  assert.equal(formatBytes(128 * 2 ** 30), '128 GiB')
+  assert.deepEqual([0.0031, 0.42, 12.34, 125].map(formatSeconds), ['3 ms', '0.42 s', '12.3 s', '2 min 5 s'])
+  assert.deepEqual([5.2, 59.4, 125].map(formatWholeSeconds), ['6 s', '1 min 0 s', '2 min 5 s'])
+  assert.equal(formatPercent(0.184), '18%')
 })
 
-test('of two sizes the unit is said once where it is the same', () => {
-  const said = (used, total) => bytesOf(used, total, (some, all) => `${some} of ${all}`)
+test('two sizes of one unit name it once', () => {
+  const said = (used, total) => formatBytesOf(used, total, (some, all) => `${some} of ${all}`)
   assert.equal(said(20.5 * 2 ** 30, 23.6 * 2 ** 30), '20.5 of 23.6 GiB')
   assert.equal(said(812 * 2 ** 20, 15.6 * 2 ** 30), '812 MiB of 15.6 GiB')
 })
 
-test('a card by what tells it from others', () => {
+test('a card is named by the words that tell it from other cards', () => {
   const names = {
     'NVIDIA GeForce RTX 4090': 'RTX 4090',
     'NVIDIA RTX 6000 Ada Generation': 'RTX 6000 Ada',
@@ -48,37 +48,37 @@ test('a card by what tells it from others', () => {
     'Intel(R) Arc(TM) A770 Graphics': 'Arc A770',
     'AMD Radeon Graphics': 'AMD Radeon Graphics'
   }
-  for (const [name, wanted] of Object.entries(names)) assert.equal(cardName(name), wanted)
+  for (const [name, wanted] of Object.entries(names)) assert.equal(shortenCardName(name), wanted)
 })
 
-test('how many times as fast as one device, by the median step', () => {
+test('the speedup over one device is that of the median step', () => {
   const steps = [
     [9, 0],
     [0.5, 0],
     [0.5, 0]
   ]
-  assert.equal(timesOfOne({ alone: 0.9, steps }), 1.8)
-  assert.equal(timesOfOne({ alone: null, steps }), null)
-  assert.equal(timesOfOne({ alone: 0.9, steps: [] }), null)
-  assert.deepEqual([1.84, 0.31, 9.96, 12.4].map(times), ['1.8', '0.3', '10', '12'])
+  assert.equal(computeSpeedup({ alone: 0.9, steps }), 1.8)
+  assert.equal(computeSpeedup({ alone: null, steps }), null)
+  assert.equal(computeSpeedup({ alone: 0.9, steps: [] }), null)
+  assert.deepEqual([1.84, 0.31, 9.96, 12.4].map(formatSpeedup), ['1.8', '0.3', '10', '12'])
 })
 
-test('times are of 24 hours, whatever the language', () => {
+test('times have 24 hours in every language', () => {
   for (const language of ['en', 'zh']) {
-    assert.equal(clock(new Date(2026, 10, 3, 23, 59, 0), language), '23:59:00')
-    assert.equal(clock(new Date(2026, 10, 3, 0, 0, 9), language), '00:00:09')
-    assert.ok(dateAndClock(new Date(2026, 10, 3, 15, 4, 5), language).endsWith('15:04:05'))
+    assert.equal(formatTime(new Date(2026, 10, 3, 23, 59, 0), language), '23:59:00')
+    assert.equal(formatTime(new Date(2026, 10, 3, 0, 0, 9), language), '00:00:09')
+    assert.ok(formatDateAndTime(new Date(2026, 10, 3, 15, 4, 5), language).endsWith('15:04:05'))
   }
 })
 
-test('the name of a file, from either kind of path', () => {
-  assert.equal(fileName('/models/flux1-dev.safetensors'), 'flux1-dev.safetensors')
-  assert.equal(fileName('C:\\models\\flux1-dev.safetensors'), 'flux1-dev.safetensors')
+test('the name of a file is the end of a path, with slashes or backslashes', () => {
+  assert.equal(getFileName('/models/flux1-dev.safetensors'), 'flux1-dev.safetensors')
+  assert.equal(getFileName('C:\\models\\flux1-dev.safetensors'), 'flux1-dev.safetensors')
 })
 
-test('a run in numbers: the median step, and the share of all time that is communication', () => {
-  assert.equal(summary([]), null)
-  const odd = summary([
+test("a run's numbers are its median step and its share of communication", () => {
+  assert.equal(summarizeSteps([]), null)
+  const odd = summarizeSteps([
     [5, 1],
     [1, 0.5],
     [2, 0.5]
@@ -86,7 +86,7 @@ test('a run in numbers: the median step, and the share of all time that is commu
   near(odd.median, 2)
   near(odd.share, 0.25)
   near(
-    summary([
+    summarizeSteps([
       [1, 0],
       [3, 0]
     ]).median,
@@ -94,36 +94,36 @@ test('a run in numbers: the median step, and the share of all time that is commu
   )
 })
 
-test('what a run still takes, where its number of steps is known', () => {
+test('the time that a run still takes is estimated if its number of steps is known', () => {
   const steps = [
     [1, 0],
     [2, 0],
     [3, 0]
   ]
-  assert.equal(secondsLeft({ steps, made: 3, at: 3, total: 10 }), 14)
-  assert.equal(secondsLeft({ steps, made: 6, at: 3, total: 10 }), 28)
-  assert.equal(secondsLeft({ steps, made: 3, at: 0, total: null }), null)
-  assert.equal(secondsLeft({ steps: [], made: 0, at: 0, total: 10 }), null)
-  assert.equal(secondsLeft(null), null)
+  assert.equal(estimateSecondsLeft({ steps, made: 3, at: 3, total: 10 }), 14)
+  assert.equal(estimateSecondsLeft({ steps, made: 6, at: 3, total: 10 }), 28)
+  assert.equal(estimateSecondsLeft({ steps, made: 3, at: 0, total: null }), null)
+  assert.equal(estimateSecondsLeft({ steps: [], made: 0, at: 0, total: 10 }), null)
+  assert.equal(estimateSecondsLeft(null), null)
 })
 
-test('a plan in words, as its Python class says it', () => {
+test('a plan is described with the field names of its Python class', () => {
   const one = { dp: 1, cfg: 1, pipefusion: 1, ring: 1, ulysses: 1, patches: 0, sync_steps: 1, attention: 'auto' }
-  assert.equal(planWords(one, t), 'panel.planOneRank')
-  assert.equal(planWords({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
+  assert.equal(describePlan(one, t), 'panel.planOneRank')
+  assert.equal(describePlan({ ...one, ulysses: 4, cfg: 2 }, t), 'cfg=2 × ulysses=4')
   const patches = 'pipefusion=2 × panel.planPatches 2 1 × panel.planAttention flash'
-  assert.equal(planWords({ ...one, pipefusion: 2, attention: 'flash' }, t), patches)
+  assert.equal(describePlan({ ...one, pipefusion: 2, attention: 'flash' }, t), patches)
   const weights = 'ring=2 × panel.planWeightsOf host 3 × panel.planCompiled.auto'
-  assert.equal(planWords({ ...one, ring: 2, weights: 'host', weight_blocks: 3, compile: 'auto' }, t), weights)
-  assert.equal(plansWords([{ ...one, cfg: 2 }, one], t), 'cfg=2, panel.planOneRank')
-  assert.equal(plansWords([], t), 'auto')
-  assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
-  assert.equal(planWords({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
-  assert.equal(planWords({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
+  assert.equal(describePlan({ ...one, ring: 2, weights: 'host', weight_blocks: 3, compile: 'auto' }, t), weights)
+  assert.equal(describePlans([{ ...one, cfg: 2 }, one], t), 'cfg=2, panel.planOneRank')
+  assert.equal(describePlans([], t), 'auto')
+  assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'fp8' }, t), 'ring=2 × panel.planExchange fp8')
+  assert.equal(describePlan({ ...one, ring: 2, exchange_dtype: 'model' }, t), 'ring=2')
+  assert.equal(describePlan({ ...one, ring: 3, speeds: [4, 2, 1.3333] }, t), 'ring=3 × panel.planSpeeds 1:0.5:0.333')
 })
 
-test('bars: heights by time, communication within them', () => {
-  const drawn = bars(
+test('bars are as high as their time, with communication inside', () => {
+  const drawn = layOutBars(
     [
       [2, 1],
       [4, 1],
@@ -142,22 +142,22 @@ test('bars: heights by time, communication within them', () => {
   assert.ok(drawn.every(({ cut }) => !cut))
 })
 
-test('all bars of a colour are one outline', () => {
+test('all bars of a colour are one path', () => {
   const steps = [
     [2, 1],
     [2, 0],
     [9, 0],
     [2, 2]
   ]
-  const found = outlines(bars(steps, 100))
+  const found = makePaths(layOutBars(steps, 100))
   const corners = (outline) => (outline.match(/M/g) ?? []).length
   assert.deepEqual([corners(found.compute), corners(found.communication), corners(found.cut)], [3, 2, 1])
   assert.equal(found.compute.split('z')[0], 'M0 20.00h10v10.00h-10', 'half of the height, without gaps: many slots')
-  assert.equal(outlines(bars([], null)).compute, '')
+  assert.equal(makePaths(layOutBars([], null)).compute, '')
 })
 
-test('bars: one slow step does not make the others small', () => {
-  const [slow, ...others] = bars(
+test('one slow step does not make the other bars small', () => {
+  const [slow, ...others] = layOutBars(
     [
       [100, 50],
       [1, 0],
@@ -170,11 +170,11 @@ test('bars: one slow step does not make the others small', () => {
   near(others[0].height, 0.5)
 })
 
-test('bars: room for the steps to come, and for the end of a long run', () => {
-  assert.equal(bars([[1, 0]], 20).slots, 20)
-  assert.ok(bars([[1, 0]], null).slots > 1)
-  const end = bars(Array(500).fill([1, 0]), 900, 401)
+test('bars leave room for the steps to come, and show the end of a long run', () => {
+  assert.equal(layOutBars([[1, 0]], 20).slots, 20)
+  assert.ok(layOutBars([[1, 0]], null).slots > 1)
+  const end = layOutBars(Array(500).fill([1, 0]), 900, 401)
   assert.deepEqual([end.slots, end.bars[0].number, end.bars.at(-1).number], [500, 401, 900])
-  assert.deepEqual(bars([], 20).bars, [])
-  assert.equal(bars([[0, 0]], 1).bars[0].height, 0)
+  assert.deepEqual(layOutBars([], 20).bars, [])
+  assert.equal(layOutBars([[0, 0]], 1).bars[0].height, 0)
 })

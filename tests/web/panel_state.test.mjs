@@ -2,19 +2,19 @@ import assert from 'node:assert/strict'
 import test from 'node:test'
 
 import {
-  actionsOf,
-  answered,
-  badgeOf,
-  empty,
+  applyAnswer,
+  applyEvent,
+  applyLog,
+  createModel,
+  getBadge,
+  getState,
+  getStep,
   hasLogs,
   isDismissible,
-  opened,
-  RUNS,
-  ranksOf,
-  read,
-  stateOf,
-  stepOf,
-  told
+  listActions,
+  listRanks,
+  openLog,
+  RUNS
 } from '../../web/panel/state.mjs'
 
 const READY = {
@@ -35,19 +35,19 @@ const READY = {
 const STOPPED = { state: 'stopped', deaths: 0, last_death: null }
 const run = (id, state = 'done', made = 3) => ({ id, state, made, total: null, operation: 'forward', steps: [] })
 const page = (status = READY, runs = []) =>
-  answered(empty(), { groups: [{ group: 1, status, runs }], device: 'cpu', devices: 2 })
+  applyAnswer(createModel(), { groups: [{ group: 1, status, runs }], device: 'cpu', devices: 2 })
 const event = (changes) => ({ group: 1, status: READY, runs: [], log: [], ...changes })
 const only = (model) => model.groups[0]
 
 test('a page without groups shows the first one, stopped', () => {
-  const model = answered(empty(), { groups: [], device: 'cuda', devices: 4 })
-  assert.deepEqual([model.groups.length, only(model).number, stateOf(only(model))], [1, 1, 'stopped'])
+  const model = applyAnswer(createModel(), { groups: [], device: 'cuda', devices: 4 })
+  assert.deepEqual([model.groups.length, only(model).number, getState(only(model))], [1, 1, 'stopped'])
   assert.equal(hasLogs(only(model)), false)
 })
 
-test('a run that ends as the next one begins is told of with it', () => {
-  const before = told(empty(), event({ runs: [run(1, 'running')] }))
-  const after = told(before, event({ runs: [run(2, 'running'), run(1)] }))
+test('one event brings the run that ended and the run that began', () => {
+  const before = applyEvent(createModel(), event({ runs: [run(1, 'running')] }))
+  const after = applyEvent(before, event({ runs: [run(2, 'running'), run(1)] }))
   assert.deepEqual(
     after.groups[0].runs.map(({ id, state }) => [id, state]),
     [
@@ -59,15 +59,15 @@ test('a run that ends as the next one begins is told of with it', () => {
 
 test('events follow the answer: status, runs newest first, ten of them', () => {
   let model = page(STOPPED)
-  for (let id = 1; id <= 12; id++) model = told(model, event({ runs: [run(id)] }))
+  for (let id = 1; id <= 12; id++) model = applyEvent(model, event({ runs: [run(id)] }))
   assert.equal(only(model).runs.length, RUNS)
   assert.deepEqual([only(model).runs[0].id, only(model).runs.at(-1).id], [12, 3])
-  assert.equal(stateOf(only(model)), 'ready')
+  assert.equal(getState(only(model)), 'ready')
 })
 
-test('a run that goes on replaces what was known of it, and an event without a run leaves it', () => {
+test('an event replaces the state of a run, and an event without a run leaves it', () => {
   const before = page(READY, [run(2, 'running', 1), run(1)])
-  const after = told(told(before, event({ runs: [run(2, 'running', 5)] })), event())
+  const after = applyEvent(applyEvent(before, event({ runs: [run(2, 'running', 5)] })), event())
   assert.deepEqual(
     only(after).runs.map(({ id, made }) => [id, made]),
     [
@@ -78,63 +78,63 @@ test('a run that goes on replaces what was known of it, and an event without a r
   assert.equal(only(before).runs[0].made, 1)
 })
 
-test('another group comes with its first event, in order of numbers', () => {
-  const model = told(told(empty(), event({ group: 3 })), event({ group: 2 }))
+test('another group appears with its first event, in the order of numbers', () => {
+  const model = applyEvent(applyEvent(createModel(), event({ group: 3 })), event({ group: 2 }))
   assert.deepEqual(
     model.groups.map(({ number }) => number),
     [2, 3]
   )
 })
 
-test('between the forwards of one run the group is busy, and the run tells the step', () => {
+test('between the forwards of one run the group is busy, and the run gives the step', () => {
   const group = only(page(READY, [run(1, 'running', 7)]))
-  assert.equal(stateOf(group), 'busy')
-  assert.deepEqual(stepOf(group), { at: 7, of: null })
+  assert.equal(getState(group), 'busy')
+  assert.deepEqual(getStep(group), { at: 7, of: null })
   const told = { ...run(1, 'running', 7), at: 3, total: 20 }
-  assert.deepEqual(stepOf(only(page(READY, [told]))), { at: 3, of: 20 })
-  assert.equal(stateOf(only(page(READY, [run(1)]))), 'ready')
-  assert.equal(stateOf(only(page({ ...READY, state: 'failed' }, [run(1, 'running')]))), 'failed')
+  assert.deepEqual(getStep(only(page(READY, [told]))), { at: 3, of: 20 })
+  assert.equal(getState(only(page(READY, [run(1)]))), 'ready')
+  assert.equal(getState(only(page({ ...READY, state: 'failed' }, [run(1, 'running')]))), 'failed')
 })
 
-test('a job that was given up is none any more, until the next one runs', () => {
+test('a cancelled job does not count as running, until the next one runs', () => {
   const given = { ...READY, state: 'busy', operation: 'call', given_up: true }
   const group = only(page(given, [run(1, 'cancelled')]))
-  assert.equal(stateOf(group), 'cancelling')
-  assert.deepEqual(actionsOf(group), { start: false, stop: true, restart: true, park: true })
-  assert.equal(stateOf(only(page(given, [run(2, 'running'), run(1, 'cancelled')]))), 'busy')
-  assert.equal(stateOf(only(page({ ...given, state: 'ready' }, [run(1, 'cancelled')]))), 'ready')
+  assert.equal(getState(group), 'cancelling')
+  assert.deepEqual(listActions(group), { start: false, stop: true, restart: true, park: true })
+  assert.equal(getState(only(page(given, [run(2, 'running'), run(1, 'cancelled')]))), 'busy')
+  assert.equal(getState(only(page({ ...given, state: 'ready' }, [run(1, 'cancelled')]))), 'ready')
 })
 
-test('why a group ended is not dismissed while it is down for it', () => {
+test("the reason of a group's end cannot be dismissed while the group is down", () => {
   assert.ok(isDismissible(only(page())))
   for (const state of ['failed', 'restarting']) assert.ok(!isDismissible(only(page({ ...READY, state }))))
 })
 
-test('the step of a sampler call is that of its status', () => {
-  assert.deepEqual(stepOf(only(page({ ...READY, state: 'busy', step: [7, 20] }))), { at: 7, of: 20 })
-  assert.equal(stepOf(only(page({ ...READY, state: 'busy', operation: 'load' }))), null)
+test("the step of a sampler call comes from the group's status", () => {
+  assert.deepEqual(getStep(only(page({ ...READY, state: 'busy', step: [7, 20] }))), { at: 7, of: 20 })
+  assert.equal(getStep(only(page({ ...READY, state: 'busy', operation: 'load' }))), null)
 })
 
-test('ranks: memory of what they compute on, and who is silent', () => {
-  const [first, second] = ranksOf(only(page()))
+test('ranks show the memory of their own device, and whether they are silent', () => {
+  const [first, second] = listRanks(only(page()))
   assert.deepEqual([first.pid, first.used, first.total, first.silent], [11, 5, 9, 0])
   assert.equal(second.silent, 4.2)
   const memory = [{ resident: 5, accelerator: 7, total: 8, weights: 4, resident_weights: 3 }]
-  const [gpu] = ranksOf(only(page({ ...READY, device: 'cuda', pids: [1], memory, beats: [0] })))
+  const [gpu] = listRanks(only(page({ ...READY, device: 'cuda', pids: [1], memory, beats: [0] })))
   assert.deepEqual([gpu.used, gpu.weights, gpu.placed], [7, 4, 3])
   const named = (indexes) => {
     const devices = indexes.map((index) => ({ index, name: 'RTX 4090' }))
-    return ranksOf(only(page({ ...READY, pids: indexes, memory: [], devices }))).map(({ isSame }) => isSame)
+    return listRanks(only(page({ ...READY, pids: indexes, memory: [], devices }))).map(({ isSame }) => isSame)
   }
   assert.deepEqual(named([1, 0]), [false, false])
   assert.deepEqual(named([0, 1, 0, 1]), [true, true, true, true], 'of two machines')
   assert.deepEqual(named([null, null]), [true, true], 'a CPU has no number')
-  assert.deepEqual(ranksOf(only(page(STOPPED))), [])
+  assert.deepEqual(listRanks(only(page(STOPPED))), [])
 })
 
-test('which buttons make sense in which state', () => {
+test('each state allows the buttons that are of use', () => {
   const possible = (status) => {
-    const actions = actionsOf(only(page({ ...READY, ...status })))
+    const actions = listActions(only(page({ ...READY, ...status })))
     return Object.keys(actions)
       .filter((name) => actions[name])
       .join(' ')
@@ -154,17 +154,17 @@ test('only logs that are open are kept, and a new answer closes them', () => {
     { rank: 0, text: 'a' },
     { rank: 1, text: 'b' }
   ]
-  const model = told(read(opened(page(), 1, 1), 1, 1, 'before'), event({ log }))
+  const model = applyEvent(applyLog(openLog(page(), 1, 1), 1, 1, 'before'), event({ log }))
   assert.deepEqual(only(model).logs[1].lines, ['before', 'b'])
   assert.equal(only(model).logs[0], undefined)
-  const again = answered(model, { groups: [{ group: 1, status: READY, runs: [] }], device: 'cpu', devices: 2 })
+  const again = applyAnswer(model, { groups: [{ group: 1, status: READY, runs: [] }], device: 'cpu', devices: 2 })
   assert.deepEqual(only(again).logs, {})
-  assert.deepEqual(only(read(again, 1, 1, 'late')).logs, {})
+  assert.deepEqual(only(applyLog(again, 1, 1, 'late')).logs, {})
 })
 
-test('the badge tells of a failed group first, then of one that works', () => {
+test('the badge shows a failed group before a busy one', () => {
   const failed = event({ group: 2, status: { ...STOPPED, state: 'failed' } })
-  assert.equal(badgeOf(page()), '')
-  assert.equal(badgeOf(page({ ...READY, state: 'busy' })), '•')
-  assert.equal(badgeOf(told(page({ ...READY, state: 'busy' }), failed)), '!')
+  assert.equal(getBadge(page()), '')
+  assert.equal(getBadge(page({ ...READY, state: 'busy' })), '•')
+  assert.equal(getBadge(applyEvent(page({ ...READY, state: 'busy' }), failed)), '!')
 })

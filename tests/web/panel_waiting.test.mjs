@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { nothing, waiting } from '../../web/panel/waiting.mjs'
+import { emptyNotice, updateWaiting } from '../../web/panel/waiting.mjs'
 
 const t = (path, values = {}) => [path.replace('waiting.', ''), ...Object.values(values)].join(' ')
 const run = (made = 0) => ({ id: 1, state: 'running', node: '3', made })
@@ -10,14 +10,14 @@ const loading = (...read) => group({ operation: 'load', memory: read.map((share)
 
 /** The texts after each of these events, with their times. */
 function follow(...events) {
-  let said = nothing()
+  let said = emptyNotice()
   return events.map(([now, event]) => {
-    said = waiting(said, event, now, t)
+    said = updateWaiting(said, event, now, t)
     return said.text
   })
 }
 
-test('a node says what its workers do, and what that took once the first step is made', () => {
+test('a node shows what its workers do, and after the first step how long it took', () => {
   const texts = follow(
     [0, group({ state: 'starting', starting: 3.2 })],
     [9, group({ state: 'starting', starting: 12.1 })],
@@ -40,7 +40,7 @@ test('a node says what its workers do, and what that took once the first step is
   ])
 })
 
-test('a start or a load that one event told of is no text that stays', () => {
+test('a start or a load that only one event showed leaves no text', () => {
   const starting = group({ state: 'starting', starting: 0 })
   assert.deepEqual(follow([0, starting], [0, loading(62)], [2, group({ operation: 'forward' }, 1)]), [
     'starting 0 s',
@@ -49,7 +49,7 @@ test('a start or a load that one event told of is no text that stays', () => {
   ])
 })
 
-test('what was waited for is told, too, of a run that is over with the next event', () => {
+test('a run that is over with the next event still shows what it waited for', () => {
   const over = (status, state) => ({ status, runs: [{ ...run(3), state }] })
   const started = [0, group({ state: 'starting', starting: 11 })]
   const texts = follow(started, [1, over({ state: 'ready' }, 'done')], [2, over({ state: 'ready' }, 'done')])
@@ -57,15 +57,15 @@ test('what was waited for is told, too, of a run that is over with the next even
   assert.equal(follow(started, [1, over({ state: 'starting', starting: 12 }, 'cancelled')])[1], '')
 })
 
-test('nothing is said of workers that are there, nor where no node waits', () => {
+test('no text is shown if the workers are ready, or if no node waits', () => {
   assert.deepEqual(follow([0, group({ operation: 'forward' }, 1)], [1, group({ operation: 'forward' }, 2)]), ['', ''])
   const idle = { status: { state: 'starting', starting: 5 }, runs: [{ ...run(), state: 'done' }] }
-  assert.equal(waiting(nothing(), idle, 0, t).text, '')
-  assert.equal(waiting(nothing(), { status: { state: 'starting', starting: 5 }, runs: [] }, 0, t).text, '')
+  assert.equal(updateWaiting(emptyNotice(), idle, 0, t).text, '')
+  assert.equal(updateWaiting(emptyNotice(), { status: { state: 'starting', starting: 5 }, runs: [] }, 0, t).text, '')
 })
 
-test('what one node has waited for is not told of another', () => {
-  const before = waiting(nothing(), group({ state: 'starting', starting: 8 }), 0, t)
+test("one node's wait is not shown at another", () => {
+  const before = updateWaiting(emptyNotice(), group({ state: 'starting', starting: 8 }), 0, t)
   const other = { ...group({ operation: 'forward' }, 1), runs: [{ ...run(1), node: '7' }] }
-  assert.deepEqual(waiting(before, other, 1, t), { ...nothing(), node: '7' })
+  assert.deepEqual(updateWaiting(before, other, 1, t), { ...emptyNotice(), node: '7' })
 })

@@ -2,12 +2,12 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import test from 'node:test'
 
-import { weightsWords } from '../../web/panel/weights.mjs'
-import { words } from '../../web/words.mjs'
+import { describeWeights } from '../../web/panel/weights.mjs'
+import { findText } from '../../web/words.mjs'
 
 const GIB = 2 ** 30
 const en = JSON.parse(readFileSync(new URL('../../locales/en/main.json', import.meta.url))).paralleldit
-const t = (path, values) => words([en], path, values)
+const t = (path, values) => findText([en], path, values)
 const SHARED = {
   kind: 'shared',
   blocks: 17,
@@ -19,28 +19,28 @@ const SHARED = {
   link: 12e9,
   is_measured: false
 }
-const told = (weights, ...steps) => weightsWords({ status: { weights }, runs: steps.length ? [{ steps }] : [] }, t)
+const told = (weights, ...steps) => describeWeights({ status: { weights }, runs: steps.length ? [{ steps }] : [] }, t)
 
-test('weights that are whole on each rank are not worth a word, nor are those of a group that tells nothing', () => {
+test('whole weights are not mentioned, nor those of a group that reports nothing', () => {
   assert.deepEqual(told({ ...SHARED, kind: 'whole', blocks: 0, fetched: 0 }), [])
   assert.deepEqual(told(undefined), [])
   assert.deepEqual(told(null), [])
 })
 
-test('weights that are fetched: of how many blocks, what stays, and what a forward costs on which link', () => {
+test('fetched weights show their blocks, what a rank keeps, and what a forward costs on the link', () => {
   assert.deepEqual(told(SHARED), [
     'Shared weights: 17 of 57 blocks',
-    '19.5 GiB of 22.2 GiB stay on a rank',
-    '3.6 GiB a forward, 0.32 s at 12.0 GB/s (assumed)'
+    'Each rank keeps 19.5 GiB of 22.2 GiB',
+    'A forward fetches 3.6 GiB: 0.32 s at 12.0 GB/s (assumed)'
   ])
   const [, stay] = told({ ...SHARED, working: 1.5 * GIB })
-  assert.equal(stay, '19.5 GiB of 22.2 GiB stay on a rank, 21.0 GiB with a forward (estimate)')
+  assert.equal(stay, 'Each rank keeps 19.5 GiB of 22.2 GiB, and needs 21.0 GiB with a forward (estimate)')
   const [where, , cost] = told({ ...SHARED, kind: 'host', link: 21.3e9, seconds: 0.0181, is_measured: true })
   assert.equal(where, 'Weights in RAM: 17 of 57 blocks')
-  assert.equal(cost, '3.6 GiB a forward, 18 ms at 21.3 GB/s (measured)')
+  assert.equal(cost, 'A forward fetches 3.6 GiB: 18 ms at 21.3 GB/s (measured)')
 })
 
-test('the link is called the bottleneck where it works for most of a step, and likely so where it is assumed', () => {
+test('a link that is busy for most of a step is called the bottleneck, or the likely one if its speed is assumed', () => {
   assert.equal(told(SHARED, [1.4, 0.2], [1.5, 0.2]).length, 3)
   const [, , , likely] = told(SHARED, [0.35, 0.2], [9, 0.2], [0.36, 0.1])
   assert.match(likely, /^The link is likely the bottleneck: at the assumed speed .* for 89% of a step\.$/)

@@ -1,16 +1,16 @@
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
-import { asker } from '../../web/plan/ask.mjs'
-import { cardWords, memoryWords, remedyWords } from '../../web/plan/memory.mjs'
-import { cellWords, columnsOf, meshGroups, meshWords, remarkWords } from '../../web/plan/mesh.mjs'
-import { predictedWords, unpredictedWords } from '../../web/plan/predicted.mjs'
-import { words } from '../../web/words.mjs'
+import { makeAsker } from '../../web/plan/ask.mjs'
+import { describeCards, describeMemory, describeRemedies } from '../../web/plan/memory.mjs'
+import { countColumns, describeCell, describeMesh, describeRemark, groupRanks } from '../../web/plan/mesh.mjs'
+import { describePrediction, explainNoPrediction } from '../../web/plan/predicted.mjs'
+import { findText } from '../../web/words.mjs'
 
 const texts = (language) =>
   JSON.parse(readFileSync(new URL(`../../locales/${language}/main.json`, import.meta.url))).paralleldit
 const en = texts('en')
-const say = (path, values) => words([en], path, values)
+const say = (path, values) => findText([en], path, values)
 
 /** Ranks as the server tells them, of cfg branches × stages × ulysses. */
 function answerOf(cfg, pipefusion, ulysses) {
@@ -34,16 +34,16 @@ function answerOf(cfg, pipefusion, ulysses) {
 
 /** What is said of each rank. */
 function toldOf(answer) {
-  return meshGroups(answer).flatMap((group) =>
+  return groupRanks(answer).flatMap((group) =>
     group.stages.flatMap((stage) =>
-      stage.cells.map((cell) => cellWords(cell, group, stage, answer.device ?? 'cpu', say))
+      stage.cells.map((cell) => describeCell(cell, group, stage, answer.device ?? 'cpu', say))
     )
   )
 }
 
-test('ranks fall into branches, stages and cells, and are told in words', () => {
+test('ranks are grouped into branches, stages and cells, and described in words', () => {
   const answer = answerOf(2, 2, 2)
-  const groups = meshGroups(answer)
+  const groups = groupRanks(answer)
   assert.deepEqual(
     groups.map((group) => group.stages.map((stage) => stage.cells.map((cell) => cell.rank))),
     [
@@ -58,13 +58,13 @@ test('ranks fall into branches, stages and cells, and are told in words', () => 
     ]
   )
   assert.deepEqual(groups[1].stages[1].cells[1].heads, [0.5, 1])
-  assert.equal(meshWords(groups, answer.world, say), '8 ranks')
+  assert.equal(describeMesh(groups, answer.world, say), '8 ranks')
   const [first, last] = [toldOf(answer)[0], toldOf(answer)[7]]
   assert.equal(first, 'Rank 0 on CPU: cond, blocks 0–3, tokens 0–50 %, heads 0–1 in attention')
   assert.equal(last, 'Rank 7 on CPU: uncond, blocks 4–7, tokens 50–100 %, heads 2–3 in attention')
 })
 
-test('a rank is told with its card, and with what it keeps of the weights where that is known', () => {
+test('a rank is described with its card, and with the weights that it keeps if known', () => {
   const GIB = 2 ** 30
   const answer = answerOf(1, 2, 1)
   answer.ranks[0].card = { index: 2, name: 'RTX 4090', total: 24 * GIB }
@@ -73,22 +73,22 @@ test('a rank is told with its card, and with what it keeps of the weights where 
   assert.equal(told[1], 'Rank 1: blocks 4–7, all tokens, 4.0 GiB of weights')
 })
 
-test('columns make full rows where few enough of them do', () => {
-  const columns = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16].map((count) => columnsOf(count))
+test('the number of columns fills all rows if a small number does', () => {
+  const columns = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16].map((count) => countColumns(count))
   assert.deepEqual(columns, [1, 2, 3, 4, 4, 3, 4, 4, 3, 4, 4])
 })
 
-test('what cards have is told once for all that are alike, and what would fit where they lack', () => {
+test('like cards share one line, and if they lack memory the view names what would fit', () => {
   const GIB = 2 ** 30
   const card = (index, name, size) => ({ card: { index, name, total: size * GIB } })
   const ranks = [card(0, 'A', 24), card(2, 'A', 24), card(3, 'A', 24), card(1, 'B', 12)]
   const memory = { fits: [true, true, true, false], reserve: 0.5 * GIB }
-  const found = cardWords({ ranks, memory }, say)
+  const found = describeCards({ ranks, memory }, say)
   assert.deepEqual(found, [
     { text: 'GPU 0, 2–3 (A): 24.0 GiB, of which ComfyUI keeps 512 MiB free: fits', lacks: false },
     { text: 'GPU 1 (B): 12.0 GiB, of which ComfyUI keeps 512 MiB free: does not fit', lacks: true }
   ])
-  assert.deepEqual(cardWords({ ranks, memory: { fits: [] } }, say), [])
+  assert.deepEqual(describeCards({ ranks, memory: { fits: [] } }, say), [])
   const remedies = {
     words: 'would_fit',
     found: [
@@ -97,11 +97,14 @@ test('what cards have is told once for all that are alike, and what would fit wh
     ]
   }
   const either = (words) => words.join(' or ')
-  assert.equal(remedyWords({ memory: { remedies } }, either, say), 'What would fit: fp8 weights or weights in RAM.')
-  assert.equal(remedyWords({ memory: { remedies: null } }, either, say), null)
+  assert.equal(
+    describeRemedies({ memory: { remedies } }, either, say),
+    'What would fit: fp8 weights or weights in RAM.'
+  )
+  assert.equal(describeRemedies({ memory: { remedies: null } }, either, say), null)
 })
 
-test('what a group has of the batch is told where it goes by speed', () => {
+test("a group's share of the batch is shown if speeds decide it", () => {
   const answer = answerOf(2, 1, 1)
   const rows = [
     [0, 2 / 3],
@@ -114,23 +117,23 @@ test('what a group has of the batch is told where it goes by speed', () => {
   ])
 })
 
-test('one rank holds all, and more than sixteen are counted', () => {
+test('one rank holds everything, and more than sixteen ranks are counted', () => {
   const one = answerOf(1, 1, 1)
-  assert.equal(meshWords(meshGroups(one), 1, say), '1 rank')
+  assert.equal(describeMesh(groupRanks(one), 1, say), '1 rank')
   const many = answerOf(2, 4, 8)
-  const told = meshWords(meshGroups(many), many.world, say)
-  assert.equal(told, '64 ranks: shares of the batch: 2, stages in each: 4, ranks in each of those: 8')
+  const told = describeMesh(groupRanks(many), many.world, say)
+  assert.equal(told, '64 ranks: shares of the batch: 2, stages a share: 4, ranks a stage: 8')
 })
 
-test('memory is told for all ranks at once, or stage by stage, with the peak where the latents are known', () => {
+test('memory has one line for all ranks or one for each stage, with the peak if the latents are known', () => {
   const GIB = 2 ** 30
-  const lines = (answer, memory) => memoryWords({ ...answer, memory }, meshGroups(answer), say)
+  const lines = (answer, memory) => describeMemory({ ...answer, memory }, groupRanks(answer), say)
   assert.deepEqual(lines(answerOf(2, 1, 1), { kept: [12 * GIB], working: 1.5 * GIB, fetched: 0 }), [
     'Each rank: 12.0 GiB of weights at rest, 13.5 GiB with a forward (estimate)'
   ])
   const told = lines(answerOf(1, 2, 2), { kept: [3 * GIB, 4 * GIB], working: null, fetched: 0 })
   assert.equal(told.length, 2)
-  assert.match(told[0], /^blocks 0–3: 3\.0 GiB of weights at rest; what a forward takes is known with/)
+  assert.match(told[0], /^blocks 0–3: 3\.0 GiB of weights at rest\. A forward's memory is known once/)
   assert.match(told[1], /^blocks 4–7: 4\.0 GiB/)
   assert.deepEqual(lines(answerOf(1, 2, 2), { kept: [3 * GIB, 3 * GIB], working: 0, fetched: 0 }).length, 1)
   const onCpu = lines({ ...answerOf(1, 1, 1), device: 'cpu' }, { kept: [3 * GIB], working: null, fetched: 0 })
@@ -138,11 +141,11 @@ test('memory is told for all ranks at once, or stage by stage, with the peak whe
   for (const nothing of [null, undefined]) assert.deepEqual(lines(answerOf(1, 1, 1), nothing), [])
 })
 
-test("a remark is in the editor's language where that has it, else in the server's words", () => {
-  const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all GPUs: 4.' }
-  assert.equal(remarkWords(remark, say), remark.text)
-  const inChinese = (path, values) => words([texts('zh'), en], path, values)
-  assert.equal(remarkWords(remark, inChinese), '自动：使用全部 4 块 GPU。')
+test("a remark is in the editor's language if it is translated, else in the server's words", () => {
+  const remark = { key: 'auto_gpus', values: { devices: 4 }, text: 'auto uses all 4 GPUs.' }
+  assert.equal(describeRemark(remark, say), remark.text)
+  const inChinese = (path, values) => findText([texts('zh'), en], path, values)
+  assert.equal(describeRemark(remark, inChinese), '自动：使用全部 4 块 GPU。')
 })
 
 const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
@@ -151,7 +154,7 @@ test('a burst of changes is one question, and the same question is not asked aga
   const sent = []
   const shown = []
   let question = 'a'
-  const ask = asker({
+  const ask = makeAsker({
     pause: 10,
     read: () => question,
     send: async (text) => sent.push(text) && `${text}!`,
@@ -172,7 +175,7 @@ test('an answer to an older question is dropped, and after a failure the questio
   const failed = []
   const waiting = {}
   let question = 'slow'
-  const ask = asker({
+  const ask = makeAsker({
     pause: 1,
     read: () => question,
     send: (text) => new Promise((resolve, reject) => (waiting[text] = { resolve, reject })),
@@ -200,7 +203,7 @@ test('an answer to an older question is dropped, and after a failure the questio
   assert.ok(waiting.lost)
 })
 
-test('the best plans are told with their seconds and bytes, and what they follow from', () => {
+test('the best plans are listed with their seconds and bytes, and how these are known', () => {
   const GIB = 1 << 30
   const row = (plan, seconds, fits = true) => {
     const [axis, degree] = plan.split('=')
@@ -209,7 +212,7 @@ test('the best plans are told with their seconds and bytes, and what they follow
   const best = [row('dp=2', 1.25), row('ulysses=2', 1.5), row('ring=2', 2, false)]
   const one_device = { ...row('one rank', 2.25), has_run: true }
   const told = (plan, more) =>
-    predictedWords({ predicted: { plan, best, one_device, alone: true, is_measured: true, ...more } }, say)
+    describePrediction({ predicted: { plan, best, one_device, alone: true, is_measured: true, ...more } }, say)
   const first = told(best[0], {})
   assert.deepEqual(first.best.slice(0, 2), [
     'dp=2: 1.25 s a step, 12.0 GiB a rank',
@@ -223,26 +226,26 @@ test('the best plans are told with their seconds and bytes, and what they follow
   assert.equal(other.own, 'This plan: cfg=2: 3.00 s a step, 12.0 GiB a rank')
   assert.match(other.title, /assumed/)
   assert.deepEqual([other.chosen, other.alone], [-1, null])
-  assert.equal(predictedWords({ predicted: null }, say), null)
-  assert.equal(first.step, '1.25 s a step (predicted): ×1.80 of one device, 2.25 s (as it ran here)')
+  assert.equal(describePrediction({ predicted: null }, say), null)
+  assert.equal(first.step, '1.25 s a step (predicted), ×1.80 of one device with 2.25 s (measured here)')
   assert.match(
     other.step,
-    /^3\.00 s a step \(predicted by assumed speeds\): ×0\.75 of one device, 2\.25 s \(as it ran here\)/
+    /^3\.00 s a step \(predicted by assumed speeds\), ×0\.75 of one device with 2\.25 s \(measured here\)/
   )
   const alike = told(best[0], { one_device: { ...one_device, has_run: false } }).step
-  assert.equal(alike, '1.25 s a step: ×1.80 of one device, 2.25 s (both predicted)')
-  assert.equal(told(one_device, {}).step, '2.25 s a step (as it ran here)')
+  assert.equal(alike, '1.25 s a step, ×1.80 of one device with 2.25 s (both predicted)')
+  assert.equal(told(one_device, {}).step, '2.25 s a step (measured here)')
   assert.match(
     told(best[0], { one_device: { ...one_device, fits: false } }).step,
-    /one device alone does not have enough memory/
+    /one device does not have enough memory/
   )
-  assert.match(told(null, {}).step, /is not predicted for PipeFusion/)
+  assert.match(told(null, {}).step, /No time estimate for PipeFusion/)
 })
 
-test('what is not predicted of a known model is told with its reason', () => {
-  const told = (answer) => unpredictedWords({ memory: {}, predicted: null, sized: true, ...answer }, say)
-  assert.match(told({ sized: false }), /known once the latent's size is/)
-  assert.match(told({}), /not predicted for this model/)
+test('a known model without a prediction shows the reason', () => {
+  const told = (answer) => explainNoPrediction({ memory: {}, predicted: null, sized: true, ...answer }, say)
+  assert.match(told({ sized: false }), /it needs the latent's size/)
+  assert.match(told({}), /^No time estimate for this model/)
   assert.equal(told({ predicted: {} }), null)
   assert.equal(told({ memory: null }), null)
 })

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { follow, nextRuns, note } from '../../web/plan/answers.mjs'
-import { questionOf, questionWithoutPlan } from '../../web/plan/graph.mjs'
+import { findNextRuns, noteAnswer, onAnswer } from '../../web/plan/answers.mjs'
+import { makeQuestion, makeQuestionWithoutPlan } from '../../web/plan/graph.mjs'
 
 /** A graph as LiteGraph has it. nodes: id to {type, widgets, outputs, mode}; links: [from, output, to, input, type]. */
 function graphOf(nodes, links) {
@@ -35,7 +35,7 @@ const LOADER = {
 }
 const sampler = (cfg) => ({ type: 'KSampler', widgets: { sampler_name: 'euler', cfg }, outputs: ['LATENT'] })
 
-test('the question follows the model through reroutes, bypassed nodes and LoRAs to what samples with it', () => {
+test('the question follows the model through reroutes, bypassed nodes and LoRAs to its samplers', () => {
   const nodes = graphOf(
     {
       plan: PLAN,
@@ -57,7 +57,7 @@ test('the question follows the model through reroutes, bypassed nodes and LoRAs 
       ['lora', 0, 'muted', 'model']
     ]
   )
-  assert.deepEqual(questionOf(nodes.plan), {
+  assert.deepEqual(makeQuestion(nodes.plan), {
     question: {
       values: { mode: 'manual', cfg: 2 },
       loaders: [
@@ -68,7 +68,7 @@ test('the question follows the model through reroutes, bypassed nodes and LoRAs 
   })
 })
 
-test('behind a guider, the sampler has its guidance and the name of the sampler node that goes to it', () => {
+test("behind a guider, the question has the guider's cfg and the sampler's type", () => {
   const nodes = graphOf(
     {
       plan: PLAN,
@@ -84,12 +84,12 @@ test('behind a guider, the sampler has its guidance and the name of the sampler 
       ['select', 0, 'custom', 'sampler']
     ]
   )
-  assert.deepEqual(questionOf(nodes.plan).question.loaders[0].samplers, [
+  assert.deepEqual(makeQuestion(nodes.plan).question.loaders[0].samplers, [
     { type: 'SamplerCustomAdvanced', cfg: 1, picture: null }
   ])
 })
 
-test('what is sampled is known where its latent is made by a node from nothing, and of whole sizes', () => {
+test('the sampled size is known if an empty-latent node makes the latent, with whole numbers', () => {
   const latent = (widgets, node = {}) => ({ type: 'Empty', widgets, outputs: ['LATENT'], ...node })
   const picture = (made, ...more) => {
     const links = [
@@ -102,7 +102,7 @@ test('what is sampled is known where its latent is made by a node from nothing, 
     const knee = { type: 'Reroute', outputs: ['*'] }
     const width = { type: 'PrimitiveInt', widgets: { value: 640 }, outputs: ['INT'] }
     const nodes = graphOf({ plan: PLAN, loader: LOADER, sampler: sampler(1), knee, latent: made, width }, links)
-    return questionOf(nodes.plan).question.loaders[0].samplers[0].picture
+    return makeQuestion(nodes.plan).question.loaders[0].samplers[0].picture
   }
   const video = { width: 832, height: 480, length: 81, batch_size: 1, color: 'red' }
   assert.deepEqual(picture(latent(video)), { width: 832, height: 480, length: 81, batch_size: 1 })
@@ -137,7 +137,7 @@ function within(nodes, links, hosts) {
   return made
 }
 
-test('what the node of a subgraph is given counts, and nothing where there are several such nodes', () => {
+test("a value at a subgraph's node counts, unless several nodes show the subgraph", () => {
   const nodes = { plan: PLAN, loader: LOADER, sampler: sampler(3) }
   const links = [
     ['plan', 0, 'loader', 'plan'],
@@ -146,17 +146,17 @@ test('what the node of a subgraph is given counts, and nothing where there are s
     ['in', 1, 'loader', 'model_name']
   ]
   const host = (cfg) => ({ inputs: ['guidance', 'file'], widgets: { guidance: cfg, file: 'wan' } })
-  const ask = (...hosts) => questionOf(within(nodes, links, hosts).plan).question.loaders
+  const ask = (...hosts) => makeQuestion(within(nodes, links, hosts).plan).question.loaders
   const [{ model_name, samplers }] = ask(host(1.5))
   assert.deepEqual([model_name, samplers[0].cfg], ['wan', 1.5])
   assert.deepEqual(ask(host(1.5), host(2)), [])
   const alone = [['in', 0, 'loader', 'plan']]
   const lone = (count) => within({ loader: LOADER }, alone, Array(count).fill({ inputs: ['plan'] })).loader
-  assert.ok(questionWithoutPlan(lone(1)).question, 'an input that nothing is linked to')
-  assert.equal(questionWithoutPlan(lone(2)).question, null, 'it may be another each time')
+  assert.ok(makeQuestionWithoutPlan(lone(1)).question, 'an input that nothing is linked to')
+  assert.equal(makeQuestionWithoutPlan(lone(2)).question, null, 'it may be another each time')
 })
 
-test('a plan finds loaders inside of subgraphs, and a loader samplers outside of its own', () => {
+test('a plan finds loaders inside of subgraphs, and a loader finds samplers outside of its own', () => {
   const inner = graphOf({ loader: LOADER }, [])
   const outer = graphOf({ plan: PLAN, sub: { type: 'sub' }, sampler: sampler(4) }, [
     ['plan', 0, 'sub', 'plan'],
@@ -172,34 +172,34 @@ test('a plan finds loaders inside of subgraphs, and a loader samplers outside of
   inner.loader.outputs[0].links = ['out']
   const { getLink } = root
   root.getLink = (id) => ({ ...getLink(id), target_slot: 0 })
-  const { loaders } = questionOf(outer.plan).question
+  const { loaders } = makeQuestion(outer.plan).question
   assert.deepEqual(
     loaders.map(({ model_name, samplers }) => [model_name, samplers[0]?.cfg]),
     [['flux', 4]]
   )
   outer.sub.mode = 2
-  assert.deepEqual(questionOf(outer.plan).question.loaders, [], 'it is muted')
+  assert.deepEqual(makeQuestion(outer.plan).question.loaders, [], 'it is muted')
 })
 
-test('a linked degree is read off a primitive, and named as open behind a node that computes', () => {
+test('a linked degree is read from a primitive; behind a node that computes, it is named as open', () => {
   const links = [['number', 0, 'plan', 'cfg']]
   const primitive = { type: 'PrimitiveInt', widgets: { value: 4 }, outputs: ['INT'] }
-  assert.equal(questionOf(graphOf({ plan: PLAN, number: primitive }, links).plan).question.values.cfg, 4)
+  assert.equal(makeQuestion(graphOf({ plan: PLAN, number: primitive }, links).plan).question.values.cfg, 4)
   const math = { type: 'Math', widgets: { formula: '1+1' }, outputs: ['INT'] }
-  assert.deepEqual(questionOf(graphOf({ plan: PLAN, number: math }, links).plan).open, ['cfg'])
+  assert.deepEqual(makeQuestion(graphOf({ plan: PLAN, number: math }, links).plan).open, ['cfg'])
   const auto = { ...PLAN, widgets: { mode: 'auto', cfg: 2 } }
-  assert.deepEqual(questionOf(graphOf({ plan: auto, number: math }, links).plan).open, [])
+  assert.deepEqual(makeQuestion(graphOf({ plan: auto, number: math }, links).plan).open, [])
 })
 
-test("the node's own drawing is no part of the question", () => {
+test("the node's own drawing is not part of the question", () => {
   const { plan } = graphOf({ plan: PLAN }, [])
   plan.widgets.push({ name: 'mesh', value: '', serialize: false })
-  assert.deepEqual(questionOf(plan).question.values, { mode: 'manual', cfg: 2 })
+  assert.deepEqual(makeQuestion(plan).question.values, { mode: 'manual', cfg: 2 })
 })
 
-test('a loader without a plan asks for an automatic one, and one that has one asks nothing', () => {
+test('a loader without a plan asks for an automatic one, and a loader with a plan asks nothing', () => {
   const asked = (links, more) =>
-    questionWithoutPlan(graphOf({ plan: PLAN, loader: { ...LOADER, ...more }, sampler: sampler(3) }, links).loader)
+    makeQuestionWithoutPlan(graphOf({ plan: PLAN, loader: { ...LOADER, ...more }, sampler: sampler(3) }, links).loader)
       .question
   const sampled = ['loader', 0, 'sampler', 'model']
   assert.deepEqual(asked([sampled]), {
@@ -210,7 +210,7 @@ test('a loader without a plan asks for an automatic one, and one that has one as
   assert.equal(asked([sampled], { mode: 4 }), null)
 })
 
-test('what was answered about the plans of loaders is told by group, of those that run', () => {
+test('the answers about loaders that run are listed by worker group', () => {
   const nodes = graphOf({ plan: PLAN, planned: LOADER, also: LOADER, lone: LOADER, muted: { ...LOADER, mode: 2 } }, [
     ['plan', 0, 'planned', 'plan'],
     ['plan', 0, 'also', 'plan']
@@ -218,14 +218,14 @@ test('what was answered about the plans of loaders is told by group, of those th
   const [root, answers] = [nodes.plan.graph, [{ plan: 'cfg=2' }, { plan: 'ulysses=2' }]]
   Object.assign(root, { nodes: Object.values(nodes), subgraphs: new Map() })
   let heard = 0
-  follow(() => heard++)
-  assert.deepEqual([...nextRuns(root)], [], 'nothing was answered yet')
-  note(nodes.plan, answers[0])
-  note(nodes.lone, answers[1])
-  note(nodes.muted, answers[1])
+  onAnswer(() => heard++)
+  assert.deepEqual([...findNextRuns(root)], [], 'nothing was answered yet')
+  noteAnswer(nodes.plan, answers[0])
+  noteAnswer(nodes.lone, answers[1])
+  noteAnswer(nodes.muted, answers[1])
   assert.equal(heard, 3)
   assert.deepEqual(
-    [...nextRuns(root)],
+    [...findNextRuns(root)],
     [
       [
         2,
@@ -236,6 +236,6 @@ test('what was answered about the plans of loaders is told by group, of those th
       ]
     ]
   )
-  note(nodes.plan, null)
-  assert.equal(nextRuns(root).get(2).length, 1)
+  noteAnswer(nodes.plan, null)
+  assert.equal(findNextRuns(root).get(2).length, 1)
 })

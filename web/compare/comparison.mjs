@@ -1,63 +1,66 @@
-// Runs the open workflow once with each of a few plans, one after the other, by ComfyUI's queue.
+// Runs the open workflow once under each of a few plans, one after the other, through ComfyUI's queue.
 
-import { candidates, compared, loadersOf, taken, under } from './prompts.mjs'
+import { addSpeedups, applyPlan, findLoaders, listCandidates, summarizeRuns } from './prompts.mjs'
 
 export class Comparison {
   /**
-   * queue: see queue.mjs. host: what to ask of the page and its server: `prompt()`, the open workflow as a prompt;
-   * `answer(loader)`, what POST /paralleldit/plan says of one by its id there; `runs(group)`, those that it has kept. types: of
-   * loaders. onChange: called when something of `rows`, `isRunning` or `problem` has changed.
+   * queue: see queue.mjs. host: asks the page and its server. `prompt()` returns the open workflow as a prompt,
+   * `answer(loader)` what POST /paralleldit/plan says about the loader of that id, `runs(group)` the runs that the
+   * server keeps. types: the loaders' node types. onChange: called after `rows`, `isRunning` or `problem` changed.
    */
   constructor(queue, host, types, onChange) {
     this.queue = queue
     this.host = host
     this.types = types
     this.onChange = onChange
-    this.rows = [] // each {plans, isAlone, state: waiting, running, done, failed or leftOut, taken, times}
+    this.rows = [] // each {plans, isAlone, state: waiting, running, done, failed or leftOut, result, times}
     this.isRunning = false
     this.problem = ''
   }
 
-  /** group: the number of the worker group. noLoader: what to say where the workflow has none for it. */
+  /** group: the worker group's number. noLoader: the problem to show if the workflow has no loader of this group. */
   async run(group, noLoader) {
     if (this.isRunning) return
-    this.become({ isRunning: true, problem: '', rows: [] })
+    this.set({ isRunning: true, problem: '', rows: [] })
     try {
       const { output, workflow } = await this.host.prompt()
-      const loaders = loadersOf(output, this.types, group)
+      const loaders = findLoaders(output, this.types, group)
       if (!loaders.length) throw new Error(noLoader)
-      const plans = candidates(await this.host.answer(loaders[0]))
-      this.become({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', taken: null, times: null })) })
+      const plans = listCandidates(await this.host.answer(loaders[0]))
+      this.set({ rows: plans.map((plan) => ({ ...plan, state: 'waiting', result: null, times: null })) })
       for (const [at, { values }] of plans.entries()) {
         this.change(at, { state: 'running' })
-        const end = await this.runOne(group, at, { output: under(output, loaders, values, `${Date.now()}`), workflow })
+        const end = await this.runOne(group, at, {
+          output: applyPlan(output, loaders, values, `${Date.now()}`),
+          workflow
+        })
         if (!['success', 'error'].includes(end)) break
       }
     } catch (error) {
-      this.become({ problem: error.response ? String(error) : error.message }) // of a refused prompt, its errors
+      this.set({ problem: error.response ? String(error) : error.message }) // a refused prompt has several errors
     } finally {
       const rows = this.rows.map((row) =>
         ['waiting', 'running'].includes(row.state) ? { ...row, state: 'leftOut' } : row
       )
-      this.become({ rows, isRunning: false })
+      this.set({ rows, isRunning: false })
     }
   }
 
-  /** One prompt, to its end, which it returns. */
+  /** Runs one prompt and returns how it ended. */
   async runOne(group, at, prompt) {
     const { end, from, to } = await this.queue.run(prompt)
     const runs = await this.host.runs(group)
-    const found = taken(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to))
+    const found = summarizeRuns(runs.filter(({ began }) => from <= 1000 * began && 1000 * began <= to))
     const state = end === 'success' && found.isDone ? 'done' : ['success', 'error'].includes(end) ? 'failed' : 'leftOut'
-    this.change(at, { state, taken: found })
+    this.change(at, { state, result: found })
     return end
   }
 
   change(at, values) {
-    this.become({ rows: compared(this.rows.map((row, place) => (place === at ? { ...row, ...values } : row))) })
+    this.set({ rows: addSpeedups(this.rows.map((row, place) => (place === at ? { ...row, ...values } : row))) })
   }
 
-  become(values) {
+  set(values) {
     Object.assign(this, values)
     this.onChange()
   }

@@ -1,13 +1,13 @@
-// What a comparison asks of the editor's page and of the server.
+// Answers a comparison's questions to the editor's page and to the server.
 
-import { questionOfLoader } from '../plan/graph.mjs'
-import { request } from '../plan/server.mjs'
+import { makeLoaderQuestion } from '../plan/graph.mjs'
+import { askServer } from '../plan/server.mjs'
 
-/** app, api: the editor's. */
-export function pageOf(app, api) {
+/** Returns the `host` of a Comparison. app, api: the editor's. */
+export function makeHost(app, api) {
   return {
     prompt: () => app.graphToPrompt(),
-    answer: async (loader) => request(questionOfLoader(nodeOf(app.rootGraph, loader))),
+    answer: async (loader) => askServer(makeLoaderQuestion(findNode(app.rootGraph, loader))),
     async runs(group) {
       const { groups } = await (await api.fetchApi('/paralleldit/groups')).json()
       return groups.find((each) => each.group === group)?.runs ?? []
@@ -15,8 +15,8 @@ export function pageOf(app, api) {
   }
 }
 
-/** The node of a prompt's id, which names the subgraphs' nodes that it is in: "5:12". */
-function nodeOf(rootGraph, id) {
+/** Finds the node of an id in a prompt. The id starts with the subgraph nodes around it, as in "5:12". */
+function findNode(rootGraph, id) {
   const [own, ...hosts] = id.split(':').reverse()
   const graph = hosts.reduceRight((within, host) => within.getNodeById(host).subgraph, rootGraph)
   return graph.getNodeById(own)

@@ -1,21 +1,21 @@
-// Pure: a prompt under several plans, one after the other, and what came of it.
+// Pure: makes prompts that differ in their plan, and sums up their runs.
 
-import { median } from '../panel/format.mjs'
+import { computeMedian } from '../panel/format.mjs'
 
-const NODE = 'paralleldit_comparison' // the id of the plan that all loaders get
+const NODE = 'paralleldit_comparison' // the id of the plan node for all loaders
 
-/** The ids of a worker group's loaders in a prompt in API format. types: of loaders. */
-export const loadersOf = (prompt, types, group) =>
+/** Returns the ids of a worker group's loaders in a prompt in API format. types: the loaders' node types. */
+export const findLoaders = (prompt, types, group) =>
   Object.keys(prompt).filter((id) => {
     const { class_type: type, inputs } = prompt[id]
     return types.includes(type) && (inputs.group ?? 1) === group
   })
 
 /**
- * The plans to compare, as values of a Plan node: those that are predicted to be the fastest, or auto where nothing is
- * predicted; and one device. answer: that of POST /paralleldit/plan, or null.
+ * Returns the plans to compare, as values of a Plan node: those with the fastest predictions, or auto without a
+ * prediction; and one device. answer: of POST /paralleldit/plan, or null.
  */
-export function candidates(answer) {
+export function listCandidates(answer) {
   const best = (answer?.predicted?.best ?? []).filter(({ fits }) => fits)
   const ofNode = (values) => ({ ...values, speeds: values.speeds.join(', '), mode: 'manual' })
   const found = best.map(({ values }) => ({ plans: [values], values: ofNode(values), isAlone: false }))
@@ -24,29 +24,29 @@ export function candidates(answer) {
 }
 
 /**
- * A prompt with these loaders under a plan. mark: an input that no node has, and that makes it another prompt than any
- * before: ComfyUI computes nothing twice.
+ * Returns a copy of the prompt in which these loaders have a plan. mark: a value that differs from prompt to prompt.
+ * Without it ComfyUI would reuse the last result instead of running again.
  */
-export function under(prompt, loaders, values, mark) {
+export function applyPlan(prompt, loaders, values, mark) {
   const changed = structuredClone(prompt)
   changed[NODE] = { class_type: 'ParallelDiT_Plan', inputs: { ...values, [NODE]: mark } }
   for (const id of loaders) changed[id].inputs.plan = [NODE, 0]
   return changed
 }
 
-/** What the runs of one prompt took: of all together the seconds, and the median step. */
-export function taken(runs) {
+/** Sums up the runs of one prompt: their seconds together, and their median step. */
+export function summarizeRuns(runs) {
   const steps = runs.flatMap((run) => run.steps.map(([length]) => length))
   const seconds = runs.reduce((sum, run) => sum + (run.seconds ?? 0), 0)
   const isDone = runs.length > 0 && runs.every(({ state }) => state === 'done')
-  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? median(steps) : null }
+  return { isDone, plans: runs[0]?.plans, seconds, step: steps.length ? computeMedian(steps) : null }
 }
 
-/** The rows with how many times as fast as one device each was; `times` is null where either is not known. */
-export function compared(rows) {
-  const alone = rows.find((row) => row.isAlone && row.taken?.isDone)?.taken.step
+/** Adds to each row how many times as fast as one device it was; null if either time is unknown. */
+export function addSpeedups(rows) {
+  const alone = rows.find((row) => row.isAlone && row.result?.isDone)?.result.step
   return rows.map((row) => {
-    const isKnown = alone && row.taken?.isDone && row.taken.step
-    return { ...row, times: isKnown ? alone / row.taken.step : null }
+    const isKnown = alone && row.result?.isDone && row.result.step
+    return { ...row, times: isKnown ? alone / row.result.step : null }
   })
 }

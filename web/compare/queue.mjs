@@ -1,8 +1,8 @@
-// Queues prompts and waits for their ends, also of one that somebody has taken from the queue.
+// Queues prompts and waits until they have ended, or until somebody has removed them from the queue.
 
 const START = 'execution_start'
 const ENDS = { execution_success: 'success', execution_error: 'error', execution_interrupted: 'interrupted' }
-const WAKING = ['status', 'reconnected'] // the server tells how long its queue is whenever that changes
+const WAKING = ['status', 'reconnected'] // the server sends a status whenever the length of its queue changes
 
 export class Queue {
   /** api: the editor's. */
@@ -10,18 +10,20 @@ export class Queue {
     this.api = api
   }
 
-  /** How a prompt ended, see `endOf`. Raises for one that is refused. */
+  /**
+   * Queues a prompt, waits for it, and returns how it ended, see `readEnd`. Throws if the server refuses the prompt.
+   */
   async run(prompt) {
-    let told = () => {}
-    const wake = () => told()
+    let resolveNext = () => {}
+    const wake = () => resolveNext()
     for (const event of WAKING) this.api.addEventListener(event, wake)
     try {
       const { prompt_id: id } = await this.api.queuePrompt(0, prompt)
       for (;;) {
         const next = new Promise((resolve) => {
-          told = resolve
+          resolveNext = resolve
         })
-        if (!(await this.isQueued(id))) return await this.endOf(id)
+        if (!(await this.isQueued(id))) return await this.readEnd(id)
         await next
       }
     } finally {
@@ -29,17 +31,17 @@ export class Queue {
     }
   }
 
-  /** Whether it waits or runs. */
+  /** Returns whether a prompt waits or runs. */
   async isQueued(id) {
     const { queue_running: running, queue_pending: pending } = await (await this.api.fetchApi('/queue')).json()
     return [...running, ...pending].some(([, each]) => each === id)
   }
 
   /**
-   * By the history. end: success, error, interrupted, or gone for one that did not run. from, to: when it did, in
-   * milliseconds since the epoch.
+   * Reads from the history how a prompt ended. end: success, error, interrupted, or gone if it never ran. from, to:
+   * when it ran, in milliseconds since the epoch.
    */
-  async endOf(id) {
+  async readEnd(id) {
     const { [id]: entry } = await (await this.api.fetchApi(`/history/${id}`)).json()
     const messages = entry?.status?.messages ?? []
     const at = (names) => messages.findLast(([name]) => names.includes(name)) ?? []

@@ -1,17 +1,17 @@
-// The button that compares plans, and the table of what each of them took.
+// The button that compares plans, and the table of their times.
 
 import { element } from '../elements.mjs'
-import { attribute, shown, text } from '../panel/dom.mjs'
-import { plansWords, seconds, times } from '../panel/format.mjs'
+import { setAttribute, setShown, setText } from '../panel/dom.mjs'
+import { describePlans, formatSeconds, formatSpeedup } from '../panel/format.mjs'
 import { LOADERS } from '../plan/graph.mjs'
 import { t } from '../text.mjs'
 import { Comparison } from './comparison.mjs'
-import { pageOf } from './page.mjs'
+import { makeHost } from './page.mjs'
 import { Queue } from './queue.mjs'
 
-/** Of the open workflow. app, api: the editor's. */
-export function comparisonView(app, api) {
-  const comparison = new Comparison(new Queue(api), pageOf(app, api), LOADERS, () => view.draw())
+/** Makes the view of a comparison of the open workflow. app, api: the editor's. */
+export function makeComparisonView(app, api) {
+  const comparison = new Comparison(new Queue(api), makeHost(app, api), LOADERS, () => view.draw())
   const view = new ComparisonView(comparison)
   return view
 }
@@ -19,7 +19,7 @@ export function comparisonView(app, api) {
 const COLUMNS = ['plan', 'seconds', 'step', 'times']
 
 export class ComparisonView {
-  /** comparison: see comparison.mjs; whoever makes it has its changes call `draw`. */
+  /** comparison: see comparison.mjs. Its `onChange` must call this view's `draw`. */
   constructor(comparison) {
     this.comparison = comparison
     const attributes = { type: 'button', class: 'paralleldit-small', 'data-testid': 'paralleldit-compare' }
@@ -31,33 +31,33 @@ export class ComparisonView {
     heads[COLUMNS.indexOf('seconds')].title = t('panel.compare.ofAll')
     const table = { class: 'paralleldit-table', 'data-testid': 'paralleldit-comparison' }
     this.table = element('table', table, element('thead', {}, element('tr', {}, ...heads)), this.body)
-    attribute(this.table, 'aria-label', t('panel.compare.start'))
+    setAttribute(this.table, 'aria-label', t('panel.compare.start'))
     this.element = element('div', {}, this.problem, this.table)
     this.draw()
   }
 
-  /** group: the number of the worker group. */
+  /** group: the worker group's number. */
   update(group) {
     this.group = group
   }
 
   draw() {
     const { isRunning, problem, rows } = this.comparison
-    attribute(this.button, 'aria-busy', isRunning ? 'true' : null)
+    setAttribute(this.button, 'aria-busy', isRunning ? 'true' : null)
     this.button.disabled = isRunning
-    text(this.problem, problem)
-    shown(this.problem, problem)
-    shown(this.table, rows.length)
-    this.body.replaceChildren(...rows.map(line))
+    setText(this.problem, problem)
+    setShown(this.problem, problem)
+    setShown(this.table, rows.length)
+    this.body.replaceChildren(...rows.map(makeRow))
   }
 }
 
-function line({ plans, isAlone, state, taken, times: factor }) {
-  const name = isAlone ? t('panel.compare.alone') : plansWords(taken?.plans ?? plans, t)
+function makeRow({ plans, isAlone, state, result, times: factor }) {
+  const name = isAlone ? t('panel.compare.alone') : describePlans(result?.plans ?? plans, t)
   const cells = [
-    state === 'done' ? seconds(taken.seconds) : t(`panel.compare.state.${state}`),
-    state === 'done' && taken.step !== null ? seconds(taken.step) : '',
-    factor ? `×${times(factor)}` : ''
+    state === 'done' ? formatSeconds(result.seconds) : t(`panel.compare.state.${state}`),
+    state === 'done' && result.step !== null ? formatSeconds(result.step) : '',
+    factor ? `×${formatSpeedup(factor)}` : ''
   ]
   const head = element('th', { scope: 'row' }, name)
   return element('tr', { 'data-state': state }, head, ...cells.map((words) => element('td', {}, words)))

@@ -1,13 +1,13 @@
-// Pure: stock's loaders of a diffusion model, and the parallel one that stands for each.
+// Pure: the stock loaders of diffusion models, and the parallel loader that replaces each.
 
 import { CHECKPOINT, LOADER, LOADERS } from '../plan/graph.mjs'
 
-const GGUF = 'UnetLoaderGGUF' // of ComfyUI-GGUF, as is the next
+const GGUF = 'UnetLoaderGGUF' // this and the next are nodes of ComfyUI-GGUF
 const GGUF_ADVANCED = 'UnetLoaderGGUFAdvanced'
 const GGUFS = [GGUF, GGUF_ADVANCED]
-const WHOLE = 'CheckpointLoaderSimple'
+const STOCK_CHECKPOINT = 'CheckpointLoaderSimple'
 
-/** By type, its widgets in their order, each by what it means, and its outputs in theirs. */
+/** By node type: its widgets in order, as meaning and name, and its outputs in order. */
 export const KINDS = {
   UNETLoader: { widgets: { file: 'unet_name', dtype: 'weight_dtype' }, outputs: ['MODEL'] },
   [GGUF]: { widgets: { file: 'unet_name' }, outputs: ['MODEL'] },
@@ -15,7 +15,7 @@ export const KINDS = {
     widgets: { file: 'unet_name', dequant: 'dequant_dtype', patch: 'patch_dtype', onDevice: 'patch_on_device' },
     outputs: ['MODEL']
   },
-  [WHOLE]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
+  [STOCK_CHECKPOINT]: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE'] },
   unCLIPCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION'] },
   ImageOnlyCheckpointLoader: { widgets: { file: 'ckpt_name' }, outputs: ['MODEL', 'CLIP_VISION', 'VAE'] },
   [LOADER]: { widgets: { file: 'model_name', dtype: 'dtype', group: 'group' }, outputs: ['MODEL'] },
@@ -24,54 +24,57 @@ export const KINDS = {
     outputs: ['MODEL', 'CLIP', 'VAE', 'CLIP_VISION']
   }
 }
-/** How a widget is called in the editor, where not by what it means. */
+/** A widget's name in the editor, where it differs from its meaning. */
 export const LABELS = { dtype: 'weight_dtype' }
-/** What a widget has that says nothing. */
-export const USUAL = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false }
+/** Default values by a widget's meaning. */
+export const DEFAULTS = { dtype: 'default', group: 1, dequant: 'default', patch: 'default', onDevice: false }
 export const STOCK_DTYPES = ['default', 'fp8_e4m3fn', 'fp8_e4m3fn_fast', 'fp8_e5m2']
-/** The property in which a parallel loader keeps what the stock one was. */
+/** The node property in which a parallel loader keeps its stock loader's type, size, properties and values. */
 export const ORIGIN = 'paralleldit_stock'
 
 const PARALLEL = {
   UNETLoader: LOADER,
   [GGUF]: LOADER,
   [GGUF_ADVANCED]: LOADER,
-  [WHOLE]: CHECKPOINT,
+  [STOCK_CHECKPOINT]: CHECKPOINT,
   unCLIPCheckpointLoader: CHECKPOINT,
   ImageOnlyCheckpointLoader: CHECKPOINT
 }
-// Deprecated by ComfyUI, and for models that have a loader above.
-const OLD = ['CheckpointLoader', 'DiffusersLoader']
+// ComfyUI has deprecated these loaders. A loader above reads the same models.
+const DEPRECATED = ['CheckpointLoader', 'DiffusersLoader']
 const PICKLE = /\.(ckpt|pt2?|bin|pth|pkl)$/i
 const STOCK_FILE = /\.(safetensors|sft|ckpt|pt2?|bin|pth|pkl)$/i
 
-/** What a loader's widgets have, by what they mean. node: as it is saved. */
-export function valuesOf(node) {
+/** Returns a loader's widget values by meaning. node: as it is saved. */
+export function readValues(node) {
   const values = Array.isArray(node.widgets_values) ? node.widgets_values : []
   return Object.fromEntries(Object.keys(KINDS[node.type].widgets).map((meaning, place) => [meaning, values[place]]))
 }
 
-/** Whether a node, as it is saved, is a stock loader of a diffusion model. */
+/** Returns whether a saved node is a stock loader of a diffusion model. */
 export const isStock = (node) => node.type in PARALLEL
 
-/** Whether it is one that no parallel loader stands for, while another stock one would do. */
-export const isOld = ({ type }) => OLD.includes(type)
-
-/** The parallel type for such a loader; null for another node, and for a pickle, which no parallel loader reads. */
-export const parallelFor = (node) => (isStock(node) && !PICKLE.test(valuesOf(node).file) ? PARALLEL[node.type] : null)
+/** Returns whether a node is a deprecated stock loader, which no parallel loader replaces. */
+export const isDeprecated = ({ type }) => DEPRECATED.includes(type)
 
 /**
- * The stock type for a parallel loader, as it is saved: what it was, or another that offers its file; null where there
- * is none, as for a diffusers folder, and for a node that is no parallel loader. exists: whether the editor knows a
- * type; offers: whether a type's list has a file.
+ * Returns the parallel type for a stock loader. Null for other nodes, and for pickles: no parallel loader reads them.
  */
-export function stockFor(node, { exists, offers }) {
+export const findParallelType = (node) =>
+  isStock(node) && !PICKLE.test(readValues(node).file) ? PARALLEL[node.type] : null
+
+/**
+ * Returns the stock type for a saved parallel loader: the type that it had before, or another that offers its file.
+ * Null for other nodes, and where no stock loader reads the model, such as a diffusers folder. exists: whether the
+ * editor knows a type. offers: whether a type's list has a file.
+ */
+export function findStockType(node, { exists, offers }) {
   if (!LOADERS.includes(node.type)) return null
-  const { file } = valuesOf(node)
-  const was = node.properties?.[ORIGIN]?.type
-  if (/\.gguf$/i.test(file ?? '')) return [was, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
+  const { file } = readValues(node)
+  const before = node.properties?.[ORIGIN]?.type
+  if (/\.gguf$/i.test(file ?? '')) return [before, GGUF].find((type) => GGUFS.includes(type) && exists(type)) ?? null
   if (!STOCK_FILE.test(file ?? '')) return null
-  const usual = node.type === LOADER ? ['UNETLoader', WHOLE] : [WHOLE]
-  const types = !GGUFS.includes(was) && PARALLEL[was] === node.type ? [was, ...usual] : usual
+  const usual = node.type === LOADER ? ['UNETLoader', STOCK_CHECKPOINT] : [STOCK_CHECKPOINT]
+  const types = !GGUFS.includes(before) && PARALLEL[before] === node.type ? [before, ...usual] : usual
   return types.find((type) => offers(type, file)) ?? types[0]
 }

@@ -1,59 +1,60 @@
-// Pure: a workflow, as the editor saves it, with other loaders in place of some of its own. Whatever else a node is
-// known by, its id, links, place, title, colour and mode, stays.
+// Pure: replaces loaders in a workflow, as the editor saves it. A replaced node keeps its id, links, place, title,
+// colour and mode.
 
 import { LOADERS } from '../plan/graph.mjs'
-import { KINDS, LABELS, ORIGIN, STOCK_DTYPES, USUAL, valuesOf } from './loaders.mjs'
+import { DEFAULTS, KINDS, LABELS, ORIGIN, readValues, STOCK_DTYPES } from './loaders.mjs'
 
 const NAME = 'Node name for S&R'
-const PACK = 'cnr_id' // by which an editor that lacks the node's pack finds it
+const PACK = 'cnr_id' // by this an editor without the node's pack finds the pack
 const OF_THE_TYPE = [NAME, PACK, 'aux_id', 'ver']
 const PACKS = { UnetLoaderGGUF: 'ComfyUI-GGUF' }
 const STOCK_PACK = 'comfy-core'
 const OWN_PACK = 'paralleldit'
 
 /**
- * Changes a workflow in place. chosen(node, graph): the type that a node of the graph of that id is to become, null to
- * stay. smallest(node, graph): the size below which the editor has none of its kind. Returns how many became another,
- * and what of theirs the others have no place for, in words.
+ * Changes a workflow in place. chooseType(node, graphId) returns a node's new type, or null to leave it.
+ * getSmallestSize(node, graphId) returns the smallest size that the editor gives such a node. Returns the count of
+ * replaced nodes, and in words what the new ones have no place for.
  */
-export function convert(workflow, chosen, smallest) {
+export function convert(workflow, chooseType, getSmallestSize) {
   let count = 0
   const lost = []
   for (const graph of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
     for (const node of graph.nodes ?? []) {
-      const type = chosen(node, graph.id)
+      const type = chooseType(node, graph.id)
       if (!type) continue
-      const names = renamed(node.type, type)
+      const names = matchWidgets(node.type, type)
       count += 1
       const left = fitValues(node, type)
       if (!LOADERS.includes(type))
         lost.push(...left.map(([meaning, value]) => `${LABELS[meaning] ?? meaning} ${value}`))
       lost.push(...fitInputs(graph, node, names), ...fitOutputs(graph, node, type))
-      rename(workflow, graph, node.id, names)
-      describe(node, type, smallest(node, graph.id), left)
+      renameWidgets(workflow, graph, node.id, names)
+      setProperties(node, type, getSmallestSize(node, graph.id), left)
     }
   }
   return { count, lost: [...new Set(lost)] }
 }
 
-/** The widgets that mean the same, from a type's name to the other's. */
-function renamed(from, to) {
+/** Maps one type's widget names to the other's, for widgets of the same meaning. */
+function matchWidgets(from, to) {
   const shared = Object.entries(KINDS[from].widgets).filter(([meaning]) => KINDS[to].widgets[meaning])
   return Object.fromEntries(shared.map(([meaning, name]) => [name, KINDS[to].widgets[meaning]]))
 }
 
-/** Returns what the type has no place for, by what it means. */
+/** Sets the values for a node's new type. Returns the values that this type has no place for, as [meaning, value]. */
 function fitValues(node, type) {
-  const given = valuesOf(node)
+  const given = readValues(node)
   const origin = node.properties?.[ORIGIN]
   const before = origin?.type === type ? origin.values : null
   const { widgets } = KINDS[type]
   const hasDtype = LOADERS.includes(type) || STOCK_DTYPES.includes(given.dtype)
   const isKept = (meaning) => meaning in widgets && (meaning !== 'dtype' || hasDtype)
-  const isSaid = (meaning) => given[meaning] != null && given[meaning] !== USUAL[meaning]
+  const isSaid = (meaning) => given[meaning] != null && given[meaning] !== DEFAULTS[meaning]
   const left = Object.entries(given).filter(([meaning]) => !isKept(meaning) && isSaid(meaning))
-  const kept = (meaning) => (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? USUAL[meaning] ?? null
-  node.widgets_values = Object.keys(widgets).map(kept)
+  const chooseValue = (meaning) =>
+    (isKept(meaning) ? given[meaning] : null) ?? before?.[meaning] ?? DEFAULTS[meaning] ?? null
+  node.widgets_values = Object.keys(widgets).map(chooseValue)
   return left
 }
 
@@ -83,28 +84,29 @@ function fitOutput({ localized_name, ...output }, slot) {
   return output.slot_index == null ? output : { ...output, slot_index: slot }
 }
 
-const idOf = (link) => (Array.isArray(link) ? link[0] : link.id)
+const getLinkId = (link) => (Array.isArray(link) ? link[0] : link.id)
 
-/** Links are objects in a subgraph, and [id, origin, slot, target, slot, type] elsewhere. end: origin or target. */
+/** Sets the slot at one end of a link: a link is an object in a subgraph, and [id, origin, slot, target, slot, type]
+ * elsewhere. end: 'origin' or 'target'. */
 function setSlot(graph, id, end, slot) {
-  const link = graph.links?.find((each) => idOf(each) === id)
+  const link = graph.links?.find((each) => getLinkId(each) === id)
   if (Array.isArray(link)) link[end === 'origin' ? 2 : 4] = slot
   else if (link) link[`${end}_slot`] = slot
 }
 
 function unlink(graph, id) {
-  graph.links = graph.links.filter((link) => idOf(link) !== id)
+  graph.links = graph.links.filter((link) => getLinkId(link) !== id)
   for (const node of graph.nodes) {
     for (const input of node.inputs ?? []) if (input.link === id) input.link = null
     for (const output of node.outputs ?? []) output.links &&= output.links.filter((each) => each !== id)
   }
   for (const slot of [...(graph.inputs ?? []), ...(graph.outputs ?? [])]) {
-    slot.linkIds &&= slot.linkIds.filter((each) => each !== id) // a subgraph's own
+    slot.linkIds &&= slot.linkIds.filter((each) => each !== id) // the subgraph's own inputs and outputs
   }
 }
 
-/** Renames a node's widgets where others name them: nodes of its subgraph that show them, and the app's view. */
-function rename(workflow, graph, id, names) {
+/** Renames a node's widgets where others refer to them: in the subgraph nodes that show them, and in the app's view. */
+function renameWidgets(workflow, graph, id, names) {
   for (const { nodes } of [workflow, ...(workflow.definitions?.subgraphs ?? [])]) {
     for (const host of nodes ?? []) {
       for (const shown of (host.type === graph.id && host.properties?.proxyWidgets) || []) {
@@ -121,22 +123,25 @@ function rename(workflow, graph, id, names) {
   }
 }
 
-/** Has a node say what it is: a parallel one also what it was and had, left included, so that it becomes the same again. */
-function describe(node, type, least, left) {
+/**
+ * Sets a node's type, properties and size. A parallel loader also keeps what the stock loader was and had, `left`
+ * included, so that it can become the same again.
+ */
+function setProperties(node, type, least, left) {
   const { [ORIGIN]: origin, ...properties } = node.properties ?? {}
   const saved = Object.entries(properties).filter(([name]) => OF_THE_TYPE.includes(name))
   for (const [name] of saved) delete properties[name]
   if (LOADERS.includes(type)) {
-    const was = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) }
-    if (left.length) was.values = Object.fromEntries(left)
-    node.properties = { ...properties, [NAME]: type, [PACK]: OWN_PACK, [ORIGIN]: was }
+    const stock = { type: node.type, size: [...node.size], properties: Object.fromEntries(saved) }
+    if (left.length) stock.values = Object.fromEntries(left)
+    node.properties = { ...properties, [NAME]: type, [PACK]: OWN_PACK, [ORIGIN]: stock }
   } else {
     const own = { [NAME]: type, [PACK]: PACKS[type] ?? STOCK_PACK }
     node.properties = { ...properties, ...(origin?.type === type ? origin.properties : own) }
-    if (origin) node.size = node.size.map((side, axis) => sideBefore(side, origin.size[axis], least[axis]))
+    if (origin) node.size = node.size.map((side, axis) => restoreSide(side, origin.size[axis], least[axis]))
   }
   node.type = type
 }
 
-/** The side that a stock node had, where the editor alone has made it longer since. */
-const sideBefore = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side)
+/** Returns the side that the stock node had, if only the editor has made it longer since; else the present side. */
+const restoreSide = (side, before, least) => (Math.abs(side - Math.max(before, least)) < 1 ? before : side)

@@ -1,58 +1,63 @@
-// The card that shows an error: its elements, and what its buttons do. `errors.mjs` puts it at the node.
+// Makes the card that shows an error, with its buttons. `errors.mjs` puts it at the node.
 
-import { copiesOnClick } from '../clipboard.mjs'
+import { copyOnClick } from '../clipboard.mjs'
 import { element } from '../elements.mjs'
 import { t } from '../text.mjs'
-import { report } from './message.mjs'
+import { formatReport } from './message.mjs'
 
-/** What the tests know an element of the card by. */
-const testId = (part) => ({ 'data-testid': `paralleldit-error-${part}` })
+/** Returns the attribute by which tests find a part of the card. */
+const makeTestId = (part) => ({ 'data-testid': `paralleldit-error-${part}` })
 
-/** label: what an icon alone does not say; empty for a button with words. */
-function button(className, label, attributes, onclick, ...children) {
+/** label: says what an icon means; empty for a button with words. */
+function makeButton(className, label, attributes, onclick, ...children) {
   const named = label ? { title: label, 'aria-label': label } : {}
-  const made = element('button', { type: 'button', class: className, ...named, ...attributes }, ...children)
-  if (onclick) made.addEventListener('click', onclick)
-  return made
+  const target = element('button', { type: 'button', class: className, ...named, ...attributes }, ...children)
+  if (onclick) target.addEventListener('click', onclick)
+  return target
 }
 
 /**
- * An alert of that kind. said: {cause, advice, details}. node: its name. onDismiss, onShow: what is called for the
- * buttons that take the card away, and that go to the node.
+ * Makes an alert. kind: see `classifyError`. text: {cause, advice, details}. node: the node's name. onDismiss is called
+ * to take the card away, and onShow to go to the node.
  */
-export function errorCard(kind, said, node, { onDismiss, onShow }) {
+export function makeErrorCard(kind, text, node, { onDismiss, onShow }) {
   const title = t(`errors.titles.${kind}`)
   const words = { copy: t('errors.copy'), copied: t('errors.copied') }
-  const copied = button('paralleldit-error-action', '', testId('copy'), null, words.copy)
-  copiesOnClick(copied, () => report(`${title} (${node})`, said), words)
+  const copyButton = makeButton('paralleldit-error-action', '', makeTestId('copy'), null, words.copy)
+  copyOnClick(copyButton, () => formatReport(`${title} (${node})`, text), words)
   const card = element(
     'section',
     { class: 'paralleldit-error', role: 'alert', 'data-testid': 'paralleldit-error', 'data-kind': kind },
     element(
       'header',
       {},
-      icon('pi-times-circle'),
+      makeIcon('pi-times-circle'),
       element('strong', {}, title),
-      button('paralleldit-error-close', t('errors.dismiss'), testId('dismiss'), onDismiss, icon('pi-times'))
+      makeButton('paralleldit-error-close', t('errors.dismiss'), makeTestId('dismiss'), onDismiss, makeIcon('pi-times'))
     ),
-    element('p', { class: 'paralleldit-error-cause', ...testId('cause') }, said.cause)
+    element('p', { class: 'paralleldit-error-cause', ...makeTestId('cause') }, text.cause)
   )
-  if (said.advice) {
+  if (text.advice) {
     const label = element('span', { class: 'paralleldit-error-label' }, t('errors.advice'))
-    card.append(element('p', { class: 'paralleldit-error-advice', ...testId('advice') }, label, said.advice))
+    card.append(element('p', { class: 'paralleldit-error-advice', ...makeTestId('advice') }, label, text.advice))
   }
-  if (said.details) {
+  if (text.details) {
     card.append(
       element(
         'details',
-        testId('details'),
+        makeTestId('details'),
         element('summary', {}, t('errors.details')),
-        element('pre', { tabindex: 0 }, said.details)
+        element('pre', { tabindex: 0 }, text.details)
       )
     )
   }
   card.append(
-    element('footer', {}, button('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node), copied)
+    element(
+      'footer',
+      {},
+      makeButton('paralleldit-error-action paralleldit-error-node', '', {}, onShow, node),
+      copyButton
+    )
   )
   card.querySelector('.paralleldit-error-node').title = t('errors.show')
   card.addEventListener('keydown', (event) => {
@@ -63,6 +68,6 @@ export function errorCard(kind, said, node, { onDismiss, onShow }) {
   return card
 }
 
-function icon(name) {
+function makeIcon(name) {
   return element('i', { class: `pi ${name}`, 'aria-hidden': true })
 }

@@ -1,18 +1,18 @@
-// Pure: from the event of a failed node to what a person reads of it.
+// Pure: makes readable texts of the event of a failed node.
 
 const DETAILS = '\n\nDetails:\n'
 
 /**
- * {cause, advice, details} of an error's text, whose form is that of `parallel_backend/errors.py`: a paragraph each, the
- * last under a line of its own. The last two may be empty.
+ * Splits an error's text into {cause, advice, details}. `parallel_backend/errors.py` writes it so: one paragraph each,
+ * and the details under a line of their own. Advice and details may be empty.
  */
-export function fieldsOf(text) {
+export function splitFields(text) {
   const [head, ...details] = text.trim().split(DETAILS)
   const [cause, ...advice] = head.split(/\n{2,}/)
   return { cause, advice: advice.join('\n'), details: details.join(DETAILS) }
 }
 
-/** The kind of each class of errors, by the end of its full name. */
+/** The kind of each error class, by the end of the class's full name. */
 export const KINDS = {
   'worker.errors.WorkerGroupError': 'group',
   'worker.errors.OutOfMemory': 'memory',
@@ -27,23 +27,23 @@ export const KINDS = {
 }
 
 /**
- * What kind of error of this pack an `execution_error` is, a key of `errors.titles`; null for all others.
+ * Returns the kind of an `execution_error`, a key of `errors.titles`; null for an error that is not this pack's.
  *
- * pack: the name of its folder. What has no class of the pack's is unforeseen in its code, and at its nodes.
+ * pack: the name of its folder. Any other error in the pack's code, or at one of its nodes, is `unforeseen`.
  */
-export function kindOf({ exception_type: type, node_type: node, traceback = [] }, pack) {
+export function classifyError({ exception_type: type, node_type: node, traceback = [] }, pack) {
   for (const [name, kind] of Object.entries(KINDS)) if (type.endsWith(`.${name}`)) return kind
   const own = (traceback.at(-1) ?? '').replaceAll('\\', '/').includes(`/custom_nodes/${pack}/`)
   return own || (traceback.length && node.startsWith('ParallelDiT_')) ? 'unforeseen' : null
 }
 
-/** {cause, advice, details} of an `execution_error`; the last two may be empty. */
-export function explain({ exception_type: type, exception_message: message, traceback = [] }, kind) {
-  if (kind !== 'unforeseen') return fieldsOf(message)
+/** Returns {cause, advice, details} of an `execution_error`. Advice and details may be empty. */
+export function describeError({ exception_type: type, exception_message: message, traceback = [] }, kind) {
+  if (kind !== 'unforeseen') return splitFields(message)
   return { cause: `${type.split('.').at(-1)}: ${message.trim()}`, advice: '', details: traceback.join('').trimEnd() }
 }
 
-/** The whole error as text, for a report. */
-export function report(title, { cause, advice, details }) {
+/** Returns the whole error as text, for a bug report. */
+export function formatReport(title, { cause, advice, details }) {
   return [title, cause, advice, details].filter(Boolean).join('\n\n')
 }

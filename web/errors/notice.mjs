@@ -1,32 +1,32 @@
-// One error: its card, which is in the page and at its node while the workflow that failed is the open one.
+// One error and its card. The card is shown at its node while the workflow that failed is the open one.
 
 import { app } from '../../../scripts/app.js'
-import { advised } from '../text.mjs'
-import { errorCard } from './card.mjs'
-import { explain } from './message.mjs'
-import { nodeIn, place, rectangle } from './place.mjs'
+import { translateAdvice } from '../text.mjs'
+import { makeErrorCard } from './card.mjs'
+import { describeError } from './message.mjs'
+import { findNode, getRectangle, placeCard } from './place.mjs'
 
 export class Notice {
-  /** event: the `execution_error`. onDismiss: called when the card is to go. */
+  /** event: the `execution_error`. onDismiss: called to take the card away. */
   constructor(kind, event, onDismiss) {
     this.kind = kind
     this.event = event
     this.onDismiss = onDismiss
-    this.card = null // made where its node is first seen, whose title it has
+    this.card = null // made when it is first shown, as it has the node's title
     this.onKey = (event) => this.dismissByKey(event)
   }
 
-  /** Puts the card at the node, wherever that is by now. */
+  /** Puts the card at the node's present place. */
   show() {
     this.card ??= this.makeCard()
     if (!this.card.isConnected) {
       document.addEventListener('keydown', this.onKey)
       app.canvas.canvas.parentElement.append(this.card)
-      this.closed ??= size(this.card)
+      this.foldedSize ??= measureSize(this.card)
     }
     const node = this.node()
-    const at = node ? rectangle(node, app.canvas.ds, window.LiteGraph.NODE_TITLE_HEIGHT) : null
-    const { x, y } = place(at, size(this.card), this.closed, view(), taken())
+    const at = node ? getRectangle(node, app.canvas.ds, window.LiteGraph.NODE_TITLE_HEIGHT) : null
+    const { x, y } = placeCard(at, measureSize(this.card), this.foldedSize, measureView(), listCovered())
     this.card.style.transform = `translate(${Math.round(x)}px, ${Math.round(y)}px)`
   }
 
@@ -37,28 +37,28 @@ export class Notice {
 
   makeCard() {
     const name = this.node()?.title ?? this.event.node_type
-    const said = explain(this.event, this.kind)
-    return errorCard(this.kind, { ...said, advice: advised(said.advice) }, name, {
+    const text = describeError(this.event, this.kind)
+    return makeErrorCard(this.kind, { ...text, advice: translateAdvice(text.advice) }, name, {
       onDismiss: () => this.dismiss(),
       onShow: () => this.goToNode()
     })
   }
 
-  /** The node in the graph that is shown; undefined where it is not in it, or is another one by now. */
+  /** Finds the node in the graph on the screen; undefined if the graph lacks it, or now has another node of its id. */
   node() {
     const { node_id: id, node_type: type } = this.event
-    const node = nodeIn(app.canvas.graph, app.rootGraph, id)
+    const node = findNode(app.canvas.graph, app.rootGraph, id)
     const inside = String(id).includes(':')
     return node && (inside || node.type === type) ? node : undefined
   }
 
-  /** Goes to the node, out of a subgraph that it is not in. */
+  /** Shows the node: leaves a subgraph that does not have it, then centres the canvas on it. */
   goToNode() {
     if (!this.node()) app.canvas.setGraph(app.rootGraph)
     if (this.node()) app.canvas.centerOnNode(this.node())
   }
 
-  /** Escape belongs to whatever else has the focus. */
+  /** Takes the card away on Escape, unless something else has the focus. */
   dismissByKey(event) {
     const idle = document.activeElement === document.body || document.activeElement === app.canvas.canvas
     if (event.key === 'Escape' && idle && !event.defaultPrevented) this.dismiss()
@@ -71,17 +71,20 @@ export class Notice {
   }
 }
 
-const size = (element) => ({ width: element.offsetWidth, height: element.offsetHeight })
+const measureSize = (element) => ({ width: element.offsetWidth, height: element.offsetHeight })
 
-/** The part of the canvas that no panel covers, in its pixels; what lies along its upper edge comes and goes. */
-function view() {
+/**
+ * Returns the part of the canvas that no panel covers, in the canvas's pixels. It starts at the upper edge: what the
+ * editor shows there comes and goes.
+ */
+function measureView() {
   const canvas = app.canvas.canvas.getBoundingClientRect()
   const free = document.querySelector('.graph-canvas-panel')?.getBoundingClientRect() ?? canvas
   return { x: free.x - canvas.x, y: 0, width: free.width, height: free.bottom - canvas.y }
 }
 
-/** What the editor has in the canvas's lower right corner, in the canvas's pixels. */
-function taken() {
+/** Lists the editor's boxes in the canvas's lower right corner, in the canvas's pixels. */
+function listCovered() {
   const canvas = app.canvas.canvas.getBoundingClientRect()
   const shown = ['minimap-interaction-overlay', 'zoom-controls-button']
     .map((id) => document.querySelector(`[data-testid="${id}"]`)?.parentElement.getBoundingClientRect())

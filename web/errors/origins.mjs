@@ -1,21 +1,23 @@
-// Pure: which workflow a prompt is of, which the server does not say when it fails.
+// Pure: remembers which workflow each prompt came from. The server does not say that when a prompt fails.
 
-const MOST = 200 // prompts whose end is not heard of: cleared from the queue, or ended while the page was away
-const ANSWERED = 5000 // ms
+const MOST = 200 // prompts to remember: the end of some is never heard, as of those cleared from the queue
+const ANSWER_MS = 5000
 
 export class Origins {
-  /** kept: what `toJSON` gave before the page was reloaded. */
-  constructor(kept = {}) {
+  /** saved: what `toJSON` returned before the page was reloaded. */
+  constructor(saved = {}) {
     this.workflows = new Map() // by the id of a prompt that has not ended
-    this.paths = new Map(Object.entries(kept)) // of the workflows of those that were sent before the reload
+    this.paths = new Map(Object.entries(saved)) // by the id of a prompt from before the reload, its workflow's path
     this.unanswered = new Set()
   }
 
-  /** Notes that a prompt of this workflow was sent. answer: a promise of the server's, with the prompt's id. */
-  sent(workflow, answer) {
+  /**
+   * Notes that this workflow's prompt was sent. answer: a promise of the server's answer, which has the prompt's id.
+   */
+  noteSent(workflow, answer) {
     const noted = Promise.resolve(answer)
       .then(({ prompt_id: id }) => this.note(id, workflow))
-      .catch(() => {}) // refused: there is no prompt
+      .catch(() => {}) // the server refused it, so there is no prompt
     this.unanswered.add(noted)
     noted.then(() => this.unanswered.delete(noted))
     return answer
@@ -27,11 +29,12 @@ export class Origins {
   }
 
   /**
-   * The workflow of a prompt, null if it is no longer open. One that was not sent from here counts as the active one's.
-   * It may fail before the answer that tells its id is there. One renamed since a reload counts as closed.
+   * Finds the workflow of a prompt; null if it is no longer open. A prompt from elsewhere counts as the active
+   * workflow's. A prompt may fail before the answer with its id arrives, so this waits for the answer. A workflow that
+   * was renamed after a reload counts as closed.
    */
-  async of(id, { activeWorkflow, openWorkflows }) {
-    if (!this.workflows.has(id)) await this.answered()
+  async findWorkflow(id, { activeWorkflow, openWorkflows }) {
+    if (!this.workflows.has(id)) await this.waitForAnswers()
     const isOrigin = this.workflows.has(id)
       ? (workflow) => workflow === this.workflows.get(id)
       : ({ path }) => path === this.paths.get(id)
@@ -39,19 +42,19 @@ export class Origins {
     return openWorkflows.find(isOrigin) ?? null
   }
 
-  /** Forgets a prompt that has ended, also where the answer with its id is still to come. */
-  async ended(id) {
+  /** Forgets a prompt that has ended, even if the answer with its id has yet to arrive. */
+  async forget(id) {
     this.paths.delete(id)
-    if (!this.workflows.delete(id)) await this.answered()
+    if (!this.workflows.delete(id)) await this.waitForAnswers()
     this.workflows.delete(id)
   }
 
-  /** Until what was sent so far is answered, but not for ever. */
-  answered() {
-    return Promise.race([Promise.all(this.unanswered), new Promise((done) => setTimeout(done, ANSWERED))])
+  /** Waits until all prompts sent so far are answered, at most ANSWER_MS. */
+  waitForAnswers() {
+    return Promise.race([Promise.all(this.unanswered), new Promise((done) => setTimeout(done, ANSWER_MS))])
   }
 
-  /** The path of the workflow of each prompt, to be kept while the page is reloaded. */
+  /** Returns each prompt's workflow path, to be saved while the page is reloaded. */
   toJSON() {
     const paths = [...this.workflows].map(([id, { path }]) => [id, path])
     return Object.fromEntries([...this.paths, ...paths].slice(-MOST))

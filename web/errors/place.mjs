@@ -1,11 +1,11 @@
-// Pure: which node on the canvas an error belongs to, and where its card goes. Rectangles are {x, y, width, height}.
+// Pure: finds the node of an error and the place of its card on the canvas. Rectangles are {x, y, width, height}.
 
 const GAP = 10
 
 /**
- * The node that stands for an execution id like '6', or '12:5' in a subgraph, in the graph that is shown; null if none.
+ * Finds the node of an execution id, such as '6', or '12:5' in a subgraph, in the graph on the screen; null if none.
  */
-export function nodeIn(shown, root, id) {
+export function findNode(shown, root, id) {
   let graph = root
   for (const part of String(id).split(':')) {
     const node = graph?.getNodeById(part)
@@ -15,8 +15,10 @@ export function nodeIn(shown, root, id) {
   return null
 }
 
-/** A node's rectangle in the pixels of the canvas. scale, offset: of the canvas; titleHeight: in units of the graph. */
-export function rectangle(node, { scale, offset }, titleHeight) {
+/**
+ * Returns a node's rectangle in the canvas's pixels. scale, offset: the canvas's. titleHeight: in units of the graph.
+ */
+export function getRectangle(node, { scale, offset }, titleHeight) {
   const collapsed = node.flags?.collapsed
   const width = collapsed ? (node._collapsed_width ?? node.size[0]) : node.size[0]
   const height = titleHeight + (collapsed ? 0 : node.size[1])
@@ -29,35 +31,35 @@ export function rectangle(node, { scale, offset }, titleHeight) {
 }
 
 /**
- * The card's upper left corner: beside the node, on the first side with room, and always whole within the view.
+ * Returns the card's upper left corner: next to the node, on the first side with room, and always inside the view.
  *
- * closed: the size that the sides are tried with, so that unfolding the details does not send the card elsewhere.
- * node: null puts the card into the view's lower left corner. taken: rectangles along the view's right edge that would
- * cover the card; it goes to the left of them.
+ * foldedSize: the card's size with folded details. It decides the side, so that unfolding does not move the card to
+ * another one. node: null puts the card into the view's lower left corner. covered: rectangles along the view's right
+ * edge that would cover the card; the card goes to the left of them.
  */
-export function place(node, card, closed, view, taken = []) {
-  const corner = placeIn(node, card, closed, view)
+export function placeCard(node, card, foldedSize, view, covered = []) {
+  const corner = placeInView(node, card, foldedSize, view)
   const covers = ({ x, y, width, height }) =>
     x < corner.x + card.width && corner.x < x + width && y < corner.y + card.height && corner.y < y + height
-  const left = Math.min(...taken.filter(covers).map(({ x }) => x))
-  return left < Infinity ? placeIn(node, card, closed, { ...view, width: left - view.x }) : corner
+  const left = Math.min(...covered.filter(covers).map(({ x }) => x))
+  return left < Infinity ? placeInView(node, card, foldedSize, { ...view, width: left - view.x }) : corner
 }
 
-function placeIn(node, card, closed, view) {
+function placeInView(node, card, foldedSize, view) {
   const right = view.x + view.width
   const bottom = view.y + view.height
-  if (!node) return within({ x: view.x, y: bottom }, card, view)
+  if (!node) return moveInside({ x: view.x, y: bottom }, card, view)
   const sides = [
-    [node.y + node.height + 2 * GAP + closed.height <= bottom, { x: node.x, y: node.y + node.height + GAP }],
-    [node.x + node.width + 2 * GAP + closed.width <= right, { x: node.x + node.width + GAP, y: node.y }],
-    [node.x - 2 * GAP - closed.width >= view.x, { x: node.x - GAP - card.width, y: node.y }],
-    [node.y - 2 * GAP - closed.height >= view.y, { x: node.x, y: node.y - GAP - card.height }]
+    [node.y + node.height + 2 * GAP + foldedSize.height <= bottom, { x: node.x, y: node.y + node.height + GAP }],
+    [node.x + node.width + 2 * GAP + foldedSize.width <= right, { x: node.x + node.width + GAP, y: node.y }],
+    [node.x - 2 * GAP - foldedSize.width >= view.x, { x: node.x - GAP - card.width, y: node.y }],
+    [node.y - 2 * GAP - foldedSize.height >= view.y, { x: node.x, y: node.y - GAP - card.height }]
   ]
   const [, corner] = sides.find(([fits]) => fits) ?? sides[0]
-  return within(corner, card, view)
+  return moveInside(corner, card, view)
 }
 
-function within({ x, y }, card, view) {
+function moveInside({ x, y }, card, view) {
   const inside = (value, from, size, own) => Math.max(from + GAP, Math.min(value, from + size - own - GAP))
   return { x: inside(x, view.x, view.width, card.width), y: inside(y, view.y, view.height, card.height) }
 }

@@ -1,7 +1,7 @@
-// What the buttons do: a request to the server, after a question where a job runs; a refusal becomes a toast.
+// Sends the server what a button asks for. While a job runs, it asks the person first. It shows a refusal as a toast.
 
 import { element } from '../elements.mjs'
-import { brief, t } from '../text.mjs'
+import { summarizeError, t } from '../text.mjs'
 
 const TRACE_FILE = 'paralleldit-trace.json'
 const ENDS_A_JOB = ['stop', 'restart', 'park']
@@ -16,14 +16,14 @@ export class Actions {
     this.stops = 0
   }
 
-  /** Whether the server has yet to answer this action of this group. */
+  /** Returns whether the server has yet to answer this action of this group. */
   isPending(action, number) {
     return this.pending.has(`${action} ${number}`)
   }
 
-  /** isBusy: whether a job runs that this would end or wait for. */
+  /** isBusy: whether a job runs. */
   async run(action, number, isBusy) {
-    if (isBusy && ENDS_A_JOB.includes(action) && !(await this.confirmed(action))) return
+    if (isBusy && ENDS_A_JOB.includes(action) && !(await this.confirm(action))) return
     if (this.isPending(action, number)) return
     if (action === 'stop') this.stops++
     const stops = this.stops
@@ -31,10 +31,10 @@ export class Actions {
     this.onChange()
     try {
       const response = await this.api.fetchApi(`/paralleldit/${action}?group=${number}`, { method: 'POST' })
-      const wasStopped = action !== 'stop' && stops !== this.stops // so it says nothing that is not known
-      if (!response.ok && !wasStopped) this.tell(action, brief(await response.text()))
+      const wasStopped = action !== 'stop' && stops !== this.stops // the person knows why it failed
+      if (!response.ok && !wasStopped) this.showError(action, summarizeError(await response.text()))
     } catch (error) {
-      this.tell(action, error.message)
+      this.showError(action, error.message)
     } finally {
       this.pending.delete(`${action} ${number}`)
       this.onChange()
@@ -42,24 +42,24 @@ export class Actions {
   }
 
   /** Saves the ranks' timeline as a file, for Perfetto. */
-  async trace(number) {
+  async saveTrace(number) {
     try {
       const response = await this.api.fetchApi(`/paralleldit/trace?group=${number}`)
-      if (!response.ok) return this.tell('trace', brief(await response.text()))
+      if (!response.ok) return this.showError('trace', summarizeError(await response.text()))
       const url = URL.createObjectURL(await response.blob())
       element('a', { href: url, download: TRACE_FILE }).click()
       URL.revokeObjectURL(url)
     } catch (error) {
-      this.tell('trace', error.message)
+      this.showError('trace', error.message)
     }
   }
 
-  confirmed(action) {
+  confirm(action) {
     const words = { title: t(`panel.confirm.${action}.title`), message: t(`panel.confirm.${action}.message`) }
     return this.app.extensionManager.dialog.confirm({ ...words, type: 'default' })
   }
 
-  tell(action, detail) {
+  showError(action, detail) {
     this.app.extensionManager.toast.add({ severity: 'error', summary: t(`panel.refused.${action}`), detail })
   }
 }

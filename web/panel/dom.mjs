@@ -1,26 +1,28 @@
-// Elements that are made once and then changed in place, so that focus, selection and scrolling stay where they are.
+// Changes elements in place instead of making them anew, so that focus, selection and scroll position stay.
 
 import { element } from '../elements.mjs'
 
-/** Sets an element's text, where it is another. */
-export function text(target, words) {
+/** Sets an element's text, if it differs. */
+export function setText(target, words) {
   if (target.textContent !== words) target.textContent = words
 }
 
-/** Sets an attribute, where it is another; null removes it. */
-export function attribute(target, name, value) {
+/** Sets an attribute, if it differs; null removes it. */
+export function setAttribute(target, name, value) {
   if (value === null) target.removeAttribute(name)
   else if (target.getAttribute(name) !== String(value)) target.setAttribute(name, value)
 }
 
-/** Shows an element if there is something to show. */
-export function shown(target, yes) {
+/** Shows an element, or hides it. */
+export function setShown(target, yes) {
   target.hidden = !yes
 }
 
-/** The children of one element, one an item: each made once for its key, updated, put in order, and removed at last. */
+/**
+ * Keeps one child element for each item of a list: makes it once for the item's key, updates, orders and removes it.
+ */
 export class Children {
-  /** make: from an item to an object with `element` and `update(item)`. */
+  /** make: takes an item and returns an object with `element` and `update(item)`. */
   constructor(parent, keyOf, make) {
     this.parent = parent
     this.keyOf = keyOf
@@ -48,11 +50,11 @@ export class Children {
 
 let lastId = 0
 
-/** An id for `aria-labelledby` and `for`. */
-export const uniqueId = (name) => `paralleldit-${name}-${++lastId}`
+/** Makes a unique id for `aria-labelledby` and `for`. */
+export const makeId = (name) => `paralleldit-${name}-${++lastId}`
 
-/** A part of the panel that folds, under a heading with a few words beside it. */
-export function fold(title, open, ...children) {
+/** Makes a part of the panel that folds. `aside` is for a few words next to its heading. */
+export function makeFold(title, open, ...children) {
   const aside = element('span', { class: 'paralleldit-aside' })
   const summary = element('summary', {}, element('h4', {}, title), aside)
   const details = element('details', { class: 'paralleldit-fold', ...(open ? { open: '' } : {}) }, summary, ...children)

@@ -1,18 +1,27 @@
-// One worker group: its state and why, the buttons, the job that runs, and the parts below them.
+// The view of one worker group: its state, buttons, running job, and the folding parts below.
 
 import { element } from '../elements.mjs'
-import { remarkWords } from '../plan/mesh.mjs'
+import { describeRemark } from '../plan/mesh.mjs'
 import { NextView } from '../plan/next.mjs'
 import { t } from '../text.mjs'
-import { attribute, fold, shown, text, uniqueId } from './dom.mjs'
-import { fileName, percent, planWords, ranksOfPlan, roughSeconds, seconds, secondsLeft, summary } from './format.mjs'
+import { makeFold, makeId, setAttribute, setShown, setText } from './dom.mjs'
+import {
+  countRanks,
+  describePlan,
+  estimateSecondsLeft,
+  formatPercent,
+  formatSeconds,
+  formatWholeSeconds,
+  getFileName,
+  summarizeSteps
+} from './format.mjs'
 import { LogView } from './logs.mjs'
 import { RankList } from './ranks.mjs'
 import { RunList } from './runs.mjs'
-import { actionsOf, isDismissible, readOf, runningOf, stateOf, stepOf } from './state.mjs'
-import { weightsWords } from './weights.mjs'
+import { findRunning, getReadPercent, getState, getStep, isDismissible, listActions } from './state.mjs'
+import { describeWeights } from './weights.mjs'
 
-// None of them turns: an endless animation has the browser draw the page anew sixty times a second.
+// No icon spins: an endless animation makes the browser draw the page sixty times a second.
 const ICONS = {
   stopped: 'pi pi-circle',
   starting: 'pi pi-hourglass',
@@ -42,11 +51,11 @@ const KNOWN_OPERATIONS = [
 const OF_STEPS = ['call', 'sample', 'forward']
 
 export class GroupView {
-  /** actions: see actions.mjs. openLog: called with a rank whose log is wanted. comparison: a ComparisonView. */
+  /** actions: see actions.mjs. openLog: reads a rank's log. comparison: a ComparisonView. */
   constructor(number, actions, openLog, comparison) {
     this.number = number
     this.actions = actions
-    this.heading = element('h3', { id: uniqueId('group') }, t('panel.group', { number }))
+    this.heading = element('h3', { id: makeId('group') }, t('panel.group', { number }))
     const press = (action) => this.press(action)
     this.parts = [new StateView(press), new ButtonRow(press), new JobView()]
     this.folds = [
@@ -54,7 +63,7 @@ export class GroupView {
       new ModelView(),
       new RankList(),
       new LogView(openLog),
-      new RunList((number) => actions.trace(number), comparison)
+      new RunList((number) => actions.saveTrace(number), comparison)
     ]
     const attributes = { class: 'paralleldit-group', 'data-group': number, 'aria-labelledby': this.heading.id }
     this.element = element('section', attributes, this.heading)
@@ -63,17 +72,17 @@ export class GroupView {
 
   update({ group, many, device, devices, runs }) {
     this.group = group
-    attribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen')
+    setAttribute(this.heading, 'class', many ? 'paralleldit-group-name' : 'paralleldit-unseen')
     const pending = (action) => this.actions.isPending(action, this.number)
     for (const part of [...this.parts, ...this.folds]) part.update(group, { device, devices, pending, runs })
   }
 
   press(action) {
-    this.actions.run(action, this.number, stateOf(this.group) === 'busy')
+    this.actions.run(action, this.number, getState(this.group) === 'busy')
   }
 }
 
-/** The state in words, what it means, how often the group died and why, and what is to be said of its plan. */
+/** The group's state and what it means, how often the group died and why, and the remarks on its plan. */
 class StateView {
   constructor(press) {
     this.icon = element('i', { 'aria-hidden': 'true' })
@@ -85,7 +94,7 @@ class StateView {
     this.death = element('pre', { class: 'paralleldit-death', tabindex: 0 })
     const attributes = { class: 'paralleldit-why', 'data-testid': 'paralleldit-death' }
     this.dismiss = element('button', { type: 'button', class: 'paralleldit-small' }, t('errors.dismiss'))
-    attribute(this.dismiss, 'data-testid', 'paralleldit-dismiss')
+    setAttribute(this.dismiss, 'data-testid', 'paralleldit-dismiss')
     this.dismiss.addEventListener('click', () => press('dismiss'))
     const why = element('details', attributes, this.deaths, this.death)
     this.why = element('div', { class: 'paralleldit-over' }, why, this.dismiss)
@@ -94,28 +103,28 @@ class StateView {
   }
 
   update(group, { device, devices }) {
-    const state = stateOf(group)
+    const state = getState(group)
     const { remarks, deaths, last_death: death, pids } = group.status
-    attribute(this.element, 'data-state', state)
-    attribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
-    text(this.word, stateWords(group, state))
+    setAttribute(this.element, 'data-state', state)
+    setAttribute(this.icon, 'class', ICONS[state] ?? ICONS.stopped)
+    setText(this.word, describeState(group, state))
     const count = pids?.length ?? devices
-    text(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
+    setText(this.size, count ? t(`panel.size.${group.status.device ?? device}`, { count }) : '')
     const isNew = state === 'stopped' && !group.runs.length && !death
     const hint = t(isNew ? 'panel.newcomer' : `panel.hint.${state}`)
-    text(this.hint, hint.startsWith('panel.') ? '' : hint)
-    shown(this.hint, this.hint.textContent)
-    const note = (remarks ?? []).map((remark) => remarkWords(remark, t)).join(' ')
-    text(this.note, note)
-    shown(this.note, note)
-    text(this.deaths, deathWords(deaths))
-    text(this.death, death ?? '')
-    shown(this.why, death)
-    shown(this.dismiss, isDismissible(group))
+    setText(this.hint, hint.startsWith('panel.') ? '' : hint)
+    setShown(this.hint, this.hint.textContent)
+    const note = (remarks ?? []).map((remark) => describeRemark(remark, t)).join(' ')
+    setText(this.note, note)
+    setShown(this.note, note)
+    setText(this.deaths, describeDeaths(deaths))
+    setText(this.death, death ?? '')
+    setShown(this.why, death)
+    setShown(this.dismiss, isDismissible(group))
   }
 }
 
-/** Start, stop, restart, park. One that makes no sense is marked as disabled, and keeps the focus if it has it. */
+/** The buttons start, stop, restart and park. One of no use now is marked as disabled, but keeps the focus. */
 class ButtonRow {
   constructor(press) {
     this.element = element('div', { class: 'paralleldit-buttons', role: 'group', 'aria-label': t('panel.buttons') })
@@ -132,17 +141,17 @@ class ButtonRow {
   }
 
   update(group, { device, pending }) {
-    const possible = actionsOf(group)
+    const possible = listActions(group)
     for (const { action, button } of this.buttons) {
-      attribute(button, 'aria-disabled', !possible[action] || pending(action))
-      attribute(button, 'aria-busy', pending(action) ? 'true' : null)
+      setAttribute(button, 'aria-disabled', !possible[action] || pending(action))
+      setAttribute(button, 'aria-busy', pending(action) ? 'true' : null)
       const onCpu = action === 'park' && (group.status.device ?? device) === 'cpu'
-      attribute(button, 'title', t(onCpu ? 'panel.help.parkCpu' : `panel.help.${action}`))
+      setAttribute(button, 'title', t(onCpu ? 'panel.help.parkCpu' : `panel.help.${action}`))
     }
   }
 }
 
-/** The operation that runs, and how far it is. */
+/** The running operation and its progress. */
 class JobView {
   constructor() {
     this.operation = element('span', { class: 'paralleldit-strong' })
@@ -157,32 +166,32 @@ class JobView {
 
   update(group) {
     const { operation: current } = group.status
-    const operation = current ?? runningOf(group)?.operation
-    shown(this.element, stateOf(group) === 'busy')
+    const operation = current ?? findRunning(group)?.operation
+    setShown(this.element, getState(group) === 'busy')
     if (this.element.hidden) return
-    text(this.operation, operationWords(operation))
+    setText(this.operation, describeOperation(operation))
     const isLoading = current === 'load'
-    const done = isLoading ? weightsDone(group.status) : stepOf(group)
-    const words = done ? doneWords(done, isLoading) : ''
-    text(this.count, words)
-    shown(this.bar, done?.of)
+    const done = isLoading ? getWeightsRead(group.status) : getStep(group)
+    const words = done ? describeProgress(done, isLoading) : ''
+    setText(this.count, words)
+    setShown(this.bar, done?.of)
     if (done?.of) {
-      attribute(this.bar, 'aria-label', operationWords(operation))
-      attribute(this.bar, 'aria-valuemax', done.of)
-      attribute(this.bar, 'aria-valuenow', done.at)
-      attribute(this.bar, 'aria-valuetext', words)
-      attribute(this.fill, 'style', `width: ${((100 * done.at) / done.of).toFixed(1)}%`)
+      setAttribute(this.bar, 'aria-label', describeOperation(operation))
+      setAttribute(this.bar, 'aria-valuemax', done.of)
+      setAttribute(this.bar, 'aria-valuenow', done.at)
+      setAttribute(this.bar, 'aria-valuetext', words)
+      setAttribute(this.fill, 'style', `width: ${((100 * done.at) / done.of).toFixed(1)}%`)
     }
-    text(this.pace, done && !isLoading ? paceWords(runningOf(group)) : '')
-    shown(this.pace, this.pace.textContent)
+    setText(this.pace, done && !isLoading ? describePace(findRunning(group)) : '')
+    setShown(this.pace, this.pace.textContent)
   }
 }
 
-/** What is loaded, under which plan, where its weights wait, and from which files. */
+/** The loaded model: its plan, where its weights are kept, and its files. */
 class ModelView {
   constructor() {
-    this.element = fold(t('panel.model'), true).element
-    attribute(this.element, 'data-testid', 'paralleldit-model')
+    this.element = makeFold(t('panel.model'), true).element
+    setAttribute(this.element, 'data-testid', 'paralleldit-model')
     this.name = element('p', { class: 'paralleldit-strong paralleldit-cut-off' })
     this.computes = element('p', { class: 'paralleldit-quiet paralleldit-cut-off' })
     this.plan = element('p')
@@ -193,16 +202,16 @@ class ModelView {
 
   update(group) {
     const { model, name, plan, files = [] } = group.status
-    shown(this.element, model)
+    setShown(this.element, model)
     if (!model) return
-    text(this.name, fileName(name || model))
-    attribute(this.name, 'title', name || model)
-    text(this.computes, model)
-    shown(this.computes, name && name !== model)
-    shown(this.files, files.length > 1 || files.some((path) => fileName(path) !== this.name.textContent))
-    text(this.plan, plan ? planLine(plan, group.status.pids?.length ?? 0) : '')
-    const words = weightsWords(group, t)
-    shown(this.weights, words.length)
+    setText(this.name, getFileName(name || model))
+    setAttribute(this.name, 'title', name || model)
+    setText(this.computes, model)
+    setShown(this.computes, name && name !== model)
+    setShown(this.files, files.length > 1 || files.some((path) => getFileName(path) !== this.name.textContent))
+    setText(this.plan, plan ? describePlanInUse(plan, group.status.pids?.length ?? 0) : '')
+    const words = describeWeights(group, t)
+    setShown(this.weights, words.length)
     if (this.words !== words.join('\n')) {
       this.words = words.join('\n')
       const [where, ...more] = words.map((line) => element('p', {}, line))
@@ -211,45 +220,45 @@ class ModelView {
     }
     if (this.paths === files.join('\n')) return
     this.paths = files.join('\n')
-    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, fileName(path))))
+    this.files.replaceChildren(...files.map((path) => element('li', { title: path }, getFileName(path))))
   }
 }
 
-function stateWords({ status: { operation, starting } }, state) {
+function describeState({ status: { operation, starting } }, state) {
   if (state === 'cancelling' && !OF_STEPS.includes(operation)) return t('panel.state.cancellingOther')
-  if (state === 'starting' && starting) return t('waiting.starting', { seconds: roughSeconds(starting) })
+  if (state === 'starting' && starting) return t('waiting.starting', { seconds: formatWholeSeconds(starting) })
   return t(`panel.state.${state}`)
 }
 
-/** Like `stepOf`, in hundredths of the weights. */
-function weightsDone(status) {
-  const at = readOf(status)
+/** Returns the progress of loading, in the form of `getStep`: hundredths of the weights. */
+function getWeightsRead(status) {
+  const at = getReadPercent(status)
   return at === null ? null : { at, of: 100 }
 }
 
-function doneWords({ at, of }, isLoading) {
-  if (isLoading) return percent(at / of)
+function describeProgress({ at, of }, isLoading) {
+  if (isLoading) return formatPercent(at / of)
   return t(of ? 'panel.step' : 'panel.stepOpen', { at, of })
 }
 
-const operationWords = (operation) =>
+const describeOperation = (operation) =>
   KNOWN_OPERATIONS.includes(operation) ? t(`panel.operation.${operation}`) : (operation ?? t('panel.state.busy'))
 
-function planLine(plan, count) {
-  const line = t('panel.plan', { plan: planWords(plan, t) })
-  const used = ranksOfPlan(plan)
+function describePlanInUse(plan, count) {
+  const line = t('panel.plan', { plan: describePlan(plan, t) })
+  const used = countRanks(plan)
   return used < count ? `${line} · ${t('panel.part', { used, count })}` : line
 }
 
-function deathWords(count) {
+function describeDeaths(count) {
   if (!count) return t('panel.lastDeath')
   return count === 1 ? t('panel.diedOnce') : t('panel.died', { count })
 }
 
-function paceWords(run) {
-  const known = run && summary(run.steps)
+function describePace(run) {
+  const known = run && summarizeSteps(run.steps)
   if (!known) return ''
-  const left = secondsLeft(run)
-  const pace = t('panel.pace', { seconds: seconds(known.median) })
-  return left ? `${pace} · ${t('panel.left', { seconds: roughSeconds(left) })}` : pace
+  const left = estimateSecondsLeft(run)
+  const pace = t('panel.pace', { seconds: formatSeconds(known.median) })
+  return left ? `${pace} · ${t('panel.left', { seconds: formatWholeSeconds(left) })}` : pace
 }

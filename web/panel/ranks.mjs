@@ -1,17 +1,17 @@
-// A row for each rank: its device, memory, and whether it is silent.
+// Shows a row for each rank: its device, its memory, and a warning if it gives no sign of life.
 
 import { element } from '../elements.mjs'
 import { t } from '../text.mjs'
-import { attribute, Children, fold, shown, text } from './dom.mjs'
-import { bytes, bytesOf, cardName } from './format.mjs'
-import { ranksOf } from './state.mjs'
+import { Children, makeFold, setAttribute, setShown, setText } from './dom.mjs'
+import { formatBytes, formatBytesOf, shortenCardName } from './format.mjs'
+import { listRanks } from './state.mjs'
 
 const NEARLY_FULL = 0.92
 
 export class RankList {
   constructor() {
     this.list = element('ul', { class: 'paralleldit-ranks' })
-    const folded = fold(t('panel.ranks'), true, this.list)
+    const folded = makeFold(t('panel.ranks'), true, this.list)
     this.element = folded.element
     this.aside = folded.aside
     this.rows = new Children(
@@ -22,9 +22,9 @@ export class RankList {
   }
 
   update(group) {
-    const ranks = ranksOf(group)
-    shown(this.element, ranks.length)
-    text(this.aside, String(ranks.length))
+    const ranks = listRanks(group)
+    setShown(this.element, ranks.length)
+    setText(this.aside, String(ranks.length))
     this.rows.update(ranks)
   }
 }
@@ -46,33 +46,33 @@ class RankRow {
 
   update(row) {
     const { rank, device, used, total, weights, placed, silent } = row
-    text(this.name, nameWords(row))
-    attribute(this.element, 'title', aboutWords(row))
-    const words = bytesOf(used, total, (some, all) => t('panel.memory', { used: some, total: all }))
+    setText(this.name, nameRank(row))
+    setAttribute(this.element, 'title', describeRank(row))
+    const words = formatBytesOf(used, total, (some, all) => t('panel.memory', { used: some, total: all }))
     const share = total ? Math.min(used / total, 1) : 0
-    text(this.memory, words)
-    attribute(this.bar, 'aria-label', t(`panel.memoryOf.${device}`, { rank }))
-    attribute(this.bar, 'aria-valuemax', total)
-    attribute(this.bar, 'aria-valuenow', used)
-    attribute(this.bar, 'aria-valuetext', words)
-    attribute(this.bar, 'class', share > NEARLY_FULL ? 'paralleldit-bar paralleldit-full' : 'paralleldit-bar')
-    attribute(this.fill, 'style', `width: ${(100 * share).toFixed(1)}%`)
-    shown(this.bar, total) // a system that does not tell, tells 0
-    shown(this.memory, total)
+    setText(this.memory, words)
+    setAttribute(this.bar, 'aria-label', t(`panel.memoryOf.${device}`, { rank }))
+    setAttribute(this.bar, 'aria-valuemax', total)
+    setAttribute(this.bar, 'aria-valuenow', used)
+    setAttribute(this.bar, 'aria-valuetext', words)
+    setAttribute(this.bar, 'class', share > NEARLY_FULL ? 'paralleldit-bar paralleldit-full' : 'paralleldit-bar')
+    setAttribute(this.fill, 'style', `width: ${(100 * share).toFixed(1)}%`)
+    setShown(this.bar, total) // 0 means that the system does not report it
+    setShown(this.memory, total)
     const part = placed < weights ? 'weightsInRam' : 'weights'
-    text(this.weights, t(`panel.${part}`, { placed: bytes(placed), weights: bytes(weights) }))
-    shown(this.weights, weights)
-    shown(this.silentLine, silent)
-    text(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '')
+    setText(this.weights, t(`panel.${part}`, { placed: formatBytes(placed), weights: formatBytes(weights) }))
+    setShown(this.weights, weights)
+    setShown(this.silentLine, silent)
+    setText(this.silence, silent ? t('panel.silent', { seconds: Math.floor(silent) }) : '')
   }
 }
 
-/** "GPU 1 · RTX 4090"; where the number of the device does not tell the rank, "Rank 1 · GPU 1 · RTX 4090". */
-function nameWords({ rank, device, index, name, isSame }) {
+/** Names a rank: "GPU 1 · RTX 4090", or "Rank 1 · GPU 1 · RTX 4090" if the GPU's number does not identify the rank. */
+function nameRank({ rank, device, index, name, isSame }) {
   const kind = t(`panel.device.${device}`)
-  const own = index === null ? [kind] : [`${kind} ${index}`, cardName(name)]
+  const own = index === null ? [kind] : [`${kind} ${index}`, shortenCardName(name)]
   return (isSame ? [t('panel.rank', { rank }), ...own] : own).join(' · ')
 }
 
-const aboutWords = ({ rank, pid, index, name }) =>
+const describeRank = ({ rank, pid, index, name }) =>
   [t('panel.rank', { rank }), ...(index === null ? [] : [name]), t('panel.process', { pid })].join(' · ')

@@ -1,21 +1,21 @@
-// The last runs, newest first: what was run, how long a step took, and what became of it.
+// Shows the last runs, newest first: the model, the time of a step, and the outcome.
 
 import { element } from '../elements.mjs'
-import { language, t } from '../text.mjs'
-import { attribute, Children, fold, shown, text } from './dom.mjs'
+import { getLanguage, t } from '../text.mjs'
+import { Children, makeFold, setAttribute, setShown, setText } from './dom.mjs'
 import {
-  bytes,
-  clock,
-  dateAndClock,
-  fileName,
-  percent,
-  plansWords,
-  seconds,
-  summary,
-  times,
-  timesOfOne
+  computeSpeedup,
+  describePlans,
+  formatBytes,
+  formatDateAndTime,
+  formatPercent,
+  formatSeconds,
+  formatSpeedup,
+  formatTime,
+  getFileName,
+  summarizeSteps
 } from './format.mjs'
-import { stateOf } from './state.mjs'
+import { getState } from './state.mjs'
 import { Timeline } from './timeline.mjs'
 
 const OUTCOMES = {
@@ -26,7 +26,7 @@ const OUTCOMES = {
 }
 
 export class RunList {
-  /** onTrace: called with the group's number where its ranks' timeline is wanted. comparison: see ComparisonView. */
+  /** onTrace: called with the group's number to save its ranks' timeline. comparison: see ComparisonView. */
   constructor(onTrace, comparison) {
     this.comparison = comparison
     const keys = ['compute', 'communication'].map((part) =>
@@ -34,11 +34,11 @@ export class RunList {
     )
     this.list = element('ol', { class: 'paralleldit-runs' })
     this.trace = element('button', { type: 'button', class: 'paralleldit-small' }, t('panel.trace'))
-    attribute(this.trace, 'data-testid', 'paralleldit-trace')
-    attribute(this.trace, 'title', t('panel.help.trace'))
+    setAttribute(this.trace, 'data-testid', 'paralleldit-trace')
+    setAttribute(this.trace, 'title', t('panel.help.trace'))
     this.trace.addEventListener('click', () => onTrace(this.number))
     const legend = element('div', { class: 'paralleldit-legend' }, ...keys, this.trace, comparison.button)
-    const folded = fold(t('panel.runs'), true, legend, comparison.element, this.list)
+    const folded = makeFold(t('panel.runs'), true, legend, comparison.element, this.list)
     this.element = folded.element
     this.rows = new Children(
       this.list,
@@ -50,8 +50,8 @@ export class RunList {
   update(group) {
     this.number = group.number
     this.comparison.update(group.number)
-    shown(this.element, group.runs.length)
-    shown(this.trace, ['ready', 'parked'].includes(stateOf(group)))
+    setShown(this.element, group.runs.length)
+    setShown(this.trace, ['ready', 'parked'].includes(getState(group)))
     this.rows.update(group.runs)
   }
 }
@@ -66,7 +66,7 @@ class RunRow {
     this.numbers = element('span')
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' })
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' })
-    this.timeline = new Timeline(t, { seconds })
+    this.timeline = new Timeline(t)
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome)
     this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about)
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share)
@@ -76,59 +76,59 @@ class RunRow {
   update(run) {
     if (this.run === run) return
     this.run = run
-    attribute(this.element, 'data-state', run.state)
-    text(this.model, fileName(run.model))
-    attribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '))
-    attribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
-    text(this.word, t(`panel.outcome.${run.state}`))
+    setAttribute(this.element, 'data-state', run.state)
+    setText(this.model, getFileName(run.model))
+    setAttribute(this.model, 'title', [...new Set([run.model, run.model_class])].filter(Boolean).join(' · '))
+    setAttribute(this.icon, 'class', OUTCOMES[run.state] ?? '')
+    setText(this.word, t(`panel.outcome.${run.state}`))
     const began = new Date(run.began * 1000)
-    const time = clock(began, language())
-    text(this.about, [t(`panel.operation.${run.operation}`), plansWords(run.plans, t), time].join(' · '))
-    attribute(this.about, 'title', aboutNode(run, began))
-    this.count(run, summary(run.steps))
+    const time = formatTime(began, getLanguage())
+    setText(this.about, [t(`panel.operation.${run.operation}`), describePlans(run.plans, t), time].join(' · '))
+    setAttribute(this.about, 'title', describeNode(run, began))
+    this.showNumbers(run, summarizeSteps(run.steps))
   }
 
-  /** known: the summary of the run's steps, null if there are none. */
-  count(run, known) {
-    const numbers = [stepWords(run)]
-    if (known) numbers.push(t('panel.pace', { seconds: seconds(known.median) }))
-    const told = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed'
-    if (run.predicted) numbers.push(t(told, { seconds: seconds(run.predicted) }))
-    if (run.seconds) numbers.push(t('panel.inAll', { seconds: seconds(run.seconds) }))
-    if (run.residuals) numbers.push(t('panel.residuals', { size: bytes(run.residuals) }))
-    text(this.numbers, numbers.join(' · '))
-    const factor = factorWords(run)
-    text(this.factor, factor)
-    shown(this.factor, factor)
-    shown(this.timeline.element, known)
-    shown(this.share, known)
+  /** known: the summary of the run's steps; null without steps. */
+  showNumbers(run, known) {
+    const numbers = [countSteps(run)]
+    if (known) numbers.push(t('panel.pace', { seconds: formatSeconds(known.median) }))
+    const key = run.is_measured ? 'panel.predicted' : 'panel.predicted_assumed'
+    if (run.predicted) numbers.push(t(key, { seconds: formatSeconds(run.predicted) }))
+    if (run.seconds) numbers.push(t('panel.inAll', { seconds: formatSeconds(run.seconds) }))
+    if (run.residuals) numbers.push(t('panel.residuals', { size: formatBytes(run.residuals) }))
+    setText(this.numbers, numbers.join(' · '))
+    const factor = describeSpeedup(run)
+    setText(this.factor, factor)
+    setShown(this.factor, factor)
+    setShown(this.timeline.element, known)
+    setShown(this.share, known)
     if (!known) return
-    const share = t('panel.share', { share: percent(known.share) })
-    text(this.share, percent(known.share))
-    attribute(this.share, 'title', share)
-    attribute(this.share, 'aria-hidden', 'true') // the drawing says it in words
-    const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: slowest(run) })
+    const share = t('panel.share', { share: formatPercent(known.share) })
+    setText(this.share, formatPercent(known.share))
+    setAttribute(this.share, 'title', share)
+    setAttribute(this.share, 'aria-hidden', 'true') // the drawing's label says it
+    const label = t('panel.timeline', { numbers: [...numbers, share].join(' · '), slowest: findSlowest(run) })
     this.timeline.update(run, label)
   }
 }
 
-function aboutNode(run, began) {
-  const date = dateAndClock(began, language())
+function describeNode(run, began) {
+  const date = formatDateAndTime(began, getLanguage())
   return run.node ? `${t('panel.node', { node: run.node })} · ${date}` : date
 }
 
-function stepWords({ at, made, total }) {
+function countSteps({ at, made, total }) {
   const done = total ? at : made
   if (done === 1 && (total ?? 1) === 1) return t('panel.oneStep')
   return !total || done === total ? t('panel.steps', { made: done }) : t('panel.stepsOf', { made: done, total })
 }
 
-/** "×1.8 of one device", and by what that is known; nothing where it is not. */
-function factorWords(run) {
-  const factor = timesOfOne(run)
+/** Formats "×1.8 of one device", and how that is known; '' if it is not. */
+function describeSpeedup(run) {
+  const factor = computeSpeedup(run)
   if (!factor) return ''
   const by = run.is_alone_run ? 'timesMeasured' : run.is_measured ? 'timesPredicted' : 'timesAssumed'
-  return t(`panel.${by}`, { times: times(factor), seconds: seconds(run.alone) })
+  return t(`panel.${by}`, { times: formatSpeedup(factor), seconds: formatSeconds(run.alone) })
 }
 
-const slowest = (run) => seconds(Math.max(...run.steps.map(([length]) => length)))
+const findSlowest = (run) => formatSeconds(Math.max(...run.steps.map(([length]) => length)))

@@ -1,22 +1,22 @@
-// Pure: the panel's model of the worker groups, from the answer of GET /paralleldit/groups and the events that follow.
-// Each function returns a new model and leaves the one that it is given.
+// Pure: the panel's model of the worker groups. The answer of GET /paralleldit/groups and the events after it change
+// it. Each function returns a new model and does not change its argument.
 
 import * as log from './log.mjs'
 
-export const RUNS = 10 // kept of a group, as the server keeps them
-export const SILENT_SECONDS = 3 // without a sign of life, of which a rank gives four a second
+export const RUNS = 10 // of a group are kept, as on the server
+export const SILENT_SECONDS = 3 // a rank gives four signs of life a second
 
 const ALIVE = ['starting', 'ready', 'busy', 'cancelling', 'parked', 'restarting']
 const STOPPED = { state: 'stopped', deaths: 0, last_death: null, remarks: [] }
 
-/** What a page knows before anything has answered. */
-export const empty = () => ({ loaded: false, problem: '', connected: true, device: '', devices: 0, groups: [] })
+/** Returns the model of a page that has no answer yet. */
+export const createModel = () => ({ loaded: false, problem: '', connected: true, device: '', devices: 0, groups: [] })
 
-const group = (number) => ({ number, status: STOPPED, runs: [], logs: {} })
+const createGroup = (number) => ({ number, status: STOPPED, runs: [], logs: {} })
 
-/** After the answer of GET /paralleldit/groups. Logs that were open are to be asked for again. */
-export function answered(model, answer) {
-  const groups = answer.groups.map(({ group: number, status, runs }) => ({ ...group(number), status, runs }))
+/** Applies the answer of GET /paralleldit/groups. Open logs must be read again after it. */
+export function applyAnswer(model, answer) {
+  const groups = answer.groups.map(({ group: number, status, runs }) => ({ ...createGroup(number), status, runs }))
   return {
     ...model,
     loaded: true,
@@ -24,80 +24,80 @@ export function answered(model, answer) {
     connected: true,
     device: answer.device,
     devices: answer.devices,
-    groups: groups.length ? groups : [group(1)]
+    groups: groups.length ? groups : [createGroup(1)]
   }
 }
 
-/** After an event `paralleldit.group`. */
-export function told(model, { group: number, status, runs, log: lines }) {
-  return changed(model, number, (old) => ({
+/** Applies an event `paralleldit.group`. */
+export function applyEvent(model, { group: number, status, runs, log: lines }) {
+  return changeGroup(model, number, (old) => ({
     ...old,
     status,
-    runs: (runs ?? []).reduce(withRun, old.runs),
-    logs: withLines(old.logs, lines ?? [])
+    runs: (runs ?? []).reduce(addRun, old.runs),
+    logs: addLines(old.logs, lines ?? [])
   }))
 }
 
-/** After the log of a rank was opened; its lines are followed from here on. */
-export const opened = (model, number, rank) =>
-  changed(model, number, (old) => ({ ...old, logs: { ...old.logs, [rank]: log.opened() } }))
+/** Opens a rank's log. From now on, events add to its lines. */
+export const openLog = (model, number, rank) =>
+  changeGroup(model, number, (old) => ({ ...old, logs: { ...old.logs, [rank]: log.openLog() } }))
 
-/** After GET /paralleldit/logs has answered for a rank, if its log is still open. */
-export const read = (model, number, rank, text) =>
-  changed(model, number, (old) => {
+/** Applies the answer of GET /paralleldit/logs for a rank, if its log is still open. */
+export const applyLog = (model, number, rank, text) =>
+  changeGroup(model, number, (old) => {
     if (!old.logs[rank]) return old
-    return { ...old, logs: { ...old.logs, [rank]: log.read(old.logs[rank], text) } }
+    return { ...old, logs: { ...old.logs, [rank]: log.addRead(old.logs[rank], text) } }
   })
 
-function changed(model, number, change) {
-  const old = model.groups.find((each) => each.number === number) ?? group(number)
+function changeGroup(model, number, change) {
+  const old = model.groups.find((each) => each.number === number) ?? createGroup(number)
   const others = model.groups.filter((each) => each.number !== number)
   return { ...model, groups: [...others, change(old)].sort((a, b) => a.number - b.number) }
 }
 
-function withRun(runs, run) {
+function addRun(runs, run) {
   const others = runs.filter(({ id }) => id !== run.id)
   return [run, ...others].sort((a, b) => b.id - a.id).slice(0, RUNS)
 }
 
-function withLines(logs, lines) {
+function addLines(logs, lines) {
   const open = lines.filter(({ rank }) => logs[rank])
-  return { ...logs, ...Object.fromEntries(open.map(({ rank, text }) => [rank, log.told(logs[rank], text)])) }
+  return { ...logs, ...Object.fromEntries(open.map(({ rank, text }) => [rank, log.addEvent(logs[rank], text)])) }
 }
 
-/** The run that goes on, if one does. */
-export const runningOf = ({ runs }) => (runs[0]?.state === 'running' ? runs[0] : null)
+/** Returns the running run, or null. */
+export const findRunning = ({ runs }) => (runs[0]?.state === 'running' ? runs[0] : null)
 
 /**
- * The group's state; a run whose forwards come one by one is one job, also in between. One that was cancelled is none any
- * more, though the ranks are still at what they had begun of it.
+ * Returns the group's state. A run that sends its forwards one by one counts as busy between them, too. A cancelled run
+ * does not count as busy, though the ranks still finish its last request.
  */
-export function stateOf(group) {
+export function getState(group) {
   const { state, given_up: isGivenUp } = group.status
-  if (state === 'busy' && isGivenUp && !runningOf(group)) return 'cancelling'
-  return state === 'ready' && runningOf(group) ? 'busy' : state
+  if (state === 'busy' && isGivenUp && !findRunning(group)) return 'cancelling'
+  return state === 'ready' && findRunning(group) ? 'busy' : state
 }
 
-/** How far the job is: { at, of }, `of` null where it is not known; null where the job has no steps. */
-export function stepOf(group) {
-  const run = runningOf(group)
+/** Returns the job's progress { at, of }; `of` is null if unknown. Null for a job without steps. */
+export function getStep(group) {
+  const run = findRunning(group)
   if (group.status.step) return { at: group.status.step[0], of: group.status.step[1] }
   if (run?.total) return { at: run.at, of: run.total }
   return run?.made ? { at: run.made, of: null } : null
 }
 
-/** How far the slowest rank is with its weights, in percent; null where none tells. */
-export function readOf({ memory = [] }) {
-  const told = memory.map(({ read }) => read).filter((read) => read !== undefined)
-  return told.length ? Math.min(...told) : null
+/** Returns how many percent of its weights the slowest rank has read; null if no rank reports it. */
+export function getReadPercent({ memory = [] }) {
+  const shares = memory.map(({ read }) => read).filter((read) => read !== undefined)
+  return shares.length ? Math.min(...shares) : null
 }
 
 /**
- * The ranks that run: memory in bytes, `placed` that of the weights on the device; `silent` the seconds since a sign of
- * life where those are too many, else 0. index, name: of its device; `isSame` where another rank's has the same index,
- * as on another machine.
+ * Lists the running ranks. Memory is in bytes; `placed` is the part of the weights on the device. `silent` is the
+ * seconds since the last sign of life if they are too many, else 0. index, name: of the rank's device. isSame: whether
+ * another rank's device has the same index, as on another machine.
  */
-export function ranksOf({ status }) {
+export function listRanks({ status }) {
   const { pids = [], memory = [], beats = [], devices = [], device } = status
   const indexes = devices.map(({ index }) => index)
   return pids.map((pid, rank) => {
@@ -110,9 +110,12 @@ export function ranksOf({ status }) {
   })
 }
 
-/** Which buttons make sense. A group that has failed is restarted, which also forgets how often it died. */
-export function actionsOf(group) {
-  const state = stateOf(group)
+/**
+ * Returns which buttons can be used. A failed group can be restarted, not started: only that resets its count of
+ * deaths.
+ */
+export function listActions(group) {
+  const state = getState(group)
   return {
     start: state === 'stopped',
     stop: ALIVE.includes(state),
@@ -121,18 +124,18 @@ export function actionsOf(group) {
   }
 }
 
-/** Whether why the group ended the last time is over and done with: one that is down says why. */
-export const isDismissible = (group) => !['failed', 'restarting'].includes(stateOf(group))
+/** Returns whether the reason of the last end can be dismissed. A group that is down keeps showing it. */
+export const isDismissible = (group) => !['failed', 'restarting'].includes(getState(group))
 
-/** Whether there is a log to ask for: a group that has not started has none. */
+/** Returns whether there are logs to read. A group that never started has none. */
 export function hasLogs({ status, runs }) {
   const started = status.pids || status.state === 'starting'
   return Boolean(started || status.deaths || status.last_death || runs.length)
 }
 
-/** What the tab's icon shows: of all groups, whether one has failed or one works. */
-export function badgeOf({ groups }) {
-  const states = groups.map(stateOf)
+/** Returns the badge of the tab's icon: whether any group has failed, or else any is busy. */
+export function getBadge({ groups }) {
+  const states = groups.map(getState)
   if (states.includes('failed')) return '!'
   return states.some((state) => ['busy', 'cancelling'].includes(state)) ? '•' : ''
 }

@@ -1,17 +1,17 @@
-// The whole panel: its head, what is wrong with the connection, and the groups.
+// The whole panel: its heading, a notice about the connection, and the groups.
 
 import { element } from '../elements.mjs'
 import { t } from '../text.mjs'
-import { attribute, Children, shown, text } from './dom.mjs'
+import { Children, setAttribute, setShown, setText } from './dom.mjs'
 import { GroupView } from './group.mjs'
 
 export class PanelView {
   /**
-   * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again. compare:
-   * makes a ComparisonView. nextRuns: what is known of each group's next run, by its number.
+   * actions: see actions.mjs. openLog: called with a group's number and a rank. retry: asks the server again.
+   * makeComparison: makes a ComparisonView. findNextRuns: returns what is known about next runs, by group number.
    */
-  constructor(actions, openLog, retry, compare, nextRuns) {
-    this.nextRuns = nextRuns
+  constructor(actions, openLog, retry, makeComparison, findNextRuns) {
+    this.findNextRuns = findNextRuns
     this.problem = element('p')
     this.retry = element('button', { type: 'button', class: 'paralleldit-button' }, t('panel.retry'))
     this.retry.addEventListener('click', retry)
@@ -22,22 +22,22 @@ export class PanelView {
     this.views = new Children(
       this.groups,
       ({ group }) => group.number,
-      ({ group }) => new GroupView(group.number, actions, openLog, compare())
+      ({ group }) => new GroupView(group.number, actions, openLog, makeComparison())
     )
     const head = element('header', { class: 'paralleldit-head' }, element('h2', {}, t('panel.title')))
     this.element = element('section', { class: 'paralleldit-panel', 'data-testid': 'paralleldit-panel' })
-    attribute(this.element, 'aria-label', t('panel.title'))
+    setAttribute(this.element, 'aria-label', t('panel.title'))
     this.element.append(head, this.notice, this.waiting, this.groups)
   }
 
   update(model) {
-    text(this.problem, model.connected ? model.problem : t('panel.disconnected'))
-    shown(this.notice, model.problem || !model.connected)
-    shown(this.retry, model.connected)
-    shown(this.waiting, !model.loaded && !model.problem)
+    setText(this.problem, model.connected ? model.problem : t('panel.disconnected'))
+    setShown(this.notice, model.problem || !model.connected)
+    setShown(this.retry, model.connected)
+    setShown(this.waiting, !model.loaded && !model.problem)
     const many = model.groups.length > 1
     const { device, devices } = model
-    const next = this.nextRuns()
+    const next = this.findNextRuns()
     this.views.update(
       model.groups.map((group) => ({ group, many, device, devices, runs: next.get(group.number) ?? [] }))
     )

@@ -1,29 +1,29 @@
-// What the server has said of the plans of the open workflow, for those who show it beside the node that asked.
+// Keeps the server's answers about the plans of the open workflow, for views other than the node that asked.
 
-import { LOADERS, runOf } from './graph.mjs'
-import { graphsOf } from './links.mjs'
+import { findRun, LOADERS } from './graph.mjs'
+import { listGraphs } from './links.mjs'
 
-const answers = new WeakMap() // by plan node, or loader without one
+const answers = new WeakMap() // by plan node, or by loader without a plan
 const listeners = []
 
-/** Notes a node's last answer, null for none. */
-export function note(node, answer) {
+/** Keeps a node's last answer; null for none. */
+export function noteAnswer(node, answer) {
   answers.set(node, answer)
-  for (const heard of listeners) heard()
+  for (const listener of listeners) listener()
 }
 
-/** Has `heard` called after each answer. */
-export const follow = (heard) => listeners.push(heard)
+/** Calls `listener` after each answer. */
+export const onAnswer = (listener) => listeners.push(listener)
 
 /**
- * By worker group, what is known of its next run in the workflow with this graph: for each answer the `models` that it is
- * about, as they were chosen, and whether a plan is connected.
+ * Returns, by worker group, what is known about its next run in the workflow with this graph: each answer, the names of
+ * the `models` that it is about, and whether a plan is connected.
  */
-export function nextRuns(root) {
+export function findNextRuns(root) {
   const groups = new Map()
-  const loaders = graphsOf(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)))
+  const loaders = listGraphs(root).flatMap(({ nodes }) => nodes.filter(({ type }) => LOADERS.includes(type)))
   for (const loader of loaders) {
-    const { asks, group, model } = runOf(loader) ?? {}
+    const { asks, group, model } = findRun(loader) ?? {}
     const answer = asks && answers.get(asks)
     if (!answer) continue
     const runs = groups.get(group) ?? []

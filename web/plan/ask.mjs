@@ -1,16 +1,16 @@
-// Pure: asks after a pause, drops answers that another question has overtaken, and asks nothing twice.
+// Pure: asks after a pause, asks no question twice, and drops an answer if a newer question was sent since.
 
 /**
- * Returns `ask(force)`: after `pause` milliseconds without another call it reads the question and sends it, unless it
- * is the last one again and `force` was not set. read: gives the question as text, or null for none to send.
- * send: question to a promise of the answer. show: gets the answer; fail: the error.
+ * Returns `ask(force)`. After `pause` milliseconds without another call it reads the question and sends it. It does not
+ * send the last question again, unless `force` is set. read: returns the question as text, or null to send none.
+ * send: takes the question and returns a promise of the answer. show: takes the answer. fail: takes the error.
  */
-export function asker({ pause, read, send, show, fail }) {
+export function makeAsker({ pause, read, send, show, fail }) {
   let timer = null
   let last
   let forced = false
 
-  async function settle() {
+  async function askNow() {
     timer = null
     const question = read()
     if (question === null || (question === last && !forced)) return
@@ -29,6 +29,6 @@ export function asker({ pause, read, send, show, fail }) {
   return (force = false) => {
     forced ||= force
     clearTimeout(timer)
-    timer = setTimeout(settle, pause)
+    timer = setTimeout(askNow, pause)
   }
 }

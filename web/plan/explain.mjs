@@ -1,64 +1,64 @@
-// What a node says of its plan: a widget with the server's answer about it. Nothing of it is saved or queued.
+// Adds a widget to a node that shows the server's answer about its plan. The widget is neither saved nor queued.
 
 import { app } from '../../../scripts/app.js'
 import { element } from '../elements.mjs'
-import { loaded } from '../text.mjs'
-import { note } from './answers.mjs'
-import { asker } from './ask.mjs'
-import { canAnswer, request } from './server.mjs'
+import { textsLoaded } from '../text.mjs'
+import { noteAnswer } from './answers.mjs'
+import { makeAsker } from './ask.mjs'
+import { askServer, hasPlanRoute } from './server.mjs'
 import { GAP, Height, setHidden } from './size.mjs'
-import { draw, drawSilence } from './view.mjs'
+import { draw, drawNoAnswer } from './view.mjs'
 
 const PAUSE_MS = 150
 const MARGIN = 10
 
 /**
- * Gives a node the widget; returns what has it ask, and the node's height. questionOf: the node to its question, null for
- * none, and the values that only a run can tell. parts: what of the answer it shows, see `draw`.
+ * Adds the widget to a node. Returns the function that asks the server, and the node's height. makeQuestion: takes the
+ * node and returns its question, null for none, and the names of values that only a run can tell. parts: see `draw`.
  */
-export function explain(node, questionOf, parts) {
+export function addPlanWidget(node, makeQuestion, parts) {
   const content = element('div', { class: 'paralleldit-plan-content' })
   const frame = element('div', { class: 'paralleldit-plan' }, content)
-  let lines = 0 // pixels
+  let contentHeight = 0 // pixels
   const widget = node.addDOMWidget('mesh', 'paralleldit_plan', frame, {
     serialize: false,
-    hideInPanel: true, // of a node's properties, where it would be a row without a value
+    hideInPanel: true, // the panel of a node's properties would show a row without a value
     margin: MARGIN,
-    getMinHeight: () => lines + 2 * MARGIN,
-    getMaxHeight: () => lines + 2 * MARGIN
+    getMinHeight: () => contentHeight + 2 * MARGIN,
+    getMaxHeight: () => contentHeight + 2 * MARGIN
   })
   widget.serialize = false
-  setHidden(node, [widget], true) // until there is something to say
-  const height = new Height(node, () => (widget.hidden ? 0 : lines + 2 * MARGIN + GAP))
+  setHidden(node, [widget], true) // until there is an answer
+  const height = new Height(node, () => (widget.hidden ? 0 : contentHeight + 2 * MARGIN + GAP))
   let wrong = []
   node.strokeStyles.paralleldit = () => {
     if (!content.querySelector('.paralleldit-plan-error')) return undefined
     return { color: window.LiteGraph.NODE_ERROR_COLOUR, lineWidth: 4, padding: 4 }
   }
 
-  const ask = asker({
+  const ask = makeAsker({
     pause: PAUSE_MS,
-    read: () => (node.graph && canAnswer() ? JSON.stringify(questionOf(node)) : null),
+    read: () => (node.graph && hasPlanRoute() ? JSON.stringify(makeQuestion(node)) : null),
     send: async (text) => {
       const { question, open } = JSON.parse(text)
-      await loaded
-      return { answer: open.length || !question ? null : await request(question), open }
+      await textsLoaded
+      return { answer: open.length || !question ? null : await askServer(question), open }
     },
     show: ({ answer, open }) => {
       draw(content, answer, open, parts)
-      note(node, answer)
-      settle(answer?.widgets ?? [])
+      noteAnswer(node, answer)
+      finish(answer?.widgets ?? [])
     },
     fail: (error) => {
-      drawSilence(content, error.message)
-      note(node, null)
-      settle([])
+      drawNoAnswer(content, error.message)
+      noteAnswer(node, null)
+      finish([])
     }
   })
 
-  function settle(names) {
+  function finish(names) {
     wrong = names
-    mark(node, wrong)
+    markWidgets(node, wrong)
     showContent()
     node.graph?.setDirtyCanvas(true, true)
   }
@@ -69,10 +69,10 @@ export function explain(node, questionOf, parts) {
   }
 
   new ResizeObserver(() => {
-    mark(node, wrong) // the row of a widget may be a new one
-    if (!content.offsetHeight || content.offsetHeight === lines) return
+    markWidgets(node, wrong) // the editor may have made a widget's row anew
+    if (!content.offsetHeight || content.offsetHeight === contentHeight) return
     height.change(() => {
-      lines = content.offsetHeight
+      contentHeight = content.offsetHeight
     })
   }).observe(content)
 
@@ -84,13 +84,13 @@ export function explain(node, questionOf, parts) {
   return { ask, height }
 }
 
-/** Marks the widgets of these names, and no others: on the canvas by their outline, as DOM by their row. */
-function mark(node, names) {
+/** Marks only the widgets of these names: by their outline on the canvas, by their row where nodes are DOM. */
+function markWidgets(node, names) {
   for (const widget of node.widgets ?? []) {
     delete widget.getOutlineColor
     if (names.includes(widget.name)) widget.getOutlineColor = () => window.LiteGraph.NODE_ERROR_COLOUR
   }
-  if (node.graph !== app.canvas.graph) return // a node that is seen may have the same id
+  if (node.graph !== app.canvas.graph) return // a node of the graph on the screen may have the same id
   const labels = names.map((name) => node.widgets?.find((widget) => widget.name === name)?.label ?? name)
   for (const row of document.querySelectorAll(`[data-node-id="${node.id}"] [data-testid="node-widget"]`)) {
     const label = row.querySelector('[data-testid="widget-layout-field-label"]')?.textContent.trim()

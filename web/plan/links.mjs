@@ -1,70 +1,74 @@
-// Pure: along the links of a graph, through reroutes and the borders of subgraphs.
+// Pure: follows the links of a graph, through reroutes and into and out of subgraphs.
 
 const MUTED = 2
 const BYPASSED = 4
 
-/** The graph of a workflow, and its subgraphs. */
-export const graphsOf = (root) => [root, ...root.subgraphs.values()]
+/** Lists the graph of a workflow and its subgraphs. */
+export const listGraphs = (root) => [root, ...root.subgraphs.values()]
 
-/** The nodes that a subgraph is seen as. */
-const hostsOf = (graph) =>
-  graphsOf(graph.rootGraph)
+/** Lists the nodes that show a subgraph in other graphs. */
+const listHosts = (graph) =>
+  listGraphs(graph.rootGraph)
     .flatMap(({ nodes }) => nodes)
     .filter(({ subgraph }) => subgraph === graph)
 
-/** The nodes that these links end at. One of a subgraph that does not run as it is made stands for what is in it. */
-function* targetsOf(graph, ids) {
+/** Lists the nodes at the end of these links. A subgraph's node is replaced by its inner nodes, unless it is muted or
+ * bypassed. */
+function* listTargets(graph, ids) {
   for (const id of ids ?? []) {
     const link = graph.getLink(id)
     const target = link && graph.getNodeById(link.target_id)
     if (link?.targetIsIoNode) {
-      for (const host of hostsOf(graph)) yield* targetsOf(host.graph, host.outputs[link.target_slot]?.links)
+      for (const host of listHosts(graph)) yield* listTargets(host.graph, host.outputs[link.target_slot]?.links)
     } else if (target?.subgraph && !target.mode) {
-      yield* targetsOf(target.subgraph, target.subgraph.inputs[link.target_slot]?.linkIds)
+      yield* listTargets(target.subgraph, target.subgraph.inputs[link.target_slot]?.linkIds)
     } else if (target) yield target
   }
 }
 
-/** The nodes behind a node's outputs of these types, those not in `seen`; reroutes and bypassed nodes hand through. */
-export function* reached(node, types, seen) {
+/**
+ * Lists the nodes behind a node's outputs of these types, except those in `seen`. It looks through reroutes and
+ * bypassed nodes.
+ */
+export function* followOutputs(node, types, seen) {
   for (const output of node.outputs ?? []) {
     if (node.type !== 'Reroute' && !types.includes(output.type)) continue
-    for (const target of targetsOf(node.graph, output.links)) {
+    for (const target of listTargets(node.graph, output.links)) {
       if (seen.has(target) || target.mode === MUTED) continue
       seen.add(target)
-      if (target.type === 'Reroute') yield* reached(target, types, seen)
-      else if (target.mode === BYPASSED) yield* reached(target, [output.type], seen)
+      if (target.type === 'Reroute') yield* followOutputs(target, types, seen)
+      else if (target.mode === BYPASSED) yield* followOutputs(target, [output.type], seen)
       else yield target
     }
   }
 }
 
 /**
- * What is linked to an input, behind reroutes: the `node`, or where that is none the `value` that a person gives at the
- * node of the subgraph. `isOpen`: only a run can tell, as the subgraph is there more than once. Null for nothing.
+ * Finds what is linked to an input, behind reroutes: the `node`, or else the `value` that a person sets at the
+ * subgraph's node. `isOpen`: only a run can tell, since the subgraph is used more than once. Null if nothing is linked.
  */
-export function originOf(node, name) {
-  return sourceOf(
+export function findOrigin(node, name) {
+  return findSource(
     node.graph,
     node.inputs?.find((slot) => slot.name === name)
   )
 }
 
-function sourceOf(graph, input) {
+function findSource(graph, input) {
   const link = input?.link == null ? null : graph?.getLink(input.link)
-  return link ? startOf(graph, link) : null
+  return link ? findStart(graph, link) : null
 }
 
-function startOf(graph, link) {
+function findStart(graph, link) {
   if (link.originIsIoNode) {
-    const [host, ...others] = hostsOf(graph)
+    const [host, ...others] = listHosts(graph)
     const input = host?.inputs[link.origin_slot]
     if (!input || others.length) return { isOpen: true }
-    return sourceOf(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
+    return findSource(host.graph, input) ?? { value: host.getWidgetFromSlot(input)?.value }
   }
   const node = graph.getNodeById(link.origin_id)
-  if (node?.type === 'Reroute') return sourceOf(graph, node.inputs[0])
+  if (node?.type === 'Reroute') return findSource(graph, node.inputs[0])
   if (!node?.subgraph || node.mode) return node ? { node } : null
   const inner = node.subgraph.getLink(node.subgraph.outputs[link.origin_slot]?.linkIds[0])
-  return inner ? startOf(node.subgraph, inner) : null
+  return inner ? findStart(node.subgraph, inner) : null
 }

@@ -1,15 +1,15 @@
-// Pure: from the server's answer about a plan to what is drawn of it, and to the same in words.
+// Pure: makes the drawing of a plan, and its description in words, from the server's answer.
 
-import { bytes } from '../panel/format.mjs'
+import { formatBytes } from '../panel/format.mjs'
 
 export const COMPACT_ABOVE = 16
 const MOST_COLUMNS = 4
 
 /**
- * The ranks as nested groups: shares of the batch, in each the pipeline's stages, in each the ranks.
- * A group's rows and a cell's tokens and heads are [start, stop] fractions; heads are null where they are not shared.
+ * Nests the ranks: shares of the batch contain the pipeline's stages, and these contain the ranks.
+ * A group's rows and a cell's tokens and heads are [start, stop] fractions; heads are null if they are not shared.
  */
-export function meshGroups({ ranks, memory }) {
+export function groupRanks({ ranks, memory }) {
   const oneOf = ([index, count]) => (count > 1 ? [index + 1, count] : null)
   const groups = []
   for (const rank of ranks) {
@@ -28,8 +28,8 @@ export function meshGroups({ ranks, memory }) {
   return groups
 }
 
-/** A group's caption; '' where there is nothing to tell apart. say: `t`. */
-export function captionOf(group, say) {
+/** Returns a group's caption; '' if there is only one group. say: `t`. */
+export function captionGroup(group, say) {
   if (group.branch) return say(`plan.${group.branch}`)
   if (!group.share) return ''
   const [[index, of], [start, stop]] = [group.share, group.rows]
@@ -37,8 +37,8 @@ export function captionOf(group, say) {
   return say('plan.batch_by_speed', { index, of, percent: Math.round((stop - start) * 100) })
 }
 
-/** A stage's caption: its blocks, or its number where the model is not known. */
-export function stageCaption(stage, say) {
+/** Returns a stage's caption: its blocks, or its number if the model is not known. */
+export function captionStage(stage, say) {
   if (!stage.stage) return ''
   const [first, last] = stage.blocks ?? []
   if (first === last && stage.blocks) return say('plan.block', { first })
@@ -46,36 +46,36 @@ export function stageCaption(stage, say) {
   return say('plan.stage', { index: stage.stage[0], of: stage.stage[1] })
 }
 
-/** In how many columns to draw so many of a kind: full rows, if a few columns make some. */
-export function columnsOf(count, most = MOST_COLUMNS) {
+/** Returns the number of columns for so many boxes, if possible one that fills all rows. */
+export function countColumns(count, most = MOST_COLUMNS) {
   if (count <= most) return count
   for (let columns = most; columns > 1; columns--) if (count % columns === 0) return columns
   return most
 }
 
-/** What a rank computes on, in a word or two; '' for another machine's. device: the answer's. */
-export function deviceLabel(cell, device, say) {
+/** Names a rank's device in a word or two; '' for one of another machine. device: the answer's. */
+export function labelDevice(cell, device, say) {
   if (cell.card) return say('plan.gpu', { index: cell.card.index })
   return device === 'cpu' ? say('plan.cpu') : ''
 }
 
-/** Where a rank is, and what it holds, in words. */
-export function cellWords(cell, group, stage, device, say) {
-  const parts = [captionOf(group, say), stageCaption(stage, say), tokenWords(cell.tokens, say)]
+/** Describes where a rank runs and what it holds. */
+export function describeCell(cell, group, stage, device, say) {
+  const parts = [captionGroup(group, say), captionStage(stage, say), describeTokens(cell.tokens, say)]
   if (cell.heads && cell.headRange) {
     const [first, last] = cell.headRange
     parts.push(first === last ? say('plan.head', { first }) : say('plan.heads_of', { first, last }))
   }
-  if (cell.kept !== undefined) parts.push(say('plan.keeps', { size: bytes(cell.kept) }))
+  if (cell.kept !== undefined) parts.push(say('plan.keeps', { size: formatBytes(cell.kept) }))
   const holds = parts.filter(Boolean).join(', ')
   const named = cell.card
     ? say('plan.gpus_named', { indices: cell.card.index, name: cell.card.name })
-    : deviceLabel(cell, device, say)
+    : labelDevice(cell, device, say)
   return say(named ? 'plan.rank_on' : 'plan.rank', { rank: cell.rank, device: named, holds })
 }
 
-/** What the drawing is of; above sixteen ranks, how many groups there are of which kind. */
-export function meshWords(groups, world, say) {
+/** Describes the whole drawing. Above sixteen ranks it also counts the groups of each kind. */
+export function describeMesh(groups, world, say) {
   const count = say(world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: world })
   const drawn = groups.flatMap((group) => group.stages.flatMap((stage) => stage.cells)).length
   if (drawn <= COMPACT_ABOVE) return count
@@ -83,21 +83,22 @@ export function meshWords(groups, world, say) {
   return `${count}: ${say('plan.summary', { shares: groups.length, stages: groups[0].stages.length, each })}`
 }
 
-/** The text of a remark in the editor's language; the server's own words where that has none. */
-export function remarkWords(remark, say) {
+/** Returns a remark in the editor's language, or in the server's words if it is not translated. */
+export function describeRemark(remark, say) {
   const path = `plan.remarks.${remark.key}`
   const words = say(path, remark.values)
   return words === path ? remark.text : words
 }
 
-function tokenWords(tokens, say) {
+function describeTokens(tokens, say) {
   const share = tokens.reduce((sum, [start, stop]) => sum + stop - start, 0)
   if (share > 0.999) return say('plan.all_tokens')
-  if (tokens.length > 1) return say('plan.tokens_of_patches', { percent: percent(0, share), patches: tokens.length })
-  return say('plan.tokens_of', { percent: percent(...tokens[0]) })
+  if (tokens.length > 1)
+    return say('plan.tokens_of_patches', { percent: formatRange(0, share), patches: tokens.length })
+  return say('plan.tokens_of', { percent: formatRange(...tokens[0]) })
 }
 
-function percent(start, stop) {
+function formatRange(start, stop) {
   const rounded = (value) => Math.round(value * 100)
   return start === 0 ? `0–${rounded(stop)}` : `${rounded(start)}–${rounded(stop)}`
 }

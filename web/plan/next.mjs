@@ -1,33 +1,33 @@
-// In the panel: what the next run will need and take, as the plan of the open workflow's loader says it, too.
+// The panel's part about the next run: its memory and time, as the open workflow's nodes show them, too.
 
 import { element } from '../elements.mjs'
-import { fold, shown } from '../panel/dom.mjs'
-import { fileName } from '../panel/format.mjs'
+import { makeFold, setShown } from '../panel/dom.mjs'
+import { getFileName } from '../panel/format.mjs'
 import { t } from '../text.mjs'
-import { brief, draw, planned } from './view.mjs'
+import { draw, makeBrief, makePlanned } from './view.mjs'
 
 export class NextView {
   constructor() {
     this.runs = element('div', { class: 'paralleldit-next' })
-    this.element = fold(t('panel.next'), true, this.runs).element
+    this.element = makeFold(t('panel.next'), true, this.runs).element
     this.element.dataset.testid = 'paralleldit-next'
     this.drawn = []
   }
 
   update(_group, { runs }) {
-    shown(this.element, runs.length)
+    setShown(this.element, runs.length)
     const isDrawn = ({ answer, models }, place) =>
       answer === this.drawn[place]?.answer && `${models}` === `${this.drawn[place].models}`
     if (runs.length === this.drawn.length && runs.every(isDrawn)) return
     this.drawn = runs
-    this.runs.replaceChildren(...runs.map(about))
+    this.runs.replaceChildren(...runs.map(makeRun))
   }
 }
 
-function about({ answer, models, isPlanned }) {
-  const names = [...new Set(models)].map(fileName).join(', ')
+function makeRun({ answer, models, isPlanned }) {
+  const names = [...new Set(models)].map(getFileName).join(', ')
   const name = element('p', { class: 'paralleldit-strong paralleldit-cut-off', title: models.join(', ') }, names)
   const content = element('div', { class: 'paralleldit-plan-content' })
-  draw(content, answer, [], isPlanned ? planned : brief)
+  draw(content, answer, [], isPlanned ? makePlanned : makeBrief)
   return element('div', {}, name, element('div', { class: 'paralleldit-plan' }, content))
 }

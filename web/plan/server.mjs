@@ -1,4 +1,4 @@
-// POST /paralleldit/plan, which a server of another version may not have.
+// Sends POST /paralleldit/plan. A server of another version may lack this route.
 
 import { api } from '../../../scripts/api.js'
 
@@ -6,16 +6,16 @@ const NO_ROUTE = 404
 
 let hasRoute = true
 
-/** Whether there is anybody to ask. */
-export const canAnswer = () => hasRoute
+/** Returns whether the server may have the route. */
+export const hasPlanRoute = () => hasRoute
 
-/** The server may be another one, that knows the question. */
-export function askAgain() {
+/** Tries the route again: the server may have been replaced by one that has it. */
+export function retryPlanRoute() {
   hasRoute = true
 }
 
-/** The server's answer about a plan. Raises Error with what there is to say of it. */
-export async function request(question) {
+/** Returns the server's answer about a plan. Throws an Error that says why there is none. */
+export async function askServer(question) {
   const response = await api.fetchApi('/paralleldit/plan', {
     method: 'POST',
     headers: { 'Content-Type': 'application/json' },

@@ -1,26 +1,26 @@
-// The height of a node whose content comes and goes, and which of its widgets are seen: in both of the editor's ways to
-// draw nodes.
+// Sets the height of a node whose content comes and goes, and shows or hides its widgets. Both work whether the editor
+// draws nodes on the canvas or as DOM.
 
-export const GAP = 4 // that LiteGraph leaves below each widget
+export const GAP = 4 // LiteGraph leaves this below each widget
 
 const heights = new WeakMap() // by node
 
-/** The size below which the editor has no node of this kind, as it saves it: without content that comes and goes. */
-export function leastSize(node) {
+/** Returns the smallest size that the editor saves for such a node, without the content that comes and goes. */
+export function getSmallestSize(node) {
   const [width, height] = node.computeSize()
   return [width, heights.get(node)?.ofWidgets ?? height]
 }
 
 /**
- * A node's height: what its widgets need, and beside that the more of what its content needs and what a person has given
- * it. The content is not saved, so that an answer of the server is no step to undo.
+ * A node's height: what its widgets need, plus the larger of two: what its content needs, and what a person has added
+ * by resizing. The content's height is not saved, so that an answer of the server is no step to undo.
  */
 export class Height {
-  /** content: what of the height that the node computes its content takes. */
+  /** content: returns the content's part of the height that the node computes. */
   constructor(node, content) {
     this.node = node
     this.content = content
-    this.given = 0
+    this.added = 0
     heights.set(node, this)
   }
 
@@ -28,51 +28,53 @@ export class Height {
     return this.node.computeSize()[1] - this.content()
   }
 
-  /** Does what changes the height that the node needs. */
+  /** Calls `act`, which changes the height that the node needs, and then sets the new height. */
   change(act) {
-    this.note()
+    this.readAdded()
     act()
     this.apply()
   }
 
-  /** The same, when a saved node is opened. An earlier version may have saved it with all that is hidden since. */
+  /**
+   * Does the same for a node that was just opened. An older version may have saved it with widgets that are now hidden.
+   */
   open(saved, act) {
     const before = this.ofWidgets
     const folded = this.node.widgets.filter((widget) => widget.advanced && !widget.hidden).length
     act()
     const now = this.ofWidgets
     const isOld = saved >= before && before > now
-    this.given = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP) : now))
+    this.added = Math.max(0, saved - (isOld ? before + folded * (window.LiteGraph.NODE_WIDGET_HEIGHT + GAP) : now))
     this.apply()
   }
 
-  /** What is to be saved. */
+  /** The height to save. */
   get saved() {
-    this.note()
-    return this.ofWidgets + this.given
+    this.readAdded()
+    return this.ofWidgets + this.added
   }
 
-  /** Looks at what a person has made of it; where nodes are DOM, it is the content that does. */
-  note() {
+  /** Reads how much height a person has added. Where nodes are DOM, the node's height follows its content instead. */
+  readAdded() {
     if (window.LiteGraph.vueNodesMode) return
-    const beside = this.node.size[1] - this.ofWidgets
-    this.given = beside > this.content() ? beside : Math.min(this.given, this.content())
+    const rest = this.node.size[1] - this.ofWidgets
+    this.added = rest > this.content() ? rest : Math.min(this.added, this.content())
   }
 
   apply() {
     const { node } = this
-    node.setSize([node.size[0], this.ofWidgets + Math.max(this.given, this.content())])
+    node.setSize([node.size[0], this.ofWidgets + Math.max(this.added, this.content())])
     node.graph?.setDirtyCanvas(true, true)
   }
 }
 
-/** Has these widgets seen, or not. */
+/** Hides these widgets, or shows them. */
 export function setHidden(node, widgets, hidden) {
   for (const widget of widgets) {
     widget.hidden = hidden
     widget.options.hidden = hidden
   }
-  // Nodes that are DOM read their widgets' options anew only when the list of widgets changes, as its length does.
+  // Where nodes are DOM, the editor reads widget options again only when the list of widgets changes its length.
   const all = node.widgets.splice(0)
   node.widgets.push(...all)
 }

@@ -1,31 +1,36 @@
-// In auto mode a Parallel Plan node shows its mode alone: what it does not use is hidden, and keeps its value.
+// In auto mode a Parallel Plan node shows only its mode. The other widgets are hidden and keep their values.
 
 import { isAuto } from './graph.mjs'
 import { setHidden } from './size.mjs'
 
-const seldom = new WeakSet() // widgets that are advanced
+const advancedWidgets = new WeakSet() // widgets that are advanced when shown
 
-/** Hides what the node does not use, and shows the rest. A linked value stays: its link has to end somewhere. */
-export function showUsed(node) {
+/**
+ * Hides the widgets that the node does not use, and shows the others. A linked widget stays, since its link needs an
+ * end.
+ */
+export function showUsedWidgets(node) {
   const auto = isAuto(node)
   const isLinked = ({ name }) => node.inputs?.some((input) => input.widget?.name === name && input.link != null)
   const isUnused = (widget) => (auto ? !isLinked(widget) : isFolded(node, widget))
   const others = node.widgets.filter(({ name, serialize }) => name !== 'mode' && serialize !== false)
-  for (const widget of others) keepSeldom(widget, auto && !isLinked(widget))
+  for (const widget of others) setAdvanced(widget, auto && !isLinked(widget))
   for (const hidden of [true, false]) {
     const turned = others.filter((widget) => isUnused(widget) === hidden && Boolean(widget.hidden) !== hidden)
     if (turned.length) setHidden(node, turned, hidden)
   }
 }
 
-/** The canvas leaves room for advanced widgets that are not shown, unless they are hidden, too. */
+/**
+ * Returns whether an advanced widget is folded. The canvas leaves room for folded widgets unless they are also hidden.
+ */
 const isFolded = (node, widget) =>
-  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || seldom.has(widget))
+  !window.LiteGraph.vueNodesMode && !node.showAdvanced && Boolean(widget.advanced || advancedWidgets.has(widget))
 
-/** What is hidden is not advanced either, or there would be a button to show nothing. */
-function keepSeldom(widget, hidden) {
-  if (widget.advanced || widget.options.advanced) seldom.add(widget)
-  if (!seldom.has(widget)) return
+/** Sets whether a widget is advanced. A hidden one must not be: the editor would show a button that reveals nothing. */
+function setAdvanced(widget, hidden) {
+  if (widget.advanced || widget.options.advanced) advancedWidgets.add(widget)
+  if (!advancedWidgets.has(widget)) return
   widget.advanced = !hidden
   widget.options.advanced = !hidden
 }

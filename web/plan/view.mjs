@@ -1,108 +1,109 @@
-// Draws an answer about a plan into an element: the mesh, what is said of it, or the error.
+// Draws an answer about a plan into an element: the mesh and its remarks, or the error.
 
 import { element } from '../elements.mjs'
-import { either, brief as inBrief, t } from '../text.mjs'
-import { cardWords, memoryWords, remedyWords } from './memory.mjs'
+import { summarizeError as inBrief, joinWithOr, t } from '../text.mjs'
+import { describeCards, describeMemory, describeRemedies } from './memory.mjs'
 import {
   COMPACT_ABOVE,
-  captionOf,
-  cellWords,
-  columnsOf,
-  deviceLabel,
-  meshGroups,
-  meshWords,
-  remarkWords,
-  stageCaption
+  captionGroup,
+  captionStage,
+  countColumns,
+  describeCell,
+  describeMesh,
+  describeRemark,
+  groupRanks,
+  labelDevice
 } from './mesh.mjs'
-import { predictedWords, unpredictedWords } from './predicted.mjs'
+import { describePrediction, explainNoPrediction } from './predicted.mjs'
 
 const MAX_PATCHES_DRAWN = 16
 
 /**
- * Replaces what the element shows. answer: the server's, or null where nothing was asked. open: names of values that only
- * a run can tell. parts: `whole`, or one of those for little room.
+ * Replaces what the element shows. answer: the server's, or null if nothing was asked. open: names of values that only
+ * a run can tell. parts: makes the elements: `makeWhole`, or `makeBrief` or `makePlanned` for little room.
  */
 export function draw(target, answer, open, parts) {
   const isOpen = target.querySelector('details')?.open
-  if (open.length) target.replaceChildren(line('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
+  if (open.length)
+    target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.open', { names: open.join(', ') })))
   else if (!answer) target.replaceChildren()
-  else if (answer.error) target.replaceChildren(errorBox(inBrief(answer.error)))
+  else if (answer.error) target.replaceChildren(makeErrorBox(inBrief(answer.error)))
   else target.replaceChildren(...parts(answer))
   if (isOpen) target.querySelector('details')?.setAttribute('open', '')
 }
 
-/** Says, without alarm, that there is no answer. */
-export function drawSilence(target, reason) {
-  target.replaceChildren(line('paralleldit-plan-remark', t('plan.unanswered', { reason })))
+/** Says that there is no answer. It does not look like an error. */
+export function drawNoAnswer(target, reason) {
+  target.replaceChildren(makeLine('paralleldit-plan-remark', t('plan.unanswered', { reason })))
 }
 
-/** Of a plan node: how its plan falls on the ranks, too. */
-export function* whole(answer) {
-  const predicted = predictedWords(answer, t)
-  if (answer.plan) yield line('paralleldit-plan-title', titleOf(answer))
-  if (answer.ranks.length) yield* mesh(answer)
-  yield* figures(answer, predicted)
-  yield* best(predicted)
-  yield* notes(answer)
-  yield* remarks(answer)
-  yield* unknown(answer)
+/** Makes the elements for a plan node, which include how the plan falls on the ranks. */
+export function* makeWhole(answer) {
+  const predicted = describePrediction(answer, t)
+  if (answer.plan) yield makeLine('paralleldit-plan-title', makeTitle(answer))
+  if (answer.ranks.length) yield* makeMesh(answer)
+  yield* makeFigures(answer, predicted)
+  yield* makeBest(predicted)
+  yield* makeNotes(answer)
+  yield* makeRemarks(answer)
+  yield* makeUnknown(answer)
 }
 
-/** Of a loader that has no plan: what auto does with it. */
-export const brief = (answer) =>
-  folded(answer, answer.plan ? t('plan.auto', { plan: titleOf(answer) }) : t('plan.auto_open'))
+/** Makes the elements for a loader without a plan: what auto does with it. */
+export const makeBrief = (answer) =>
+  makeFolded(answer, answer.plan ? t('plan.auto', { plan: makeTitle(answer) }) : t('plan.auto_open'))
 
-/** Of a loader that has one. */
-export const planned = (answer) => folded(answer, answer.plan ? titleOf(answer) : '')
+/** Makes the elements for a loader with a plan. */
+export const makePlanned = (answer) => makeFolded(answer, answer.plan ? makeTitle(answer) : '')
 
-/** The figures, and folded why they are so. */
-function* folded(answer, title) {
-  const predicted = predictedWords(answer, t)
-  if (title) yield line('paralleldit-plan-title', title)
-  yield* figures(answer, predicted)
-  yield* notes(answer)
-  const reasons = [...best(predicted), ...remarks(answer)]
+/** Makes the figures, and below them the reasons, folded. */
+function* makeFolded(answer, title) {
+  const predicted = describePrediction(answer, t)
+  if (title) yield makeLine('paralleldit-plan-title', title)
+  yield* makeFigures(answer, predicted)
+  yield* makeNotes(answer)
+  const reasons = [...makeBest(predicted), ...makeRemarks(answer)]
   if (!answer.plan) yield* reasons
   else if (reasons.length) {
     yield element('details', { class: 'paralleldit-plan-why' }, element('summary', {}, t('plan.why')), ...reasons)
   }
-  yield* unknown(answer)
+  yield* makeUnknown(answer)
 }
 
-function titleOf(answer) {
+function makeTitle(answer) {
   const count = t(answer.world === 1 ? 'plan.one_rank' : 'plan.ranks', { count: answer.world })
   return answer.world === 1 ? count : `${count} · ${answer.plan}`
 }
 
-/** What the ranks need and have, what would fit where they lack, and how long a step takes. */
-function* figures(answer, predicted) {
-  for (const words of memoryWords(answer, meshGroups(answer), t)) yield line('paralleldit-plan-memory', words)
-  for (const { text, lacks } of cardWords(answer, t)) {
-    yield line(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text)
+/** Makes lines for the memory that the ranks need and have, for what would fit instead, and for a step's time. */
+function* makeFigures(answer, predicted) {
+  for (const words of describeMemory(answer, groupRanks(answer), t)) yield makeLine('paralleldit-plan-memory', words)
+  for (const { text, lacks } of describeCards(answer, t)) {
+    yield makeLine(`paralleldit-plan-card${lacks ? ' paralleldit-plan-lacks' : ''}`, text)
   }
-  const remedies = remedyWords(answer, either, t)
-  if (remedies) yield line('paralleldit-plan-note', remedies)
-  const step = predicted?.step ?? unpredictedWords(answer, t)
-  if (step) yield line('paralleldit-plan-step', step)
-  if (predicted?.alone) yield line('paralleldit-plan-note', predicted.alone)
+  const remedies = describeRemedies(answer, joinWithOr, t)
+  if (remedies) yield makeLine('paralleldit-plan-note', remedies)
+  const step = predicted?.step ?? explainNoPrediction(answer, t)
+  if (step) yield makeLine('paralleldit-plan-step', step)
+  if (predicted?.alone) yield makeLine('paralleldit-plan-note', predicted.alone)
 }
 
-function* notes(answer) {
-  for (const remark of answer.note) yield line('paralleldit-plan-note', remarkWords(remark, t))
+function* makeNotes(answer) {
+  for (const remark of answer.note) yield makeLine('paralleldit-plan-note', describeRemark(remark, t))
 }
 
-function* remarks(answer) {
-  for (const remark of answer.remarks) yield line('paralleldit-plan-remark', remarkWords(remark, t))
+function* makeRemarks(answer) {
+  for (const remark of answer.remarks) yield makeLine('paralleldit-plan-remark', describeRemark(remark, t))
 }
 
-function* unknown(answer) {
-  for (const words of answer.unknown) yield line('paralleldit-plan-remark', inBrief(words))
+function* makeUnknown(answer) {
+  for (const words of answer.unknown) yield makeLine('paralleldit-plan-remark', inBrief(words))
 }
 
-function* best(words) {
+function* makeBest(words) {
   if (!words) return
-  if (words.own) yield line('paralleldit-plan-memory', words.own)
-  yield line('paralleldit-plan-memory', words.title)
+  if (words.own) yield makeLine('paralleldit-plan-memory', words.own)
+  yield makeLine('paralleldit-plan-memory', words.title)
   const rows = words.best.map((each, place) => {
     const row = element('li', {}, each)
     if (place === words.chosen) row.setAttribute('aria-current', 'true')
@@ -113,67 +114,68 @@ function* best(words) {
   yield list
 }
 
-/** A list of ranks, which say what they hold; of more than anyone reads, a picture. */
-function* mesh(answer) {
-  const groups = meshGroups(answer)
+/** Makes a list of the ranks and what each holds. Above sixteen ranks, it is one picture. */
+function* makeMesh(answer) {
+  const groups = groupRanks(answer)
   const isCompact = answer.ranks.length > COMPACT_ABOVE
   const [first] = groups[0].stages
   const each = first.cells.length
   const parts = groups.map((group) => {
-    const stages = group.stages.map((part) => stage(part, group, answer.device, isCompact))
-    return box(
+    const stages = group.stages.map((part) => makeStage(part, group, answer.device, isCompact))
+    return makeBox(
       'paralleldit-plan-group',
-      captionOf(group, t),
+      captionGroup(group, t),
       stages,
-      isCompact ? 2 : sideBySide(stages.length, each, 2)
+      isCompact ? 2 : countBoxColumns(stages.length, each, 2)
     )
   })
-  const columns = isCompact ? 2 : sideBySide(groups.length, groups[0].stages.length * each)
-  const drawn = grid(`paralleldit-plan-mesh${isCompact ? ' paralleldit-plan-compact' : ''}`, parts, columns)
+  const columns = isCompact ? 2 : countBoxColumns(groups.length, groups[0].stages.length * each)
+  const drawn = makeGrid(`paralleldit-plan-mesh${isCompact ? ' paralleldit-plan-compact' : ''}`, parts, columns)
   drawn.setAttribute('role', isCompact ? 'img' : 'list')
-  drawn.setAttribute('aria-label', meshWords(groups, answer.world, t))
+  drawn.setAttribute('aria-label', describeMesh(groups, answer.world, t))
   yield drawn
   const [cell] = first.cells
-  const kinds = ['tokens', cell.heads && 'heads', cell.weights && 'weights'].filter(Boolean)
-  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield legend(kinds)
+  const kinds = ['tokens', cell.heads && 'heads'].filter(Boolean)
+  if (answer.ranks.length > 1 && (kinds.length > 1 || cell.tokens[0][1] < 1)) yield makeLegend(kinds)
 }
 
-/** In how many columns to draw so many boxes of so many ranks. */
-function sideBySide(boxes, ranks, most) {
+/** Returns the number of columns for so many boxes of so many ranks each. */
+function countBoxColumns(boxes, ranks, most) {
   if (ranks > 2) return 1
-  return columnsOf(boxes, ranks > 1 ? 2 : most)
+  return countColumns(boxes, ranks > 1 ? 2 : most)
 }
 
-function stage(part, group, device, isCompact) {
+function makeStage(part, group, device, isCompact) {
   const cells = part.cells.map((cell) => {
-    const words = cellWords(cell, group, part, device, t)
+    const words = describeCell(cell, group, part, device, t)
     const tile = element('div', { class: 'paralleldit-plan-cell', title: words })
     tile.append(
-      isCompact ? element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank)) : label(cell, device)
+      isCompact ? element('span', { class: 'paralleldit-plan-rank' }, String(cell.rank)) : makeLabel(cell, device)
     )
-    tile.append(bar('tokens', cell.tokens))
-    if (cell.heads) tile.append(bar('heads', [cell.heads]))
-    if (cell.weights) tile.append(bar('weights', [cell.weights]))
+    tile.append(makeBar('tokens', cell.tokens))
+    if (cell.heads) tile.append(makeBar('heads', [cell.heads]))
     if (!isCompact) {
       tile.setAttribute('role', 'listitem')
       tile.setAttribute('aria-label', words)
     }
     return tile
   })
-  return box('paralleldit-plan-stage', stageCaption(part, t), cells, isCompact ? 0 : columnsOf(cells.length))
+  return makeBox('paralleldit-plan-stage', captionStage(part, t), cells, isCompact ? 0 : countColumns(cells.length))
 }
 
-/** "rank 0 · GPU 0", on two lines where the tile is narrow. */
-function label(cell, device) {
-  const made = element('div', { class: 'paralleldit-plan-rank', 'aria-hidden': 'true' })
-  made.append(element('span', {}, t('plan.rank_label', { rank: cell.rank })))
-  const where = deviceLabel(cell, device, t)
-  if (where) made.append(element('i', {}, ' · '), element('span', {}, where))
-  return made
+/** Makes a label like "rank 0 · GPU 0". It takes two lines where the tile is narrow. */
+function makeLabel(cell, device) {
+  const target = element('div', { class: 'paralleldit-plan-rank', 'aria-hidden': 'true' })
+  target.append(element('span', {}, t('plan.rank_label', { rank: cell.rank })))
+  const where = labelDevice(cell, device, t)
+  if (where) target.append(element('i', {}, ' · '), element('span', {}, where))
+  return target
 }
 
-/** A bar of a whole, of which these [start, stop] are filled; with several, the whole falls into so many patches. */
-function bar(kind, spans) {
+/**
+ * Makes a bar for the whole, with these [start, stop] parts filled. With several parts, the bar has so many patches.
+ */
+function makeBar(kind, spans) {
   const patches = spans.length <= MAX_PATCHES_DRAWN ? spans : spans.slice(0, MAX_PATCHES_DRAWN)
   const pieces = patches.map(([start, stop], patch) => {
     const fill = element('i', { class: 'paralleldit-plan-fill' })
@@ -184,7 +186,7 @@ function bar(kind, spans) {
   return element('div', { class: `paralleldit-plan-bar paralleldit-plan-${kind}` }, ...pieces)
 }
 
-function legend(kinds) {
+function makeLegend(kinds) {
   const keys = kinds.map((kind) => {
     const fill = element('i', { class: 'paralleldit-plan-fill' })
     return element('span', { class: `paralleldit-plan-key paralleldit-plan-${kind}` }, fill, t(`plan.${kind}`))
@@ -194,26 +196,26 @@ function legend(kinds) {
   return list
 }
 
-function box(className, caption, children, columns) {
+function makeBox(className, caption, children, columns) {
   const frame = element('div', { class: caption ? `${className} paralleldit-plan-boxed` : className })
   if (caption) frame.append(element('div', { class: 'paralleldit-plan-caption' }, caption))
-  frame.append(grid('paralleldit-plan-row', children, columns))
+  frame.append(makeGrid('paralleldit-plan-row', children, columns))
   return frame
 }
 
-/** Children in equal columns; 0: as many as there is room for. */
-function grid(className, children, columns) {
-  const made = element('div', { class: className }, ...children)
-  if (columns) made.style.gridTemplateColumns = `repeat(${Math.min(columns, children.length)}, minmax(0, 1fr))`
-  return made
+/** Puts children into equal columns. columns: 0 for as many as fit. */
+function makeGrid(className, children, columns) {
+  const target = element('div', { class: className }, ...children)
+  if (columns) target.style.gridTemplateColumns = `repeat(${Math.min(columns, children.length)}, minmax(0, 1fr))`
+  return target
 }
 
-function errorBox(words) {
-  const alert = line('paralleldit-plan-error', words)
+function makeErrorBox(words) {
+  const alert = makeLine('paralleldit-plan-error', words)
   alert.setAttribute('role', 'alert')
   return alert
 }
 
-function line(className, words) {
+function makeLine(className, words) {
   return element('div', { class: className }, words)
 }

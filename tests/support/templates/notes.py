@@ -38,26 +38,27 @@ EN = Phrases(
     "en",
     "Files and cards",
     "## {} on all GPUs",
-    "ComfyUI's template *{}*, with **{}** in place of its loader, and **Parallel Plan**. All else is stock.",
+    "This is ComfyUI's template *{}*. **{}** replaces its loader, and **Parallel Plan** is new. All other nodes are "
+    "stock.",
     "| File | in models/ | Size |",
-    "| Two cards of | Plan of *auto* | Weights on each | Beside, in a step |",
-    {"shared": "; {} of {} blocks are halved between them", "host": "; {} of {} blocks come from RAM"},
-    "; the rest waits in RAM",
-    "–: ComfyUI's estimate for this model is too small to go by.",
+    "| Two cards of | Plan of *auto* | Weights on each | A step needs, too |",
+    {"shared": "; the cards keep half of {} of {} blocks each", "host": "; {} of {} blocks come from RAM"},
+    "; the rest is kept in RAM",
+    "–: ComfyUI's estimate for this model is too small to be useful.",
     "{width} × {height}",
     "{length} frames of {width} × {height}",
-    "For {}. The pack computes this from the model's published shapes and ComfyUI's estimate of a step, with 64 GiB of "
-    "RAM free; it is not measured on GPUs.",
-    "The text encoder ({}) comes to the first card before the model does; where both do not fit, they take turns.",
-    "Press **Run**. The workers start with the first run and stay up. *auto* uses all GPUs; set *manual* in **Parallel "
-    "Plan** to choose the degrees.",
+    "This is for {}, with 64 GiB of free RAM. The pack computes it from the model's published shapes and ComfyUI's "
+    "estimate of a step. It is not measured on GPUs.",
+    "The text encoder ({}) uses the first card before the model does. If both do not fit, they take turns.",
+    "Press **Run**. The workers start with the first run and stay up. *auto* uses all GPUs. To choose the degrees "
+    "yourself, set **Parallel Plan** to *manual*.",
     "Licence of the model: {}",
 )
 ZH = Phrases(
     "zh",
     "文件与显卡",
     "## 用所有 GPU 运行 {}",
-    "ComfyUI 的模板 *{}*：加载器换成了 **{}**，并加上 **Parallel Plan**，其余都是自带节点。",
+    "这是 ComfyUI 的模板 *{}*。加载器换成了 **{}**，并加上了 **Parallel Plan**。其余都是自带节点。",
     "| 文件 | 放在 models/ 下 | 大小 |",
     "| 两张显卡，每张 | *auto* 的方案 | 每张存放的权重 | 每步另需 |",
     {"shared": "；{1} 个块中的 {0} 个由两张卡各存一半", "host": "；{1} 个块中的 {0} 个从内存取来"},
@@ -65,9 +66,9 @@ ZH = Phrases(
     "–：ComfyUI 对该模型的估计过小，不足为据。",
     "{width} × {height}",
     "{length} 帧 {width} × {height}",
-    "以上针对 {}。由本扩展按模型公布的形状和 ComfyUI 对一步的估计算出，假定有 64 GiB 空闲内存；并非在 GPU 上实测。",
-    "文本编码器（{}）先于模型占用第一张显卡；两者放不下时轮流占用。",
-    "点击**运行**即可。工作进程随第一次运行启动，之后一直保留。*auto* 使用所有 GPU；要自选并行度，"
+    "以上针对 {}，假定有 64 GiB 空闲内存。由本扩展按模型公布的形状和 ComfyUI 对一步的估计算出，并非在 GPU 上实测。",
+    "文本编码器（{}）先于模型使用第一张显卡。两者放不下时轮流使用。",
+    "点击**运行**即可。工作进程随第一次运行启动，之后一直保留。*auto* 使用所有 GPU。要自选并行度，"
     "请在 **Parallel Plan** 中选 *manual*。",
     "模型许可证：{}",
 )

@@ -1,13 +1,13 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
 
-import { paced } from '../../web/panel/pace.mjs'
+import { throttle } from '../../web/panel/throttle.mjs'
 
 function watched() {
   const later = []
-  const clock = { time: 0, now: () => clock.time, later: (act, wait) => later.push([clock.time + wait, act]) }
+  const clock = { time: 0, now: () => clock.time, wait: (act, wait) => later.push([clock.time + wait, act]) }
   let drawn = 0
-  const soon = paced(() => drawn++, 350, clock)
+  const soon = throttle(() => drawn++, 350, clock)
   const pass = (milliseconds) => {
     for (const end = clock.time + milliseconds; clock.time < end; clock.time++) {
       while (later.length && later[0][0] <= clock.time) later.shift()[1]()
@@ -16,7 +16,7 @@ function watched() {
   return { soon, pass, drawn: () => drawn }
 }
 
-test('the first is drawn at once, and what comes meanwhile once it is time', () => {
+test('the first call draws at once, and the calls within the pause draw once after it', () => {
   const { soon, pass, drawn } = watched()
   soon()
   assert.equal(drawn(), 1)
