@@ -144,6 +144,7 @@ def test_what_a_file_needs_is_read_from_its_fixtures(tmp_path: Path) -> None:
     for path, source, needed in (
         ("editor/test_page.py", "def test_it(page): ...", {"a browser", "ComfyUI"}),
         ("test_own.py", fixture.format("host", "") + "def draw(ranks): ...\ndef test_it(own): 'host'", set()),
+        ("test_given.py", "@pytest.mark.parametrize(('n', 'ranks'), [(1, 2)])\ndef test_it(n, ranks): ...", set()),
         ("test_marked.py", "pytestmark = pytest.mark.usefixtures('ranks')\ndef test_it(): ...", {"forked ranks"}),
     ):
         (tmp_path / path).write_text(source)

@@ -47,12 +47,19 @@ def fixtures_in(source: Path) -> dict[str, list[str]]:
 
 
 def asked_for(path: Path) -> Iterator[str]:
-    """What the tests of a file take, and what `usefixtures` names."""
+    """The fixtures that the tests of a file take, and those that `usefixtures` names."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            yield from (argument.arg for argument in node.args.args)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("usefixtures"):
-            yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))
+            given = {name for decorator in node.decorator_list for name in names_in(decorator, "parametrize")}
+            yield from {argument.arg for argument in node.args.args} - given
+        yield from names_in(node, "usefixtures")
+
+
+def names_in(node: ast.AST, mark: str) -> Iterator[str]:
+    """The texts that a mark is called with."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == f"pytest.mark.{mark}":
+        texts = [each.value for part in node.args[:1] for each in ast.walk(part) if isinstance(each, ast.Constant)]
+        yield from (name for text in texts if isinstance(text, str) for name in text.replace(",", " ").split())
 
 
 def choose(
