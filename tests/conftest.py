@@ -19,7 +19,7 @@ from demo.host import PACK_NAME, REPOSITORY, ComfyHost
 from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.editor import groups
-from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor, use_theme
+from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
@@ -273,9 +273,9 @@ def own_host(comfyui: Path, own_base: Path) -> Iterator[ComfyHost]:
         yield host
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """One headless browser a module."""
+    """One headless browser."""
     if browser_path() is None:
         pytest.fail("no Chromium on the PATH: install one (on Debian: apt-get install chromium), or set CHROMIUM to it")
     with open_browser() as browser:
@@ -284,13 +284,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The host's editor in a fresh profile."""
+    """The host's editor in a fresh profile, for a test that would leave its page changed: see `shared_editor`."""
     with open_editor(browser, host) as editor:
-        yield editor
-
-
-@pytest.fixture(params=["dark", "light"])
-def themed(request: pytest.FixtureRequest, browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The editor in each theme."""
-    with use_theme(host, request.param), open_editor(browser, host) as editor:
         yield editor

@@ -31,12 +31,19 @@ PLACED = "window.app.graph.nodes.filter((node) => !node.flags.ghost).map((node) 
 
 
 @pytest.fixture
+def editor(shared_editor: Editor) -> Editor:
+    return shared_editor
+
+
+@pytest.fixture
 def page(editor: Editor) -> Page:
     return editor.page
 
 
 def step_of(panel: Locator) -> int:
-    found = re.search(r"(\d+) of \d+", panel.get_by_test_id("paralleldit-step").inner_text())
+    """The step that the panel tells of; 0 while it tells of none."""
+    shown = panel.get_by_test_id("paralleldit-step").filter(visible=True).all_inner_texts()
+    found = re.search(r"(\d+) of \d+", " ".join(shown))
     return int(found[1]) if found else 0
 
 

@@ -42,6 +42,10 @@ TO_THE_CORNER = """() => {
 }"""
 FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 FAILING = "workflows/failing.json"
+NOTE_FAILURE = """() => {
+    window.failed = false
+    window.app.api.addEventListener('execution_error', () => { window.failed = true })
+}"""
 # As the menu does, but for its questions.
 SAVE = """async (path) => {
     const store = window.app.extensionManager.workflow
@@ -106,6 +110,11 @@ def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_o
     no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
     assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
     assert direct.pids() == before
+
+
+@pytest.fixture
+def editor(shared_editor: Editor) -> Editor:
+    return shared_editor
 
 
 def card_of(page: Page) -> Locator:
@@ -173,7 +182,7 @@ def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
         go_to_tab(page, there=True)  # upon which the editor keeps the other one
         go_to_tab(page, there=False)
         editor.reload()
-    page.evaluate("() => window.app.api.addEventListener('execution_error', () => { window.failed = true })")
+    page.evaluate(NOTE_FAILURE)
     host.interrupt(before)
     page.wait_for_function("window.failed")
     page.evaluate(FRAME)

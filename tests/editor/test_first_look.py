@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from urllib.request import Request
 
 import pytest
@@ -71,35 +73,49 @@ def look(page: Page, url: str) -> tuple[list[str], list[str]]:
     return missing, said
 
 
-def test_the_editor_opens_on_the_demo_and_nothing_is_red_or_missing(
-    started: tuple[str, Path], browser: Browser
-) -> None:
-    url, log = started
-    host = url.partition("/?")[0]
-    for _ in range(2):  # by somebody else the second time, whom the host takes for one who has seen it
-        open_url(Request(f"{host}/paralleldit/restart", method="POST"), timeout=SECONDS).close()
-        with browser.new_context(viewport=VIEWPORT) as context:
-            page = context.new_page()
+class Look(NamedTuple):
+    """What somebody sees: the addresses that are not there, what the console says, the nodes that are red, how often
+    errors are told of."""
+
+    missing: list[str]
+    said: list[str]
+    wrong: list[str]
+    errors: int
+
+
+@pytest.fixture(scope="module")
+def looks(started: tuple[str, Path], browser: Browser) -> Iterator[tuple[list[Look], Page]]:
+    """Of two people, the second of whom the host takes for one who has seen it; and the second's page."""
+    url, found = started[0], []
+    with contextlib.ExitStack() as visits:
+        for _ in range(2):
+            visits.close()
+            open_url(Request(f"{url.partition('/?')[0]}/paralleldit/restart", method="POST"), timeout=SECONDS).close()
+            page = visits.enter_context(browser.new_context(viewport=VIEWPORT)).new_page()
             missing, said = look(page, url)
-            SCREENSHOTS.mkdir(exist_ok=True)
             page.screenshot(path=SCREENSHOTS / "first-look.png")
-            assert page.evaluate(WRONG) == []
-            assert page.get_by_text("errors found").count() == 0
-            assert [path for path in missing if not path.startswith(COMFYUIS)] == []
-            assert [text for text in said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
-    assert "Failed to initialize database" not in log.read_text()
+            found.append(Look(missing, said, page.evaluate(WRONG), page.get_by_text("errors found").count()))
+        yield found, page
+
+
+def test_the_editor_opens_on_the_demo_and_nothing_is_red_or_missing(
+    started: tuple[str, Path], looks: tuple[list[Look], Page]
+) -> None:
+    for seen in looks[0]:
+        assert seen.wrong == []
+        assert seen.errors == 0
+        assert [path for path in seen.missing if not path.startswith(COMFYUIS)] == []
+        assert [text for text in seen.said if "paralleldit" in text.lower() or "Unhandled message" in text] == []
+    assert "Failed to initialize database" not in started[1].read_text()
 
 
 def test_a_node_that_waits_for_its_workers_says_so_and_then_how_long_it_took(
-    started: tuple[str, Path], browser: Browser
+    started: tuple[str, Path], looks: tuple[list[Look], Page]
 ) -> None:
-    url, _ = started
-    open_url(Request(f"{url.partition('/?')[0]}/paralleldit/stop", method="POST"), timeout=SECONDS).close()
-    with browser.new_context(viewport=VIEWPORT) as context:
-        page = context.new_page()
-        look(page, url)
-        page.get_by_test_id("queue-button").click()
-        page.wait_for_function(f"() => ({TEXT})?.startsWith('Starting the workers, ')")
-        page.screenshot(path=SCREENSHOTS / "waiting.png")
-        page.wait_for_function(f"() => ({TEXT})?.startsWith('Workers started in ')")
-        page.screenshot(path=SCREENSHOTS / "waited.png")
+    page = looks[1]
+    open_url(Request(f"{started[0].partition('/?')[0]}/paralleldit/stop", method="POST"), timeout=SECONDS).close()
+    page.get_by_test_id("queue-button").click()
+    page.wait_for_function(f"() => ({TEXT})?.startsWith('Starting the workers, ')")
+    page.screenshot(path=SCREENSHOTS / "waiting.png")
+    page.wait_for_function(f"() => ({TEXT})?.startsWith('Workers started in ')")
+    page.screenshot(path=SCREENSHOTS / "waited.png")

@@ -62,7 +62,6 @@ SET_HIDDEN = """(hidden) => {
     document.dispatchEvent(new Event('visibilitychange'))
 }"""
 PAUSE_MS = 1000  # more than is between two drawings
-SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 WINDOW, ROUNDS, TRIES = 1.5, 3, 4  # seconds, in turn, and how often where the machine had other things to do
 SHARE = 0.9  # of the closed panel's frames
 
@@ -110,22 +109,12 @@ def test_an_open_panel_leaves_the_editor_its_frames(shared_editor: Editor, panel
         tell(host)
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
-def test_a_ranks_device_and_memory_are_on_one_line(
-    theme: str, shared_editor: Editor, panel: Locator, host: ComfyHost
-) -> None:
-    page = shared_editor.page
-    page.evaluate(SET_THEME, theme)
-    try:
-        for ranks in holds_at_all_widths(shared_editor, panel, host, theme):
-            row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
-            expect(row).to_contain_text(f"GPU {ranks - 1} · RTX 4090")
-            expect(row).to_have_attribute(
-                "title", f"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · process {4710 + ranks}"
-            )
-        expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
-    finally:
-        page.evaluate(SET_THEME, "dark")
+def test_a_ranks_device_and_memory_are_on_one_line(themed: Editor, panel: Locator, host: ComfyHost) -> None:
+    for ranks in holds_at_all_widths(themed, panel, host, themed.theme()):
+        row = panel.get_by_test_id(f"paralleldit-rank-{ranks - 1}")
+        expect(row).to_contain_text(f"GPU {ranks - 1} · RTX 4090")
+        expect(row).to_have_attribute("title", f"Rank {ranks - 1} · NVIDIA GeForce RTX 4090 · process {4710 + ranks}")
+    expect(panel.get_by_test_id("paralleldit-rank-0")).to_contain_text("of 23.6 GiB")
 
 
 def test_they_are_in_chinese_too(browser: Browser, host: ComfyHost) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from demo.workflow import api_prompt
-from tests.support.editor.editor import Editor, use_setting
+from tests.support.editor.editor import Editor, open_editor, use_setting
 from tests.support.editor.examples import open_demo
 
 TEMPLATES = REPOSITORY / "example_workflows"
@@ -256,8 +256,7 @@ def test_an_older_server_leaves_the_node_quiet(editor: Editor) -> None:
     assert len(ours) == 1 and ours[0].startswith("HTTP 404"), "asked once, and never again"
 
 
-def test_the_drawing_is_in_the_editors_language(editor: Editor, host: ComfyHost) -> None:
-    with use_setting(host, "Comfy.Locale", "zh", "en"):
-        editor.reload()
+def test_the_drawing_is_in_the_editors_language(browser: Browser, host: ComfyHost) -> None:
+    with use_setting(host, "Comfy.Locale", "zh", "en"), open_editor(browser, host) as editor:
         editor.prompt(template("demo"))
         expect(editor.page.locator(".paralleldit-plan-content:not(:empty)")).to_contain_text("先拆分引导")

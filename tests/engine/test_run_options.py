@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import dev
 from demo.host import REPOSITORY
 from tests.support.runs import changed, durations, shards
 from tests.support.runs.durations import Duration
-from tests.support.runs.longest_first import choose
+from tests.support.runs.longest_first import choose, needs_of
 from tests.support.runs.shards import files_of_shard, parse
 
 SOURCES = {
@@ -107,14 +108,47 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
         parse(text)
 
 
-def test_the_longest_file_comes_first_and_a_process_keeps_to_what_it_has_started() -> None:
-    seconds = {"comfyui/a.py": 90.0, "editor/b.py": 50.0, "engine/c.py": 70.0, "engine/d.py": 10.0}
-    assert choose(seconds, seconds, (), ()) == "comfyui/a.py"
-    assert choose(seconds, seconds, (), ("ComfyUI",)) == "engine/c.py"
-    assert choose(["editor/b.py", "engine/c.py", "comfyui/a.py"], seconds, ("ComfyUI",), ()) == "comfyui/a.py"
-    assert choose(["editor/b.py", "engine/c.py"], seconds, ("ComfyUI",), ("ranks",)) == "editor/b.py"
-    assert choose(["engine/d.py", "engine/c.py"], seconds, ("ComfyUI",), ("ranks",)) == "engine/c.py"
-    assert choose(["engine/d.py", "engine/new.py"], seconds, ("ranks",), ()) == "engine/new.py"
+HOST, RANKS = frozenset({"ComfyUI"}), frozenset({"forked ranks"})
+NEEDS = {"a.py": HOST, "b.py": HOST | {"a browser"}, "c.py": RANKS, "d.py": RANKS, "e.py": frozenset[str]()}
+SECONDS = {"a.py": 90.0, "b.py": 50.0, "c.py": 70.0, "d.py": 10.0, "e.py": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "own", "others", "chosen"),
+    [
+        ("abcde", "", "", "a.py"),
+        ("bcde", "", HOST, "c.py"),  # what nobody has started
+        ("bde", "", HOST | RANKS, "e.py"),  # what needs nothing
+        ("bd", "", HOST | RANKS, "b.py"),
+        ("acde", HOST, "", "a.py"),
+        ("cde", HOST, RANKS, "e.py"),
+        ("cd", HOST, RANKS, "c.py"),
+        ("de", RANKS, HOST, "d.py"),
+        ("bd", HOST | RANKS, "", "d.py"),  # a browser it has not
+        ("dn", RANKS, "", "d.py"),
+    ],
+)
+def test_the_longest_file_comes_first_and_a_process_keeps_to_what_it_has_started(
+    waiting: str, own: Collection[str], others: Collection[str], chosen: str
+) -> None:
+    assert choose([f"{name}.py" for name in waiting], SECONDS, NEEDS, own, others) == chosen
+
+
+def test_what_a_file_needs_is_read_from_its_fixtures(tmp_path: Path) -> None:
+    fixture = "@pytest.fixture(scope='session')\ndef {}({}): ...\n"
+    (tmp_path / "conftest.py").write_text(
+        fixture.format("host", "models") + fixture.format("browser", "") + fixture.format("ranks", "")
+    )
+    (tmp_path / "editor").mkdir()
+    (tmp_path / "editor" / "conftest.py").write_text(fixture.format("page", "browser, host"))
+    for path, source, needed in (
+        ("editor/test_page.py", "def test_it(page): ...", {"a browser", "ComfyUI"}),
+        ("test_own.py", fixture.format("host", "") + "def draw(ranks): ...\ndef test_it(own): 'host'", set()),
+        ("test_given.py", "@pytest.mark.parametrize(('n', 'ranks'), [(1, 2)])\ndef test_it(n, ranks): ...", set()),
+        ("test_marked.py", "pytestmark = pytest.mark.usefixtures('ranks')\ndef test_it(): ...", {"forked ranks"}),
+    ):
+        (tmp_path / path).write_text(source)
+        assert needs_of(path, tmp_path) == needed
 
 
 def report(nodeid: str, when: str, duration: float, failed: bool = False) -> SimpleNamespace:

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ WIDGETS = """([type, values]) => {
     }
     return node.id
 }"""
+SET_THEME = "(theme) => window.app.extensionManager.setting.set('Comfy.ColorPalette', theme)"
 
 
 def browser_path() -> str | None:
@@ -140,6 +141,10 @@ class Editor:
         """dark or light, as the page has it."""
         return self.page.evaluate("window.app.extensionManager.setting.get('Comfy.ColorPalette')")
 
+    def set_theme(self, theme: str) -> None:
+        """theme: dark or light. The host keeps it for pages that are opened later."""
+        self.page.evaluate(SET_THEME, theme)
+
     def screenshot(self, name: str, part: Locator | None = None) -> None:
         """Keeps one of the page, or of a part of it."""
         SCREENSHOTS.mkdir(exist_ok=True)
@@ -199,13 +204,15 @@ def insist(act: Callable[[], Any], came: Callable[[float], Any]) -> None:
                 raise
 
 
-def use_theme(host: ComfyHost, theme: str) -> contextlib.AbstractContextManager[None]:
-    """theme: dark or light."""
-    return use_setting(host, "Comfy.ColorPalette", theme, "dark")
+def answering(answer: Any) -> Callable[[Route], None]:
+    """Gives a request this JSON."""
+    return lambda route: route.fulfill(json=answer)
 
 
 @contextlib.contextmanager
-def open_editor(browser: Browser, host: ComfyHost) -> Iterator[Editor]:
-    """The editor in a fresh profile."""
+def open_editor(browser: Browser, host: ComfyHost, told: Mapping[str, Any] | None = None) -> Iterator[Editor]:
+    """The editor in a fresh profile. told: by the pattern of an address, its answer in place of the host's."""
     with contextlib.closing(browser.new_context(viewport=VIEWPORT)) as context:
+        for pattern, answer in (told or {}).items():
+            context.route(pattern, answering(answer))
         yield Editor(context.new_page(), host)
