@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -137,11 +138,11 @@ def scripts_of_the_page() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def run_script(script: str, folder: Path) -> np.ndarray:
-    """The pixels that a script of the page saves, run on two ranks on a pipeline folder."""
+def run_script(script: str, folder: Path, run: Callable[[str, str], None]) -> np.ndarray:
+    """The pixels that a script of the page saves on a pipeline folder. run: starts it there on two ranks."""
     save_dit(folder / "pipeline")
     (folder / "script.py").write_text(script)
-    torchrun(2, ["script.py", "pipeline"], folder)
+    run("script.py", "pipeline")
     return pixels(Image.open(folder / "image.png"))
 
 
@@ -156,16 +157,17 @@ def assert_same_picture(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: None, tmp_path: Path) -> None:
+    """By torchrun, as a person does."""
     script, _ = scripts_of_the_page()
-    got = run_script(script, tmp_path)
+    got = run_script(script, tmp_path, lambda *arguments: torchrun(2, [*arguments], tmp_path))
     generator = torch.Generator().manual_seed(0)
     pipeline = dit()
     assert_same_picture(got, pixels(pipeline([207], generator=generator, num_inference_steps=20).images[0]))
 
 
-def test_the_pages_pipefusion_draws_the_oracles_image(own_ranks: None, tmp_path: Path) -> None:
+def test_the_pages_pipefusion_draws_the_oracles_image(ranks: RankPool, tmp_path: Path) -> None:
     _, script = scripts_of_the_page()
-    got = run_script(script, tmp_path)
+    got = run_script(script, tmp_path, lambda *arguments: ranks.run(2, "script_ranks", str(tmp_path), *arguments))
     pipeline: diffusers.DiTPipeline = dit()
     pipeline.scheduler.set_timesteps(20)
     noise = torch.randn(1, 4, 32, 32, generator=torch.Generator().manual_seed(0))

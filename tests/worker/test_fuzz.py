@@ -38,7 +38,7 @@ from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import LENGTH, Buffer, Tensors
 from worker.wire.tree import pack
 
-MUTATED_FRAMES = 20_000
+MUTATED_FRAMES = [5_000, pytest.param(20_000, marks=pytest.mark.slow)]
 STRUCTURED_FRAMES = 400
 # Of each kind: those that may end in a load, which takes longer than the others, are fewer.
 NO_VAE = VaeSource("/none", ("--cpu",), "/none", "AutoencoderKL", "float32")
@@ -93,13 +93,14 @@ def little_memory() -> Iterator[None]:
     assert peak < 64 << 20
 
 
-def test_twenty_thousand_mutated_frames(little_memory: None) -> None:
+@pytest.mark.parametrize("count", MUTATED_FRAMES)
+def test_thousands_of_mutated_frames(count: int, little_memory: None) -> None:
     chance = random.Random(6)
     frames = real_frames()
     assert {outcome(frame) for frame in frames} == {"taken"}
-    outcomes = Counter(outcome(mutate(chance.choice(frames), chance)) for _ in range(MUTATED_FRAMES))
+    outcomes = Counter(outcome(mutate(chance.choice(frames), chance)) for _ in range(count))
     print(dict(outcomes))
-    assert min(outcomes[kind] for kind in ("ProtocolError", "ConnectionClosed", "taken")) > MUTATED_FRAMES // 50
+    assert min(outcomes[kind] for kind in ("ProtocolError", "ConnectionClosed", "taken")) > count // 50
 
 
 JSON = st.recursive(
@@ -255,9 +256,9 @@ def test_a_long_shape_takes_no_time() -> None:
     """Its product would: of a million sizes, a number of gigabits."""
     size = b",".join([b"8589934592"] * 400_000)
     text = b'{"x": {"dtype": "F32", "shape": [' + size + b'], "data_offsets": [0, 8]}}'
-    began = time.monotonic()
+    began = time.process_time()
     assert_refused(framed(b"{}", LENGTH.pack(len(text)) + text + bytes(8)))
-    assert time.monotonic() - began < SECONDS
+    assert time.process_time() - began < SECONDS
 
 
 def assert_refused(frame: bytes) -> None:

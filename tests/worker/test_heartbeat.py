@@ -21,8 +21,9 @@ from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Heartbeat
 from worker.rank.job_groups import connected_sockets, opened
 
-FRESH = 8 * INTERVAL
-SECONDS_TO_STOP = 3.0
+FRESH = 12 * INTERVAL
+PATIENCE = 60.0
+SECONDS_TO_STOP = 20.0  # what a load that nobody gives up takes is several times that
 LONG = replace(CALL, scheduler="Euler", steps=4000)
 TIMES = 20_000  # the same file read so often takes a load a minute
 
@@ -55,7 +56,7 @@ def test_beats_are_fresh_while_a_job_runs_and_while_none_does(direct: DirectGrou
 
     job = threading.Thread(target=sample)
     job.start()
-    assert wait_until(lambda: direct.group.status()["state"] == "busy", 5)
+    assert wait_until(lambda: direct.group.status()["state"] == "busy", PATIENCE)
     seen = []
     for _ in range(10):
         seen.append(oldest_beat(direct))
@@ -70,11 +71,11 @@ def test_a_stopped_rank_falls_silent_and_no_other(direct: DirectGroup) -> None:
     pid = direct.pids()[1]
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert wait_until(lambda: direct.group.status()["beats"][1] > FRESH, 10)
+        assert wait_until(lambda: direct.group.status()["beats"][1] > FRESH, PATIENCE)
         assert direct.group.status()["beats"][0] < FRESH
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert wait_until(lambda: oldest_beat(direct) < FRESH, 5)
+    assert wait_until(lambda: oldest_beat(direct) < FRESH, PATIENCE)
 
 
 def test_the_memory_told_of_is_what_the_system_counts(direct: DirectGroup) -> None:
@@ -137,11 +138,11 @@ def test_a_heartbeat_outlives_a_broken_connection_and_ends_with_the_store() -> N
     heartbeat.start()
     cut_connections(port)
     count = heartbeat.count
-    assert wait_until(lambda: heartbeat.count > count + 2, 5)
+    assert wait_until(lambda: heartbeat.count > count + 2, PATIENCE)
     heartbeat.break_off(7)
     assert heartbeat.is_broken(7)
     assert not heartbeat.is_broken(8)
-    assert wait_until(lambda: broken == [7], 5)
+    assert wait_until(lambda: broken == [7], PATIENCE)
     del store
-    heartbeat.join(20)
+    heartbeat.join(PATIENCE)
     assert not heartbeat.is_alive()

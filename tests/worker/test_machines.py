@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from parallel_backend.weights.loading import ModelSource
+from tests.support.group.direct_group import wait_until
 from tests.support.group.machines import (
     PORT,
     SILENCE,
@@ -28,11 +29,12 @@ from tests.support.group.machines import (
 from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
 from worker.errors import WorkerGroupError
+from worker.launch.process import is_alive
 from worker.launch.rendezvous import VERSION, Rendezvous
 from worker.launch.torchrun import Machines, ranks_a_machine, torchrun_command
 from worker.settings import Settings, SettingsError
 
-DEADLINE = 10.0
+DEADLINE = 20.0
 PLANS = {"ulysses": (ULYSSES,), "cfg": ({"cfg": 2},), "four ranks": ({"cfg": 2, "ulysses": 2},)}
 
 
@@ -143,7 +145,7 @@ LOSSES = {
 
 
 def all_end(pids: list[int], seconds: float) -> bool:
-    return psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], seconds)[1] == []
+    return wait_until(lambda: not any(map(is_alive, pids)), seconds)
 
 
 def assert_served(pair: Pair, reference: torch.Tensor) -> None:

@@ -279,10 +279,10 @@ def attacked(address: str, out: Path) -> Iterator[None]:
 
 
 def test_a_group_under_attack_starts_and_works_as_ever(
-    model: Path, own_ranks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its address is attacked while it starts and while it samples; the latents are the same as without."""
-    peace = sampled(model, tmp_path / "peace")
+    peace = sampled(model, group_of_two)
     listen = Endpoint.__init__
     for kind, longest in (("unix", endpoint_module.MAX_UNIX_PATH), ("tcp", 0)):
         monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", longest)
@@ -296,30 +296,30 @@ def test_a_group_under_attack_starts_and_works_as_ever(
                 attack.enter_context(attacked(endpoint.address, log))
 
             monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
-            assert sampled(model, tmp_path / kind, log).equal(peace)
+            group = WorkerGroup("cpu", tmp_path / kind)
+            try:
+                assert sampled(model, group, log).equal(peace)
+            finally:
+                group.stop()
         refused = [int(line) for line in log.read_text().split()]
         assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
 
 
-def sampled(model: Path, folder: Path, attacks: Path | None = None) -> torch.Tensor:
-    """What a group of its own makes of the same noise; it listens nowhere but on loopback, and takes every step."""
+def sampled(model: Path, group: WorkerGroup, attacks: Path | None = None) -> torch.Tensor:
+    """What a group makes of the same noise; it listens nowhere but on loopback, and takes every step."""
     latents, _, conditions = FAMILIES["pixart-alpha"].inputs(1, 16, 16)
     steps: list[int] = []
-    group = WorkerGroup("cpu", folder)
-    try:
-        group.load(transformer_source(model).to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
-        before = attacks.stat().st_size if attacks else 0
-        result = group.sample(
-            SamplerCall(scheduler="DDIM", steps=50),
-            {"noise": latents},
-            [SamplerPass((0,), conditions)],
-            lambda: None,
-            lambda event, _: steps.append(event["step"]),
-        )
-        assert attacks is None or attacks.stat().st_size > before
-        assert listening(group) <= {"127.0.0.1"}
-    finally:
-        group.stop()
+    group.load(transformer_source(model).to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
+    before = attacks.stat().st_size if attacks else 0
+    result = group.sample(
+        SamplerCall(scheduler="DDIM", steps=50),
+        {"noise": latents},
+        [SamplerPass((0,), conditions)],
+        lambda: None,
+        lambda event, _: steps.append(event["step"]),
+    )
+    assert attacks is None or attacks.stat().st_size > before
+    assert listening(group) <= {"127.0.0.1"}
     assert steps == list(range(50))
     return result
 

@@ -7,8 +7,6 @@ import os
 import signal
 import statistics
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from demo.host import ComfyHost
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES
-from tests.support.host.graphs import Job, latents, ranks, status
 from tests.support.ranks.pool import RankPool
 from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
 from worker.errors import RequestRefused, WorkerGroupError
@@ -285,27 +281,3 @@ def split(rows: list[list]) -> tuple[float, float]:
     ]
     waited, whole = (sum(span.end - span.begin for span in part) / 1e9 for part in (inside, steps))
     return waited, whole - waited
-
-
-def test_the_host_serves_status_trace_and_logs_and_none_of_them_by_post(host: ComfyHost) -> None:
-    latents(host, Job("tiny-dit", plan={"ulysses": 2}, scheduler="Euler").prompt())
-    assert status(host)["last_run"]["operation"] == "sample"
-    code, text = get(host, "trace")
-    assert code == 200 and {event["tid"] for event in json.loads(text)["traceEvents"]} == {*range(len(ranks(host)))}
-    code, text = get(host, "logs?rank=1&lines=5000")
-    assert code == 200 and "rank 1 INFO loaded" in text
-    assert len(get(host, "logs?rank=1&lines=1")[1].splitlines()) == 1
-    assert get(host, "logs?rank=7")[0] == 404
-    for query in ("rank=../1", "rank=-1", "lines=0", "lines=999999999"):
-        assert get(host, f"logs?{query}")[0] == 400
-    for route in ("status", "trace", "logs"):
-        assert get(host, route, method="POST")[0] == 405
-
-
-def get(host: ComfyHost, route: str, method: str = "GET") -> tuple[int, str]:
-    request = urllib.request.Request(f"{host.url}/paralleldit/{route}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()

@@ -13,11 +13,10 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from ..errors import Explanation, WorkerGroupError
-from ..launch.process import WorkerProcess
+from ..launch.process import WorkerProcess, is_alive
 from ..launch.torchrun import EXPECTED, rank_environment, ranks_a_machine, torchrun_command
 from ..settings import Settings
 from ..wire.endpoint import Endpoint
@@ -272,10 +271,3 @@ def allowed_silence(operation: str | None, seconds: float) -> float:
     """Returns how long a rank may be silent during this operation. seconds: the limit when no weights move."""
     running = OPERATIONS.get(operation or "")
     return seconds * LOADING_TIMES if running and running.moves_weights else seconds
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

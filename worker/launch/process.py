@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from .report import Report
 from .torchrun import PACK
 
 LOG_TAIL_LINES = 15
-GONE_SECONDS = 10.0
+GONE_SECONDS, POLL_SECONDS = 10.0, 0.02
 
 
 class WorkerProcess:
@@ -67,14 +68,16 @@ class WorkerProcess:
         self.exited.set()
 
     def stop(self) -> None:
-        """Kills the group, and returns when its processes are gone. They hold nothing that must be saved."""
+        """Kills the group, and returns when its processes have ended. They hold nothing that must be saved."""
         try:
-            ranks = psutil.Process(self.popen.pid).children(recursive=True)
+            ranks = [rank.pid for rank in psutil.Process(self.popen.pid).children(recursive=True)]
         except psutil.NoSuchProcess:
             ranks = []
         self.popen.kill()  # the kernel ends the ranks with it
         self.exited.wait()
-        psutil.wait_procs(ranks, GONE_SECONDS)
+        deadline = time.monotonic() + GONE_SECONDS
+        while any(map(is_alive, ranks)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
 
     def reason(self) -> Explanation:
         """Tells why the group ended: the rank that failed first, with its signal or exception; else torchrun's end.
@@ -96,3 +99,11 @@ class WorkerProcess:
         path = self.folder / "torchrun.log" if rank is None else log_path(self.folder, rank)
         lines = tail(path, LOG_TAIL_LINES)
         return f"The last lines of {path.name}:\n{lines}" if lines else ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs. A zombie does not: it has ended, and in a container may wait long to be reaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -107,7 +107,7 @@ def told(
         asked = [(key(*case), str(files[case[0]]), stored_in(case[0]), "float32", case[1], case[3]) for case in cases]
         given, out = root / f"{number}.json", root / f"told-{number}"
         given.write_text(json.dumps({"capability": capability, "cases": asked}))
-        ranks.run(world, "cuda.file_ranks", str(comfyui), str(given), str(out))
+        ranks.run(world, "cuda.file_ranks", str(given), str(out))
         by_rank = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(world)]
         found |= {name: [told[name] for told in by_rank] for name in by_rank[0]}
     return found
@@ -166,7 +166,7 @@ def test_each_place_that_asks_whether_a_device_is_a_gpu_was_told_so(
     request: pytest.FixtureRequest, comfyui: Path, files: dict[str, Path], ranks: RankPool, tmp_path: Path
 ) -> None:
     """But for the places of a short list, with the reason; the list is told at the end of the run."""
-    ranks.run(2, "cuda.branch_ranks", str(comfyui), str(files["gguf"]), str(tmp_path / "told"))
+    ranks.run(2, "cuda.branch_ranks", str(files["gguf"]), str(tmp_path / "told"))
     told = {place for rank in range(2) for place in json.loads((tmp_path / f"told.{rank}").read_text())}
     asked = set(questions())
     lines = [f"  {place}: {'told' if place in told else UNASKED.get(place, 'NOT TOLD')}" for place in sorted(asked)]

@@ -17,8 +17,10 @@ from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input, relative_error
 from tests.support.ranks.pool import RankPool
+from tests.support.tiers import running
 
-WORLDS = (2, 4)
+# Of four ranks, the first and the last have one neighbour, as both of two have, and the others have two.
+WORLDS = (pytest.param(2, marks=pytest.mark.slow), 4)
 ONE_RANK = Axis(None, 1, 0)
 TOLERANCE = 1e-5
 
@@ -26,11 +28,11 @@ Run = tuple[dict[str, torch.Tensor], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def runs(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
+def runs(request: pytest.FixtureRequest, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
     """By world size: what rank 0 got, and what each rank measured on the large case."""
     root = tmp_path_factory.mktemp("vae")
     runs = {}
-    for world in (1, *WORLDS):
+    for world in {1} | {world for (world,) in running(request, "world")}:
         out = root / f"world{world}"
         ranks.run(world, "vae_ranks", str(out))
         measured = [json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(world)]
@@ -64,7 +66,7 @@ def test_a_latent_of_128_decodes_on_several_ranks_as_on_one(runs: dict[int, Run]
         assert relative_error(results["large"], expected) <= TOLERANCE, f"{world} ranks"
 
 
-@pytest.mark.parametrize("world, share", [(2, 0.6), (4, 0.35)])
+@pytest.mark.parametrize("world, share", [pytest.param(2, 0.6, marks=pytest.mark.slow), (4, 0.35)])
 def test_each_rank_needs_its_share_of_the_memory(world: int, share: float, runs: dict[int, Run]) -> None:
     ((_, [one]), (_, ranks)) = runs[1], runs[world]
     assert max(rank["peak"] for rank in ranks) < share * one["peak"]

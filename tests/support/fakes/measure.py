@@ -64,10 +64,10 @@ class StepMarks(Watch):
         return True
 
 
-def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int | None = None) -> Figures:
-    """blocks: of each kind, if not all. Raises PlanError for a plan that the model does not allow."""
+def measure(model: Model, size: str, plan: ParallelPlan, rank: int) -> Figures:
+    """Raises PlanError for a plan that the model does not allow."""
     with pretended(plan, rank) as mesh:
-        parallel = made(model, mesh, blocks)
+        parallel = made(model, mesh)
         tally = Tally()
         kept = [*parallel.model.parameters(), *parallel.model.buffers()]
         store = parallel.fetched.store
@@ -86,9 +86,9 @@ def measure(model: Model, size: str, plan: ParallelPlan, rank: int, blocks: int 
         return Figures(parameters, weights, told, to_fetch, tally.peak - weights, flops, exchanges, tally.exchanges)
 
 
-def made(model: Model, mesh: Mesh, blocks: int | None) -> Parallel:
+def made(model: Model, mesh: Mesh) -> Parallel:
     """The model with its weights where the plan has them."""
-    config, plan = model.config_of(blocks), mesh.plan
+    config, plan = model.config_of(), mesh.plan
     store = None
     if plan.weights == SHARED:
         with unset_fake_temporarily(), patch("parallel_backend.groups.mesh.shake_hands"):

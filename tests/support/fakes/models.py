@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -44,9 +44,12 @@ class Model:
     def image_tokens(self, size: str) -> int:
         return math.prod(length // side for length, side in zip(self.sizes[size], self.patch, strict=True))
 
-    def config_of(self, blocks: int | None = None) -> dict[str, Any]:
-        """Its config; or that of a model that has so many blocks of each kind."""
-        return {**self.config, **{name: blocks or depth for name, depth in self.depths.items()}}
+    def shortened(self, blocks: int) -> Model:
+        """The same with so many blocks of each kind."""
+        return replace(self, depths=dict.fromkeys(self.depths, blocks))
+
+    def config_of(self) -> dict[str, Any]:
+        return {**self.config, **self.depths}
 
 
 FLUX = {

@@ -18,9 +18,11 @@ from safetensors.torch import load_file
 from demo.host import REPOSITORY
 from parallel_backend.weights.loading import ModelSource
 from tests.support.cases.families import FAMILIES, SQUARE
+from tests.support.group.direct_group import wait_until
 from tests.support.group.first_machine import FAMILY
 from tests.support.group.network import FIRST, SECOND, TOOLS, Network
 from tests.support.links.namespaces import why_impossible
+from worker.launch.process import is_alive
 
 PORT = 29400
 SILENCE = 3.0
@@ -120,4 +122,5 @@ class Second:
         processes = self.processes()
         self.popen.send_signal(number)
         self.popen.wait(10)
-        return psutil.wait_procs(processes, 5)[1]
+        wait_until(lambda: not any(is_alive(process.pid) for process in processes), 5)
+        return [process for process in processes if is_alive(process.pid)]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from parallel_backend.groups.calls import Call
-from parallel_backend.groups.mesh import build_mesh
+from parallel_backend.groups.mesh import Mesh, build_mesh
 from parallel_backend.models import spec_named
 from parallel_backend.models.checks import patch_of
 from parallel_backend.parallel_model import ModelConditions, ParallelModel
@@ -88,35 +88,58 @@ class Sampling:
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
 
 
+class Bench:
+    """A row's model, made once for all cases of the row: plain, and under plans, each of which is taken off again."""
+
+    def __init__(self, case: HostCase, meshes: dict[ParallelPlan, Mesh]) -> None:
+        self.case, self.meshes = case, meshes
+        self.model = case.build()
+
+    def plain(self, plan: ParallelPlan, count: int) -> list[Any]:
+        """What the class gives of so many calls; with stages PipeFusion's serial reference."""
+        if is_sampling(plan):
+            return [Sampling(self.case, self.model).serial(self.case, plan)]
+        with torch.inference_mode():
+            return [self.model(*args, **kwargs) for args, kwargs in calls_of(self.case, count)]
+
+    def parallel(self, plan: ParallelPlan, count: int) -> list[Any] | None:
+        """Likewise, what rank 0 gets."""
+        if plan not in self.meshes:
+            self.meshes[plan] = build_mesh(plan, torch.device("cpu"))
+        sampling = Sampling(self.case, self.model) if is_sampling(plan) else None
+        module = ParallelModel(self.model, self.meshes[plan], torch.float32)
+        try:
+            if sampling:
+                return [sampling.parallel(module)]
+            outputs = module.run_calls(calls_of(self.case, count))
+        finally:
+            module.remove()
+        if (dist.get_rank() == 0) != (outputs is not None):
+            raise SystemExit("Exactly rank 0 shall hold the result.")
+        return outputs
+
+
+def is_sampling(plan: ParallelPlan) -> bool:
+    return plan.pipefusion * plan.patch_count > 1
+
+
 def main(cases_path: str, out_path: str) -> None:
     """Cases are a name in CASES, with the number of calls behind it if they are several, a plan, and whether it runs in
-    parallel; else, the plain class runs in one process."""
+    parallel; else, the plain class runs on rank 0. Those of a row are done together, the plain ones first."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    meshes, results = {}, {}
-    for name, degrees, is_parallel in json.loads(Path(cases_path).read_text()):
-        row, _, count = name.partition(" × ")
-        case, plan = CASES[row], ParallelPlan.from_json(degrees)
-        calls, model, outputs = calls_of(case, int(count or 1)), case.build(), []
-        samples = plan.pipefusion * plan.patch_count > 1
-        if is_parallel and plan not in meshes:
-            meshes[plan] = build_mesh(plan, torch.device("cpu"))
-        if samples:
-            sampling = Sampling(case, model)
-            if is_parallel:
-                outputs = [sampling.parallel(ParallelModel(model, meshes[plan], torch.float32))]
-            else:
-                outputs = [sampling.serial(case, plan)]
-        elif is_parallel:
-            outputs = ParallelModel(model, meshes[plan], torch.float32).run_calls(calls)
-            if (dist.get_rank() == 0) != (outputs is not None):
-                raise SystemExit("Exactly rank 0 shall hold the result.")
-        else:
-            with torch.inference_mode():
-                outputs = [model(*args, **kwargs) for args, kwargs in calls]
-        if dist.get_rank() == 0:
-            results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = torch.cat([flat(each) for each in outputs])
-    if dist.get_rank() == 0:
+    rank, meshes, results = dist.get_rank(), {}, {}
+    by_row: dict[str, list[tuple[str, Any, bool]]] = {}
+    for case in json.loads(Path(cases_path).read_text()):
+        by_row.setdefault(case[0].partition(" × ")[0], []).append(case)
+    for row, cases in by_row.items():
+        bench = Bench(CASES[row], meshes)
+        for name, degrees, is_parallel in sorted(cases, key=lambda case: case[2]):
+            run, count = bench.parallel if is_parallel else bench.plain, int(name.partition(" × ")[2] or 1)
+            outputs = run(ParallelPlan.from_json(degrees), count) if is_parallel or rank == 0 else None
+            if rank == 0 and outputs:
+                results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = torch.cat(list(map(flat, outputs)))
+    if rank == 0:
         save_file(results, out_path)
     leave()
 

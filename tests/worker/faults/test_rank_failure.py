@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -13,8 +12,9 @@ import pytest
 
 from demo.host import REPOSITORY
 from tests.support.group.direct_group import wait_until
+from worker.launch.process import is_alive
 
-DEADLINE = 5.0
+DEADLINE = 20.0
 PLANS = {
     "ulysses": {"ulysses": 2},
     "ring": {"ring": 2},
@@ -28,14 +28,6 @@ PATIENCE = 120.0
 
 def world_size(plan: dict[str, int]) -> int:
     return plan.get("pipefusion", 1) * plan.get("ulysses", 1) * plan.get("ring", 1)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def launch(plan: dict[str, int], how: str, out: Path, watches_every: float) -> subprocess.Popen:

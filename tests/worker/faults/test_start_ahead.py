@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,22 +18,39 @@ from worker.host.client import WorkerGroup
 from worker.host.runs import RunPlan
 from worker.settings import Settings
 
-PLAN = ParallelPlan(ulysses=2).to_json()
-SECONDS = 60.0
+PLAN, ONE = ParallelPlan(ulysses=2).to_json(), ParallelPlan().to_json()
+GOOD = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
+SECONDS = 300.0
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> dict:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> dict:
     family = FAMILIES["dit"]
-    weights = family.save(tmp_path / "dit") / "diffusion_pytorch_model.safetensors"
+    weights = family.save(tmp_path_factory.mktemp("dit")) / "diffusion_pytorch_model.safetensors"
     return ModelSource(family.model_class, family.config, (str(weights),)).to_json()
 
 
-@pytest.fixture
-def group(own_ranks: None, tmp_path: Path) -> Iterator[WorkerGroup]:
-    group = WorkerGroup("cpu", tmp_path / "logs")
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ranks' interpreter, a script, so that a test can have it fail."""
+    script = tmp_path_factory.mktemp("python") / "python"
+    script.write_text(GOOD)
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(scope="module")
+def only_group(own_ranks: None, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    group = WorkerGroup("cpu", tmp_path_factory.mktemp("group") / "logs", Settings(python=str(python)))
     yield group
     group.stop()
+
+
+@pytest.fixture
+def group(only_group: WorkerGroup) -> WorkerGroup:
+    """Without ranks."""
+    only_group.stop()
+    return only_group
 
 
 def starts(group: WorkerGroup) -> bool:
@@ -75,40 +91,44 @@ def test_ranks_that_start_are_stopped_and_who_waits_for_them_is_told(group: Work
     with pytest.raises(WorkerGroupError, match="stopped"):
         group.load(source, PLAN, 2, stop)
     assert group.status()["state"] == "stopped"
-    group.load(source, PLAN, 2, go_on)
+    group.load(source, ONE, 1, go_on)
 
 
-@pytest.mark.parametrize("how", ["waited for", pytest.param("met later", marks=pytest.mark.slow), "started by hand"])
+@pytest.mark.parametrize("how", ["started by hand", pytest.param("met later", marks=pytest.mark.slow), "waited for"])
 def test_why_ranks_did_not_start_is_told_to_who_waited_and_tried_again_for_who_comes_later(
-    source: dict, own_ranks: None, tmp_path: Path, how: str
+    group: WorkerGroup, source: dict, python: Path, how: str
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nsleep 2\nexit 7\n")
-    python.chmod(0o755)
-    group = WorkerGroup("cpu", tmp_path / "logs", Settings(python=str(python)))
-    began = time.monotonic()
-    group.start_ahead(2, source)
-    assert wait_until(lambda: starts(group), SECONDS)
-    if how == "waited for":
-        with pytest.raises(WorkerGroupError, match="did not start"):
-            group.load(source, PLAN, 2, go_on)
-        assert (tmp_path / "logs").is_dir() and time.monotonic() - began < SECONDS
-        assert group.supervisor.failed_ahead is None, "told once"
-    else:
-        assert wait_until(lambda: group.status()["state"] == "failed", SECONDS)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    """A start by hand fails again here, with its own exit code."""
+    go = python.with_name("go")
+    python.write_text(f"#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.05; done\nexit 7\n")
     try:
-        if how == "started by hand":
-            group.start(2, go_on)
+        group.start_ahead(1, source)
+        assert wait_until(lambda: starts(group), SECONDS)
+        if how == "waited for":
+            with pytest.raises(WorkerGroupError, match="did not start(.|\n)*exit code 7"):
+                group.load(source, ONE, 1, go.touch)
+            assert group.folder.is_dir()
+            assert group.supervisor.failed_ahead is None, "told once"
         else:
-            group.load(source, PLAN, 2, go_on)
-        assert group.status()["state"] == "ready"
+            go.touch()
+            assert wait_until(lambda: group.status()["state"] == "failed", SECONDS)
+        if how == "started by hand":
+            python.write_text("#!/bin/sh\nexit 8\n")
+            with pytest.raises(WorkerGroupError, match="did not start(.|\n)*exit code 8"):
+                group.start(1, go_on)
     finally:
+        python.write_text(GOOD)
+        go.unlink(missing_ok=True)
+    if how != "started by hand":
+        group.load(source, ONE, 1, go_on)
+        assert group.status()["state"] == "ready"
+
+
+def test_a_sampling_that_goes_on_is_not_disturbed(only_group: WorkerGroup, source: dict) -> None:
+    group = only_group
+    if len(group.status().get("pids", [])) != 1:  # as the test before this one leaves it
         group.stop()
-
-
-def test_a_sampling_that_goes_on_is_not_disturbed(group: WorkerGroup, source: dict) -> None:
-    group.load(source, ParallelPlan().to_json(), 1, go_on)
+    group.load(source, ONE, 1, go_on)
     pids = group.status()["pids"]
     with group.runs.run("5", "a model", RunPlan("one rank", {})):
         group.start_ahead(2, source)

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.cuda.branch_ranks COMFYUI FILE OUT`:
+"""`torchrun -m tests.support.ranks.cuda.branch_ranks FILE OUT`:
 runs what asks for the kind of device on ranks with a labelled card each, and saves which places were told of a GPU.
 
 FILE: a tiny Flux in GGUF.
@@ -17,26 +17,23 @@ import torch.distributed as dist
 from tests.support.labelled import branches
 from tests.support.labelled.card import card
 from tests.support.labelled.tensors import GPU, on_gpu
-from tests.support.ranks.cuda.file_ranks import ARGUMENTS, WHOLE, Case, of_case
+from tests.support.ranks.cuda.file_ranks import ADA, WHOLE, Case, of_case
 from tests.support.ranks.leaving import leave
 
 
-def main(comfyui: str, file: str, out: str) -> None:
+def main(file: str, out: str) -> None:
     from parallel_backend.groups.mesh import name_of
     from parallel_backend.groups.timeline import Timeline
     from parallel_backend.library import share_random_state
     from parallel_backend.plan import ParallelPlan
     from parallel_backend.weights.parking import Parking
-    from worker.comfyui.model import import_comfyui
-    from worker.comfyui.source import HostSource
     from worker.rank.job_groups import JobGroups
     from worker.rank.memory.device_memory import DeviceMemory, memory_use
     from worker.rank.memory.release import release_memory
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    with on_gpu() as watch, card(watch.memory, WHOLE, (8, 9)) as there:
-        import_comfyui(HostSource(comfyui, ARGUMENTS, "", "", "", ""))
+    with on_gpu() as watch, card(watch.memory, WHOLE, ADA) as there:
         from tests.support.ranks.cuda.labelled_ranks import with_more
         from tests.support.ranks.cuda.shelves import Bench, of_diffusers
 
@@ -47,7 +44,7 @@ def main(comfyui: str, file: str, out: str) -> None:
             groups.mesh_of(plan)
         for name, plan in (("hunyuanvideo", ring), ("flux-dev", stages)):
             of_diffusers(Bench(GPU, Path(out).parent, partial(with_more, watch)), name, plan, "fp32")
-        of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 0.75), comfyui, watch, there)
+        of_case(Case("gguf", file, "float32", "float32", {"ulysses": 2}, 0.75), watch, there)
         name_of(GPU)
         DeviceMemory.now(GPU)
         memory_use(GPU)

@@ -1,8 +1,8 @@
 """`torchrun -m tests.support.ranks.cuda.fake_ranks CASES OUT`, of one process:
 pretends to be ranks of large worlds, one after the other, and saves by case what was found.
 
-CASES: a file of JSON, of [what, shelf, model, plan]. what: "figures", of all blocks, for the ranks that differ; or
-"meeting", of few blocks, whether ranks that share a group wait for each other's collectives in vain.
+CASES: a file of JSON, of [what, shelf, model, plan, blocks]. what: "figures", for the ranks that differ; or "meeting",
+whether ranks that share a group wait for each other's collectives in vain. blocks: of each kind; None for all.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from tests.support.fakes.models import SHELVES, Model
 from tests.support.fakes.tally import mismatches, sent
 from tests.support.ranks.leaving import end
 
-FEW = 2
-
 
 def told(figures: Figures) -> dict[str, Any]:
     return {
@@ -36,22 +34,22 @@ def told(figures: Figures) -> dict[str, Any]:
 
 
 def meeting(model: Model, size: str, plan: ParallelPlan) -> list[str]:
-    blocks = max(FEW, plan.pipefusion)
-    by_rank = {rank: measure(model, size, plan, rank, blocks).run for rank in meeting_ranks(plan)}
+    by_rank = {rank: measure(model, size, plan, rank).run for rank in meeting_ranks(plan)}
     return list(mismatches(by_rank))
 
 
 def main(cases: str, out: str) -> None:
     torch.set_num_threads(1)
     found = {}
-    for what, shelf, name, degrees in json.loads(Path(cases).read_text()):
-        model, plan = SHELVES[shelf][name], ParallelPlan.from_json(degrees)
+    for what, shelf, name, degrees, blocks in json.loads(Path(cases).read_text()):
+        plan, model = ParallelPlan.from_json(degrees), SHELVES[shelf][name]
+        model = model.shortened(blocks) if blocks else model
         size = next(iter(model.sizes))
         if what == "meeting":
             result: Any = meeting(model, size, plan)
         else:
             result = [told(measure(model, size, plan, rank)) for rank in unlike_ranks(plan)]
-        found[json.dumps([what, shelf, name, degrees])] = result
+        found[json.dumps([what, shelf, name, degrees, blocks])] = result
     Path(out).write_text(json.dumps(found))
     end()
 

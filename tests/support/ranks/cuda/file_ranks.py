@@ -1,16 +1,19 @@
-"""`torchrun -m tests.support.ranks.cuda.file_ranks COMFYUI CASES OUT`:
+"""`torchrun -m tests.support.ranks.cuda.file_ranks CASES OUT`:
 loads tiny Flux files as `HostModel` does, on a labelled card, and saves by case: the relative errors against the same
 on the CPU, without and with an adapter; how often the host would have waited in a forward after the first; which
 operations there were; and how many bytes were on the card.
 
 CASES: a file of JSON: the card's compute capability, and cases, of a name, a file, what its weights are stored in and
 computed in, a plan, and the share of the weights that the card has room for.
+ComfyUI, which COMFYUI_PATH names, is imported with this on such a card, as it looks for cards once; and so once for all
+ranks that are forked off one process.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -44,6 +47,11 @@ CPU = torch.device("cpu")
 ARGUMENTS = ("--use-pytorch-cross-attention",)
 RANK = 2
 WHOLE = 24 << 30  # bytes of a card that has room for everything
+ADA = (8, 9)
+COMFYUI = os.environ["COMFYUI_PATH"]
+
+with on_gpu() as first_watch, card(first_watch.memory, WHOLE, ADA):
+    import_comfyui(HostSource(COMFYUI, ARGUMENTS, "", "", "", ""))
 
 
 class Case(NamedTuple):
@@ -89,11 +97,11 @@ def lora(model: HostModel) -> tuple[list[Patch], Tensors]:
     return pack_patches(patches)
 
 
-def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, Any]:
+def of_case(case: Case, watch: Watch, there: Card) -> dict[str, Any]:
     import comfy.model_management as management
 
     plan, memory = ParallelPlan(**case.plan), watch.memory
-    source = HostSource(comfyui, ARGUMENTS, case.file, "Flux", case.dtype, case.cast)
+    source = HostSource(COMFYUI, ARGUMENTS, case.file, "Flux", case.dtype, case.cast)
     there.total = WHOLE
     on_cpu = HostModel.load(source, build_mesh(plan, CPU))
     management.LORA_COMPUTE_DTYPES[CPU] = management.lora_compute_dtype(GPU)  # which else is fp32
@@ -136,7 +144,7 @@ def of_case(case: Case, comfyui: str, watch: Watch, there: Card) -> dict[str, An
     return told | {"inside": watch.inside, "outside": watch.outside}
 
 
-def main(comfyui: str, cases: str, out: str) -> None:
+def main(cases: str, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     asked = json.loads(Path(cases).read_text())
@@ -144,10 +152,9 @@ def main(comfyui: str, cases: str, out: str) -> None:
     for values in asked["cases"]:
         case = Case(*values)
         with on_gpu() as watch, card(watch.memory, WHOLE, tuple(asked["capability"])) as there:
-            import_comfyui(HostSource(comfyui, ARGUMENTS, "", "", "", ""))
             gc.freeze()  # what has been imported is not looked through for each case
             try:
-                found[case.name] = of_case(case, comfyui, watch, there)
+                found[case.name] = of_case(case, watch, there)
             except Exception:  # whatever it is fails that case's test; the others still run
                 found[case.name] = {"failed": "\n".join(traceback.format_exc().splitlines()[-12:])}
             gc.collect()
