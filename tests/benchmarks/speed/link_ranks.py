@@ -33,7 +33,7 @@ from tests.benchmarks.speed.link_cases import CASES, ONE, Case, Method, methods
 from tests.benchmarks.speed.throttle import spare_half, throttled
 from tests.support.links.profiles import PROFILES, counted_flops
 from tests.support.ranks.leaving import leave
-from tests.support.ranks.scaling_ranks import enable_context_parallel
+from tests.support.ranks.speed.scaling_ranks import enable_context_parallel
 
 WARM = 2
 

@@ -146,7 +146,7 @@ def run_ranks(arguments: argparse.Namespace) -> list[dict]:
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         options = {"rounds": arguments.rounds, "small": arguments.small, "only": arguments.only}
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        ranks = ["-m", "tests.support.ranks.scaling_ranks", json.dumps(options), folder]
+        ranks = ["-m", "tests.support.ranks.speed.scaling_ranks", json.dumps(options), folder]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, *launch, *ranks], cwd=REPOSITORY, env=environment, check=True)
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(RANKS)]

@@ -94,7 +94,7 @@ def test_speeds_are_of_all_ranks() -> None:
 
 
 def test_one_rank_that_runs_in_place_of_several_has_no_speeds() -> None:
-    assert ParallelPlan(ulysses=2, speeds=(1, 2)).fitted(1, cores=False) == ParallelPlan()
+    assert ParallelPlan(ulysses=2, speeds=(1, 2)).fit_devices(1, cores=False) == ParallelPlan()
 
 
 def test_a_place_is_as_fast_as_all_behind_it() -> None:
