@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.speed.scaling_ranks OPTIONS FOLDER`: one rank of the scaling benchmark, see scaling.py."""
+"""`torchrun -m tests.support.ranks.speed.scaling_ranks OPTIONS FOLDER`: one rank of scaling.py, the benchmark."""
 
 from __future__ import annotations
 
