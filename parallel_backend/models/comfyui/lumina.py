@@ -2,23 +2,23 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import comfyui_spec, register, single_stream
 
 # The spec has one stream for all that precedes the image's tokens: text, and SigLIP's embeddings of references.
-REFINER = BlockList(
-    path="noise_refiner",
-    tokens={"x": "img"},
-    returns="img",
-    attention={"attention": "img"},
+REFINER = single_stream(
+    "noise_refiner",
+    "x",
+    "attention",
+    stream="img",
     sides={"freqs_cis": (1, "img")},
     ranges={"timestep_zero_index": "img"},
     whole=("x_mask", "adaln_input"),
 )
-LAYERS = BlockList(
-    path="layers",
-    tokens={"x": "txt+img"},
-    returns="txt+img",
-    attention={"attention": "txt+img"},
+LAYERS = single_stream(
+    "layers",
+    "x",
+    "attention",
+    stream="txt+img",
     sides={"freqs_cis": (1, "txt+img")},
     ranges={"timestep_zero_index": "txt+img"},
     whole=("x_mask", "adaln_input"),

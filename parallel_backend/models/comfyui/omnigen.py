@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
 # References have their own refiner, which every rank runs whole.
-REFINER = BlockList(
-    path="noise_refiner",
-    tokens={"hidden_states": "img"},
-    returns="img",
-    attention={"attn": "img"},
+REFINER = single_stream(
+    "noise_refiner",
+    "hidden_states",
+    "attn",
+    stream="img",
     sides={"image_rotary_emb": (1, "img")},
     whole=("attention_mask", "temb"),
 )
