@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from ..errors import RequestError
 from ..hooks import Hooks
 from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
-from .spec import BlockList
+from .spec import BlockList, single_stream
 
 
 def check(config: Config, conditions: Tensors) -> None:
@@ -38,17 +38,10 @@ def from_square(square_BCHW: torch.Tensor, patch: int, height: int, width: int) 
     return F.fold(patches, (height, width), patch, stride=patch)
 
 
-BLOCKS = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img"},
-    returns="img",
-    attention={"attn1": "img"},
-    whole=(
+BLOCKS = single_stream("transformer_blocks", "hidden_states", "attn1", stream="img", whole=(
         "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "timestep", "cross_attention_kwargs",
         "class_labels", "added_cond_kwargs",
-    ),
-    chained=True,
-)  # fmt: skip
+    ), chained=True)  # fmt: skip
 register_adapter(
     Adapter(
         usual_spec(

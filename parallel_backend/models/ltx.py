@@ -3,7 +3,7 @@
 import torch
 
 from .adapter import Adapter, Config, Tensors, register_adapter, usual_spec
-from .spec import BlockList
+from .spec import single_stream
 
 
 def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict:
@@ -20,11 +20,11 @@ def inputs(config: Config, latents: torch.Tensor, sigma_B: torch.Tensor, conditi
     return {"hidden_states": latents.flatten(2).transpose(1, 2), **keywords}
 
 
-BLOCKS = BlockList(
-    path="transformer_blocks",
-    tokens={"hidden_states": "img"},
-    returns="img",
-    attention={"attn1": "img"},
+BLOCKS = single_stream(
+    "transformer_blocks",
+    "hidden_states",
+    "attn1",
+    stream="img",
     sides={"image_rotary_emb": (1, "img"), "temb": (1, "img")},
     whole=("encoder_hidden_states", "encoder_attention_mask"),
     chained=True,

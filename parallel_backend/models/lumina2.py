@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .adapter import Adapter, Config, ModelSizes, Tensors, register_adapter, text_within
-from .spec import BlockList, ModelSpec
+from .spec import BlockList, ModelSpec, single_stream
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -15,11 +15,10 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return {"hidden_states": latents_BCHW, "timestep": 1 - sigma_B, "encoder_attention_mask": mask_BS, **conditions}
 
 
-BLOCKS = BlockList(
-    path="layers",
-    tokens={"hidden_states": "x"},
-    returns="x",
-    attention={"attn": "x"},
+BLOCKS = single_stream(
+    "layers",
+    "hidden_states",
+    "attn",
     sides={"image_rotary_emb": (1, "x")},
     whole=("attention_mask", "temb"),
     chained=True,

@@ -163,6 +163,11 @@ class ModelSpec:
         return bool(self.coupled) and (not self.coupled_where or bool(getattr(model, self.coupled_where, True)))
 
 
+def single_stream(path: str, argument: str, attention: str, *, stream: str = "x", **others: Any) -> BlockList:
+    """Returns blocks that take and return one stream, by the argument that has it and the submodule that attends."""
+    return BlockList(path, {argument: stream}, returns=stream, attention={attention: stream}, **others)
+
+
 def comfyui_spec(model_class: str, *blocks: BlockList, **others: Any) -> ModelSpec:
     """Returns the spec of one of ComfyUI's classes. With an `image`, most have their patch size at "patch_size"."""
     usual = {"patch_size": "patch_size"} if "image" in others else {}

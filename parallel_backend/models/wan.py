@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from .adapter import Adapter, Config, Tensors, needs, register_adapter, usual_spec
-from .spec import BlockList
+from .spec import single_stream
 
 
 def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -24,11 +24,11 @@ def inputs(config: Config, latents: torch.Tensor, timestep_B: torch.Tensor, cond
     return {"hidden_states": latents, **keywords}
 
 
-BLOCKS = BlockList(
-    path="blocks",
-    tokens={"hidden_states": "img"},
-    returns="img",
-    attention={"attn1": "img"},
+BLOCKS = single_stream(
+    "blocks",
+    "hidden_states",
+    "attn1",
+    stream="img",
     sides={"rotary_emb": (1, "img")},
     frames={"temb": ("img", 4)},
     whole=("encoder_hidden_states",),

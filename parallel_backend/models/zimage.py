@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .adapter import Adapter, Config, ModelSizes, Tensors, register_adapter, text_within
-from .spec import BlockList, ModelSpec
+from .spec import BlockList, ModelSpec, single_stream
 
 
 def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, conditions: Tensors) -> dict[str, Any]:
@@ -16,11 +16,10 @@ def inputs(config: Config, latents_BCHW: torch.Tensor, sigma_B: torch.Tensor, co
     return {"x": list(latents_BCHW.unsqueeze(2)), "t": 1 - sigma_B, "cap_feats": list(texts)}
 
 
-BLOCKS = BlockList(
-    path="layers",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attention": "x"},
+BLOCKS = single_stream(
+    "layers",
+    "x",
+    "attention",
     sides={"freqs_cis": (1, "x")},
     whole=("attn_mask", "adaln_input"),
     refused=("noise_mask", "adaln_noisy", "adaln_clean"),

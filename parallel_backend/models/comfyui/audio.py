@@ -1,12 +1,11 @@
 """Audio models: Stable Audio and ACE-Step; and MiniMax H3, which makes video with it."""
 
-from ..spec import BlockList, ModelSpec, comfyui_spec, register
+from ..spec import ModelSpec, comfyui_spec, register, single_stream
 
-STABLE_AUDIO = BlockList(
-    path="transformer.layers",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"self_attn": "x"},
+STABLE_AUDIO = single_stream(
+    "transformer.layers",
+    "x",
+    "self_attn",
     sides={"rotary_pos_emb": (0, "x")},
     last={"local_add_cond": (1, "x")},
     whole=("context", "global_cond", "context_mask"),
@@ -21,11 +20,10 @@ register(
     )
 )
 
-ACE_STEP = BlockList(
-    path="decoder.layers",
-    tokens={"hidden_states": "x"},
-    returns="x",
-    attention={"self_attn": "x"},
+ACE_STEP = single_stream(
+    "decoder.layers",
+    "hidden_states",
+    "self_attn",
     sides={"position_embeddings": (0, "x")},
     windows={"self_attn": "sliding_window"},
     whole=("temb", "encoder_hidden_states", "encoder_attention_mask"),
@@ -47,15 +45,8 @@ register(
     )
 )
 
-MINIMAX = BlockList(
-    path="blocks",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attn": "x"},
-    sides={"rope_freqs": (1, "x")},
-    ranges={"mod_segments": "x"},
-    whole=("t_emb",),
-    dim=0,
+MINIMAX = single_stream(
+    "blocks", "x", "attn", sides={"rope_freqs": (1, "x")}, ranges={"mod_segments": "x"}, whole=("t_emb",), dim=0
 )
 register(
     comfyui_spec(

@@ -1,12 +1,11 @@
 """Cosmos 1, Cosmos Predict 2, and Anima, which is a Cosmos model."""
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
-COSMOS = BlockList(
-    path="blocks",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"blocks.0.block.attn": "x"},
+COSMOS = single_stream(
+    "blocks",
+    "x",
+    "blocks.0.block.attn",
     sides={"rope_emb_L_1_1_D": (0, "x")},
     whole=("emb_B_D", "crossattn_emb", "crossattn_mask", "adaln_lora_B_3D"),
     dim=0,

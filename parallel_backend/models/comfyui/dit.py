@@ -1,14 +1,8 @@
 """Models whose blocks have one stream: PixArt, Hunyuan-DiT, Krea 2, Ideogram 4, Ernie-Image."""
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
-PIXART = BlockList(
-    path="blocks",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attn": "x"},
-    whole=("y", "t", "mask", "HW"),
-)
+PIXART = single_stream("blocks", "x", "attn", whole=("y", "t", "mask", "HW"))
 register(comfyui_spec("comfy.ldm.pixart.pixartms.PixArtMS", PIXART, heads="num_heads", width="hidden_size", image="x"))
 
 HUNYUAN = BlockList(
@@ -25,14 +19,8 @@ register(
     )
 )
 
-KREA = BlockList(
-    path="blocks",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attn": "x"},
-    sides={"freqs": (2, "x")},
-    places={"timestep_zero_index": "x"},
-    whole=("vec", "mask"),
+KREA = single_stream(
+    "blocks", "x", "attn", sides={"freqs": (2, "x")}, places={"timestep_zero_index": "x"}, whole=("vec", "mask")
 )
 register(
     comfyui_spec(
@@ -44,14 +32,7 @@ register(
     )
 )
 
-IDEOGRAM = BlockList(
-    path="layers",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attention": "x"},
-    sides={"freqs_cis": (1, "x")},
-    whole=("attn_mask", "adaln_input"),
-)
+IDEOGRAM = single_stream("layers", "x", "attention", sides={"freqs_cis": (1, "x")}, whole=("attn_mask", "adaln_input"))
 register(
     comfyui_spec(
         "comfy.ldm.ideogram4.model.Ideogram4Transformer2DModel",
@@ -61,12 +42,7 @@ register(
     )
 )
 
-ERNIE = BlockList(
-    path="layers",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"self_attention": "x"},
-    sides={"rotary_pos_emb": (1, "x")},
-    whole=("temb", "attention_mask"),
+ERNIE = single_stream(
+    "layers", "x", "self_attention", sides={"rotary_pos_emb": (1, "x")}, whole=("temb", "attention_mask")
 )
 register(comfyui_spec("comfy.ldm.ernie.model.ErnieImageModel", ERNIE, heads="num_heads", head_dim="head_dim"))

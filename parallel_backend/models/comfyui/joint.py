@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
 # Every block adds some text of its own, and drops it again.
 HIDREAM = (
@@ -15,11 +15,11 @@ HIDREAM = (
         whole=("adaln_input",),
         refused=("image_tokens_masks",),
     ),
-    BlockList(
-        path="single_stream_blocks",
-        tokens={"image_tokens": "img+txt"},
-        returns="img+txt",
-        attention={"block.attn1": "img+txt"},
+    single_stream(
+        "single_stream_blocks",
+        "image_tokens",
+        "block.attn1",
+        stream="img+txt",
         sides={"rope": (1, "img+txt")},
         whole=("adaln_input",),
         refused=("image_tokens_masks", "text_tokens"),

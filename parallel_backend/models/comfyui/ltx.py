@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
 
 def dense_mask(mask: Any) -> torch.Tensor:
@@ -23,11 +23,10 @@ def by_frame(timestep: Any) -> torch.Tensor:
     return timestep if isinstance(timestep, torch.Tensor) else timestep.data
 
 
-VIDEO = BlockList(
-    path="transformer_blocks",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attn1": "x"},
+VIDEO = single_stream(
+    "transformer_blocks",
+    "x",
+    "attn1",
     sides={"pe": (1, "x"), "timestep": (1, "x")},
     converters={"self_attention_mask": dense_mask},
     whole=("context", "attention_mask", "self_attention_mask", "prompt_timestep"),

@@ -2,32 +2,20 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
-# The spec has one stream for all that precedes the image's tokens: text, and SigLIP's embeddings of references.
-REFINER = BlockList(
-    path="noise_refiner",
-    tokens={"x": "img"},
-    returns="img",
-    attention={"attention": "img"},
-    sides={"freqs_cis": (1, "img")},
-    ranges={"timestep_zero_index": "img"},
-    whole=("x_mask", "adaln_input"),
-)
-LAYERS = BlockList(
-    path="layers",
-    tokens={"x": "txt+img"},
-    returns="txt+img",
-    attention={"attention": "txt+img"},
-    sides={"freqs_cis": (1, "txt+img")},
-    ranges={"timestep_zero_index": "txt+img"},
-    whole=("x_mask", "adaln_input"),
-)
+
+def blocks(path: str, stream: str) -> BlockList:
+    sides, ranges = {"freqs_cis": (1, stream)}, {"timestep_zero_index": stream}
+    whole = ("x_mask", "adaln_input")
+    return single_stream(path, "x", "attention", stream=stream, sides=sides, ranges=ranges, whole=whole)
+
 
 MODEL = comfyui_spec(
     "comfy.ldm.lumina.model.NextDiT",
-    REFINER,
-    LAYERS,
+    blocks("noise_refiner", "img"),
+    # One stream has all that precedes the image's tokens: text, and SigLIP's embeddings of references.
+    blocks("layers", "txt+img"),
     heads="n_heads",
     width="dim",
     kv_heads="layers.0.attention.n_local_kv_heads",

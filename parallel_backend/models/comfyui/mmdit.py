@@ -1,6 +1,6 @@
 """Stable Diffusion 3 and 3.5, and AuraFlow."""
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
 SD3 = BlockList(
     path="joint_blocks",
@@ -27,13 +27,7 @@ AURA_DOUBLE = BlockList(
     attention={"attn": "txt+img"},
     whole=("global_cond",),
 )
-AURA_SINGLE = BlockList(
-    path="single_layers",
-    tokens={"cx": "txt+img"},
-    returns="txt+img",
-    attention={"attn": "txt+img"},
-    whole=("global_cond",),
-)
+AURA_SINGLE = single_stream("single_layers", "cx", "attn", stream="txt+img", whole=("global_cond",))
 register(
     comfyui_spec(
         "comfy.ldm.aura.mmdit.MMDiT",

@@ -1,31 +1,21 @@
 """OmniGen 2 and Boogu."""
 
-from dataclasses import replace
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
-from ..spec import BlockList, comfyui_spec, register
+
+def blocks(path: str, stream: str) -> BlockList:
+    """Returns a list of the blocks that both models have."""
+    sides, whole = {"image_rotary_emb": (1, stream)}, ("attention_mask", "temb")
+    return single_stream(path, "hidden_states", "attn", stream=stream, sides=sides, whole=whole)
+
 
 # References have their own refiner, which every rank runs whole.
-REFINER = BlockList(
-    path="noise_refiner",
-    tokens={"hidden_states": "img"},
-    returns="img",
-    attention={"attn": "img"},
-    sides={"image_rotary_emb": (1, "img")},
-    whole=("attention_mask", "temb"),
-)
-LAYERS = replace(
-    REFINER,
-    path="layers",
-    tokens={"hidden_states": "rest+img"},
-    returns="rest+img",
-    attention={"attn": "rest+img"},
-    sides={"image_rotary_emb": (1, "rest+img")},
-)
+REFINER = blocks("noise_refiner", "img")
 register(
     comfyui_spec(
         "comfy.ldm.omnigen.omnigen2.OmniGen2Transformer2DModel",
         REFINER,
-        LAYERS,
+        blocks("layers", "rest+img"),
         heads="layers.0.attn.heads",
         width="hidden_size",
         image="img",
@@ -40,20 +30,12 @@ DOUBLE = BlockList(
     sides={"joint_rotary_emb": (1, "txt+ref+img"), "img_rotary_emb": (1, "ref+img")},
     whole=("temb", "joint_attention_mask", "img_attention_mask"),
 )
-SINGLE = replace(
-    REFINER,
-    path="single_stream_layers",
-    tokens={"hidden_states": "txt+ref+img"},
-    returns="txt+ref+img",
-    attention={"attn": "txt+ref+img"},
-    sides={"image_rotary_emb": (1, "txt+ref+img")},
-)
 register(
     comfyui_spec(
         "comfy.ldm.boogu.model.BooguTransformer2DModel",
         REFINER,
         DOUBLE,
-        SINGLE,
+        blocks("single_stream_layers", "txt+ref+img"),
         heads="single_stream_layers.0.attn.heads",
         width="hidden_size",
     )

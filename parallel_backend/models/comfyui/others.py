@@ -1,6 +1,6 @@
 """Classes that cannot be shared in every way, with the reasons; and our own DiT class."""
 
-from ..spec import BlockList, ModelSpec, register
+from ..spec import BlockList, ModelSpec, register, single_stream
 
 register(
     ModelSpec(
@@ -29,11 +29,10 @@ register(
     ModelSpec(
         "paralleldit.DiT",
         (
-            BlockList(
-                path="transformer_blocks",
-                tokens={"x": "x"},
-                returns="x",
-                attention={"": "x"},
+            single_stream(
+                "transformer_blocks",
+                "x",
+                "",
                 whole=("timestep_B", "label_B"),
                 shared=("transformer_blocks.0.norm1.emb",),
             ),

@@ -1,6 +1,6 @@
 """Models of 3D shapes: Hunyuan3D 2.1, TripoSplat. Hunyuan3D 2.0 is a Flux model."""
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
 HUNYUAN_3D = BlockList(
     path="blocks",
@@ -20,22 +20,8 @@ register(
     )
 )
 
-REFINER = BlockList(
-    path="noise_refiner",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"attn": "x"},
-    sides={"rotary_emb": (1, "x")},
-    whole=("mod",),
-)
-BLOCKS = BlockList(
-    path="blocks",
-    tokens={"x": "x+rest"},
-    returns="x+rest",
-    attention={"attn": "x+rest"},
-    sides={"rotary_emb": (1, "x+rest")},
-    whole=("mod",),
-)
+REFINER = single_stream("noise_refiner", "x", "attn", sides={"rotary_emb": (1, "x")}, whole=("mod",))
+BLOCKS = single_stream("blocks", "x", "attn", stream="x+rest", sides={"rotary_emb": (1, "x+rest")}, whole=("mod",))
 register(
     comfyui_spec(
         "comfy.ldm.triposplat.model.LatentSeqMMFlowModel",

@@ -1,6 +1,6 @@
 """CogVideoX, Mochi, Kandinsky 5."""
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
 COGVIDEOX = BlockList(
     path="blocks",
@@ -39,11 +39,10 @@ register(
     )
 )
 
-KANDINSKY = BlockList(
-    path="visual_transformer_blocks",
-    tokens={"visual_embed": "x"},
-    returns="x",
-    attention={"self_attention": "x"},
+KANDINSKY = single_stream(
+    "visual_transformer_blocks",
+    "visual_embed",
+    "self_attention",
     sides={"freqs": (1, "x")},
     whole=("text_embed", "time_embed"),
 )

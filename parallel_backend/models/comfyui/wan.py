@@ -2,16 +2,10 @@
 
 from dataclasses import replace
 
-from ..spec import BlockList, comfyui_spec, register
+from ..spec import BlockList, comfyui_spec, register, single_stream
 
-BLOCKS = BlockList(
-    path="blocks",
-    tokens={"x": "x"},
-    returns="x",
-    attention={"self_attn": "x"},
-    sides={"freqs": (1, "x")},
-    frames={"e": ("x", 4)},
-    whole=("context", "context_img_len"),
+BLOCKS = single_stream(
+    "blocks", "x", "self_attn", sides={"freqs": (1, "x")}, frames={"e": ("x", 4)}, whole=("context", "context_img_len")
 )
 MODEL = comfyui_spec(
     "comfy.ldm.wan.model.WanModel",
