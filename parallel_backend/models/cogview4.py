@@ -1,30 +1,8 @@
 """CogView4 (https://github.com/THUDM/CogView4)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-import torch
-
 from .adapter import Adapter, register_adapter
+from .rotary import rotary_on_device
 from .spec import BlockList, ModelSpec
-
-if TYPE_CHECKING:
-    from diffusers import ModelMixin
-
-    from ..hooks import Hooks
-
-
-def prepare(model: ModelMixin, hooks: Hooks) -> None:
-    """Moves the rotary embedding to the device once per forward. The model makes it on the CPU. Otherwise each block
-    would move it and make the host wait."""
-
-    def bring(_module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        (latents,) = args
-        return tuple(part.to(latents.device) for part in rotary)
-
-    hooks.after(model.get_submodule("rope"), bring)
-
 
 BLOCKS = BlockList(
     path="transformer_blocks",
@@ -53,6 +31,6 @@ register_adapter(
             "timestep": timestep,
             **conditions,
         },
-        prepare=prepare,
+        prepare=rotary_on_device("rope"),
     )
 )
