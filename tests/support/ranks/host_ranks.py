@@ -1,6 +1,6 @@
 """`torchrun -m tests.support.ranks.host_ranks CASES OUT`:
 runs ComfyUI's own classes under plans, a forward or with stages a sampling, and saves what rank 0 gets, and what the
-plain class gives.
+plain class gives. OUT.json gets by case what the plain class does in another way than its spec says.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -30,6 +30,7 @@ from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.host_oracle import SIGMAS, sample
+from tests.support.cases.spec_probe import mistakes_in
 from tests.support.ranks.leaving import leave
 
 sys.path.append(os.environ["COMFYUI_PATH"])
@@ -88,12 +89,26 @@ class Sampling:
         return denoise(module, self.latents, stepper, [given], 1.0, timestep_scale=scale, to_first=True)
 
 
+def run_plain(case: HostCase, model: torch.nn.Module, calls: list[Call], outputs: list[Any]) -> list[str]:
+    """Runs the plain class. Returns what it does in another way than its spec says."""
+    spec = spec_named(case.model_class)
+
+    def run() -> None:
+        with torch.inference_mode():
+            outputs.extend(model(*args, **kwargs) for args, kwargs in calls)
+
+    if spec and not spec.unshared:
+        return mistakes_in(model, spec, run)
+    run()
+    return []
+
+
 def main(cases_path: str, out_path: str) -> None:
     """Cases are a name in CASES, with the number of calls behind it if they are several, a plan, and whether it runs in
     parallel; else, the plain class runs in one process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    meshes, results = {}, {}
+    meshes, results, mistakes = {}, {}, {}
     for name, degrees, is_parallel in json.loads(Path(cases_path).read_text()):
         row, _, count = name.partition(" × ")
         case, plan = CASES[row], ParallelPlan.from_json(degrees)
@@ -112,12 +127,12 @@ def main(cases_path: str, out_path: str) -> None:
             if (dist.get_rank() == 0) != (outputs is not None):
                 raise SystemExit("Exactly rank 0 shall hold the result.")
         else:
-            with torch.inference_mode():
-                outputs = [model(*args, **kwargs) for args, kwargs in calls]
+            mistakes[row] = run_plain(case, model, calls, outputs)
         if dist.get_rank() == 0:
             results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = torch.cat([flat(each) for each in outputs])
     if dist.get_rank() == 0:
         save_file(results, out_path)
+        Path(f"{out_path}.json").write_text(json.dumps(mistakes))
     leave()
 
 
