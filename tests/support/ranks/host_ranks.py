@@ -30,8 +30,8 @@ from parallel_backend.sampling.stepper import Stepper
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.host_oracle import SIGMAS, sample
-from tests.support.cases.spec_probe import mistakes_in
 from tests.support.ranks.leaving import leave
+from tests.support.spec_probe import mistakes_in
 
 sys.path.append(os.environ["COMFYUI_PATH"])
 with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):

@@ -24,7 +24,7 @@ from parallel_backend.plan import ParallelPlan
 from parallel_backend.seams.attention import ParallelAttention
 from parallel_backend.seams.layout import TokenLayout
 from tests.support.cases.families import FAMILIES, UNEVEN
-from tests.support.cases.spec_probe import ignored_conditions, mistakes_in_family
+from tests.support.spec_probe import ignored_conditions, mistakes_in_family
 
 IMAGE = {"hidden_states": "img"}
 # What pipelines pass to reach inside the blocks, which `parallelize` refuses; and how the class returns its sample.
