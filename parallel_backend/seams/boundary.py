@@ -107,7 +107,8 @@ class BlockBoundary:
         returns, dim, grid = self.blocks.returns, self.blocks.dim, self.blocks.grid
         streams = (returns,) if isinstance(returns, str) else returns
         values = output if isinstance(output, (tuple, list)) else (output,)
-        lengths = [None if value is None else math.prod(value.shape[dim : dim + grid]) for value in values]
+        sizes = [value.shape[dim : dim + grid] if isinstance(value, torch.Tensor) else None for value in values]
+        lengths = [None if size is None else math.prod(size) for size in sizes]
         if len(lengths) != len(streams) or not all(
             stream is None or length is None or self.layout.is_local(names(stream), length)
             for stream, length in zip(streams, lengths, strict=True)
