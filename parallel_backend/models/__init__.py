@@ -8,6 +8,7 @@ from . import (
     cogview4,
     comfyui,
     dit,
+    easyanimate,
     flux,
     flux2,
     hunyuandit,

@@ -97,9 +97,10 @@ def check_shared(plan: ParallelPlan, model: torch.nn.Module, spec: ModelSpec | N
         )
     if changed := changes_of(model):
         known = ("ComfyUI", "the README") if spec.is_comfyui else ("diffusers", "requirements.txt")
+        own = "" if spec.is_comfyui else " For a spec of your own, see parallel_backend/models/README.md."
         raise PlanError(
             f"This {known[0]}'s {name} is not the one that is known here: {'; '.join(changed)}.",
-            f"Use cfg or dp in place of ulysses and ring, or the version of {known[0]} that {known[1]} names.",
+            f"Use cfg or dp in place of ulysses and ring, or the version of {known[0]} that {known[1]} names.{own}",
             *shared,
         )
 
@@ -149,12 +150,11 @@ def changes_of(model: torch.nn.Module) -> list[str]:
 
 def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
     """Lists what the spec relies on and the model lacks, and which block arguments the spec does not know."""
-    sizes = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
-    for path in filter(None, sizes):
-        try:
-            read_size(model, path)
-        except (AttributeError, IndexError):
-            yield f"it has no {path}"
+    paths = (spec.heads, spec.width or spec.head_dim, spec.kv_heads, spec.coupled_where, spec.patch_size)
+    lacks = [path for path in filter(None, paths) if not has_size(model, path)]
+    yield from (f"it has no {path}" for path in lacks)
+    if spec.heads and not lacks:
+        yield from differences_in_heads(model, spec)
     for blocks in spec.sharded:
         try:
             modules = modules_at(model, blocks.path)
@@ -164,6 +164,26 @@ def differences(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
         for block in modules:
             if not is_stand_in(block):
                 yield from differences_in_block(block, blocks)
+
+
+def has_size(model: torch.nn.Module, path: str) -> bool:
+    try:
+        read_size(model, path)
+    except (AttributeError, IndexError):
+        return False
+    return True
+
+
+def differences_in_heads(model: torch.nn.Module, spec: ModelSpec) -> Iterator[str]:
+    """Lists sizes of attention that cannot be right together. A forward compares the number of heads."""
+    heads = read_size(model, spec.heads)
+    if not isinstance(heads, int) or heads < 1:
+        yield f"{spec.heads} is {heads}, which is no number of heads"
+        return
+    if spec.width and read_size(model, spec.width) % heads:
+        yield f"{spec.width} is no multiple of {spec.heads}"
+    if spec.kv_heads and heads % read_size(model, spec.kv_heads):
+        yield f"{spec.heads} is no multiple of {spec.kv_heads}"
 
 
 def is_stand_in(block: torch.nn.Module) -> bool:
@@ -183,7 +203,7 @@ def differences_in_block(block: torch.nn.Module, blocks: BlockList) -> Iterator[
     if len(takes) == len(parameters):
         yield from (f"{blocks.path} has no argument {name}" for name in sorted(blocks.sharded - takes))
     known = {ALWAYS_WHOLE, *blocks.sharded, *blocks.whole, *blocks.refused}
-    yield from (f"{blocks.path} has an argument {name}" for name in sorted(takes - known))
+    yield from (f"{blocks.path} has an argument {name}, which its spec does not list" for name in sorted(takes - known))
     yield from lacking(block, (*attention_paths(block, blocks), *blocks.full_length), f"{blocks.path}: ")
     for path, attribute in blocks.windows.items():
         with contextlib.suppress(AttributeError):

@@ -86,11 +86,15 @@ def check_size(adapter: Adapter, config: Config, patch: tuple[int, ...], latents
 
 def check_conditions(adapter: Adapter, config: Config, conditions: Tensors) -> None:
     """Raises RequestError for conditions that are missing, unknown, or from another text encoder."""
-    required = set(adapter.conditions) - set(adapter.optional)
-    if not required <= set(conditions) <= set(adapter.conditions):
+    required = [name for name in adapter.conditions if name not in adapter.optional]
+    missing = ", ".join(name for name in required if name not in conditions)
+    unknown = ", ".join(name for name in conditions if name not in adapter.conditions)
+    if missing or unknown:
+        wrong = f"needs the condition {missing}; it was not given" if missing else f"takes no condition {unknown}"
         raise RequestError(
-            f"{adapter.model_class} takes the conditions {', '.join(adapter.conditions)}; "
-            f"got {', '.join(conditions) or 'none'}."
+            f"{adapter.model_class} {wrong}.",
+            f"It needs {', '.join(required)}"
+            + (f"; some models take {', '.join(adapter.optional)}." if adapter.optional else "."),
         )
     for name, key in adapter.widths.items():
         width = config[key] if name in conditions else None

@@ -1,12 +1,17 @@
-"""Rotary embeddings for the families whose pipelines compute them outside of the model, by diffusers' own functions."""
+"""Rotary embeddings: for the families whose pipelines compute them outside of the model, by diffusers' own functions;
+and at their places, on the device."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
 
+    import torch
+    from diffusers import ModelMixin
+
+    from ..hooks import Hooks
     from .adapter import Config
 
 
@@ -53,3 +58,17 @@ def rotary_3d(config: Config, latents_BCFHW: torch.Tensor) -> tuple[torch.Tensor
         device=latents_BCFHW.device,
     )
     return cosines_and_sines
+
+
+def rotary_on_device(path: str) -> Callable[[ModelMixin, Hooks], None]:
+    """Returns a `prepare` for a model whose submodule at this path makes the rotary embedding on the CPU, from the
+    latents. It is moved to their device once per forward. Otherwise each block would move it and make the host wait."""
+
+    def bring(_module: torch.nn.Module, args: tuple, rotary: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        (latents,) = args
+        return tuple(part.to(latents.device) for part in rotary)
+
+    def prepare(model: ModelMixin, hooks: Hooks) -> None:
+        hooks.after(model.get_submodule(path), bring)
+
+    return prepare

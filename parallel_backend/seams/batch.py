@@ -24,7 +24,15 @@ BATCH_DIM = 0
 LATENTS = ("hidden_states", "x")
 NEW_EACH_STEP = (*LATENTS, "timestep", "t")
 # Beside the spec's conditions.
-BATCH_FIRST = (*NEW_EACH_STEP, "cap_feats", "attention_mask", "encoder_attention_mask", "img_shapes")
+BATCH_FIRST = (
+    *NEW_EACH_STEP,
+    "cap_feats",
+    "attention_mask",
+    "encoder_attention_mask",
+    "img_shapes",
+    "inpaint_latents",
+    "control_latents",
+)
 SHARED = ("img_ids", "txt_ids", "image_rotary_emb", "ofs", "rope_interpolation_scale")  # the same for all rows
 Batch = torch.Tensor | list[torch.Tensor]
 TOLERANCE = 1e-2  # relative difference of equal inputs that different hardware may cause

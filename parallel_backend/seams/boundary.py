@@ -64,6 +64,7 @@ class BlockBoundary:
             **{name: partial(layout.cut_place, streams=names(streams)) for name, streams in blocks.places.items()},
         }
         self.sizes: torch.Size | None = None  # of the tokens' grid
+        self.is_checked = False  # whether the block has returned what its spec says
 
     def install(self, block: torch.nn.Module, hooks: Hooks) -> None:
         hooks.before(block, self.enter, with_kwargs=True)
@@ -98,7 +99,27 @@ class BlockBoundary:
 
     def leave(self, _block: torch.nn.Module, _args: tuple, output: Any) -> Any:
         """Brings what the block returns to full length, or gathers it. Between chained blocks it stays local."""
+        if not self.is_checked and output is not None:
+            self.check_returned(output)
+            self.is_checked = True
         return output if self.chained() else each_stream(self.fill, output, self.blocks.returns)
+
+    def check_returned(self, output: Any) -> None:
+        """Raises RequestError, on every rank alike, if the block returns other streams than its spec says."""
+        returns, dim, grid = self.blocks.returns, self.blocks.dim, self.blocks.grid
+        streams = (returns,) if isinstance(returns, str) else returns
+        values = output if isinstance(output, (tuple, list)) else (output,)
+        sizes = [value.shape[dim : dim + grid] if isinstance(value, torch.Tensor) else None for value in values]
+        lengths = [None if size is None else math.prod(size) for size in sizes]
+        if len(lengths) != len(streams) or not all(
+            stream is None or length is None or self.layout.is_local(names(stream), length)
+            for stream, length in zip(streams, lengths, strict=True)
+        ):
+            raise RequestError(
+                f"The blocks {self.blocks.path} return {' and '.join(map(str, lengths))} tokens, and their spec says "
+                f"{' and '.join(map(str, streams))}; this rank has {self.layout.describe_local()}.",
+                "Correct `returns`, as parallel_backend/models/README.md says, or use ulysses=1 and ring=1.",
+            )
 
     def learn_places(self, values: dict[str, Any]) -> None:
         """Learns the lengths of joined streams from the place of the image in them. They are needed if a node skips all

@@ -140,6 +140,11 @@ class TokenLayout:
         known = all(name in segments for name in streams)
         return known and length == sum(self.local_length(segments[name], self.running) for name in streams)
 
+    def describe_local(self) -> str:
+        """Returns in words how many tokens of each stream blocks get on this rank."""
+        sizes = {name: self.local_length(segments, self.running) for name, segments in self.segments.items()}
+        return ", ".join(f"{size} of {name}" for name, size in sizes.items()) or "no streams"
+
     def drop_padding(self, local: torch.Tensor, streams: Names, dim: int) -> torch.Tensor:
         """Returns a local tensor without padding."""
         if not any(each.is_padding for each in self.local_ranges(streams)):

@@ -1,4 +1,7 @@
-"""Attention as a block's spec describes it: without padding, with unrepeated keys, under the whole model's mask."""
+"""Attention as a block's spec describes it: without padding, with unrepeated keys, under the whole model's mask.
+
+A module that attends otherwise than its spec says is an error, never a wrong image.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..errors import RequestError
+from ..models.checks import AttentionSizes
 from ..models.spec import BlockList, names
 from .attention import ParallelAttention
 from .attention_op import Attend
@@ -20,19 +25,52 @@ def attention_of(
     blocks: BlockList,
     path: str,
     call: str,
-    kv_heads: int | None,
+    sizes: AttentionSizes,
 ) -> Attend:
     """Returns the attention of one call of a module, between the streams of its spec, under the mask of the whole
-    model. kv_heads: how many key heads the module repeats, if it repeats them."""
+    model. sizes: by the spec."""
     streams, _, seen = call.partition("|")
     layout, owner = attention.layout, (module, call)
     attend = partial(without_padding, attention, owner, layout, names(streams), names(seen) if seen else ())
-    if kv_heads:
-        attend = partial(with_unrepeated, attend, kv_heads)
+    if sizes.kv_heads:
+        attend = partial(with_unrepeated, attend, sizes.kv_heads)
+    place = f"{path} of {blocks.path}" if path else blocks.path
+    attend = partial(as_described, attend, place, layout, names(streams), names(seen or streams), sizes)
     if path in blocks.local_masks:
         return partial(with_whole_mask, attend, owner, layout, names(seen or streams))
     reach = getattr(module, blocks.windows[path]) if path in blocks.windows else None
     return attend if reach is None else partial(within_window, attend, layout, names(streams), reach)
+
+
+def as_described(
+    attend: Attend,
+    place: str,
+    layout: TokenLayout,
+    streams: Names,
+    seen: Names,
+    sizes: AttentionSizes,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    *args: Any,
+    **more: Any,
+) -> torch.Tensor:
+    """Computes attention of the module at this place. Raises RequestError, on every rank alike, if it has other tokens
+    or heads than its spec says."""
+    for what, own, tokens in (("attends from", streams, query.shape[-2]), ("attends to", seen, key.shape[-2])):
+        if not layout.is_local(own, tokens):
+            raise RequestError(
+                f"{place} {what} {tokens} tokens, and its spec says {'+'.join(own)}; this rank has "
+                f"{layout.describe_local()}.",
+                "List its streams in `attention`, as parallel_backend/models/README.md says, or use ulysses=1 and "
+                "ring=1.",
+            )
+    for what, heads in (("heads", query.shape[1]), *([("heads of keys", key.shape[1])] if sizes.kv_heads else [])):
+        if heads != sizes.heads:
+            raise RequestError(
+                f"{place} has {heads} {what}, and its spec says {sizes.heads}.",
+                "Correct `heads` or `kv_heads` of the spec, or use ulysses=1 and ring=1.",
+            )
+    return attend(query, key, *args, **more)
 
 
 def without_padding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -80,11 +80,18 @@ SEVERAL = [
 ]
 
 
+class Found(NamedTuple):
+    """What rank 0 gets for the tests that run, by row and plan, and what the plain class gives. mistakes: by row, in
+    its spec."""
+
+    outputs: dict[str, torch.Tensor]
+    mistakes: dict[str, list[str]]
+
+
 @pytest.fixture(scope="module")
-def outputs(
+def found(
     request: pytest.FixtureRequest, ranks: RankPool, comfyui: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, torch.Tensor]:
-    """What rank 0 gets for the tests that run, by row and plan, and what the plain class gives."""
+) -> Found:
     root = tmp_path_factory.mktemp("host-models")
     wanted = running(request, "row", "plan")
     by_world: dict[int, list[tuple[str, Degrees, bool]]] = {}
@@ -96,18 +103,21 @@ def outputs(
             plain.append((row, serial(plan)))
             cases.append((*plain[-1], False))
     results: dict[str, torch.Tensor] = {}
+    mistakes: dict[str, list[str]] = {}
     for world, cases in by_world.items():
         (root / "cases.json").write_text(json.dumps(cases))
         out = root / f"world{world}.safetensors"
         ranks.run(world, "host_ranks", str(root / "cases.json"), str(out))
         results.update(load_file(out))
-    return results
+        mistakes.update(json.loads(Path(f"{out}.json").read_text()))
+    return Found(results, mistakes)
 
 
 @pytest.mark.parametrize(("row", "plan"), [*CASES, *SEVERAL], ids=str)
-def test_a_class_of_comfyui_on_ranks_equals_itself(row: str, plan: Degrees, outputs: dict[str, torch.Tensor]) -> None:
-    alone = outputs[f"{row} | {json.dumps(serial(plan))} | False"]
-    shared = outputs[f"{row} | {json.dumps(plan)} | True"]
+def test_a_class_of_comfyui_on_ranks_equals_itself(row: str, plan: Degrees, found: Found) -> None:
+    alone = found.outputs[f"{row} | {json.dumps(serial(plan))} | False"]
+    shared = found.outputs[f"{row} | {json.dumps(plan)} | True"]
+    assert found.mistakes.get(row.partition(" ")[0], []) == []
     assert alone.abs().mean() > 1e-3, "a model that gives nothing shows nothing"
     assert shared.shape == alone.shape
     assert relative_error(shared, alone) <= TOLERANCE

@@ -30,6 +30,7 @@ ALONE: dict[str, int] = {}
 WAITS = {
     **dict.fromkeys(("diffusers qwenimage-mask", "diffusers chroma", "diffusers chroma-masked"), 1),
     **dict.fromkeys(("diffusers qwenimage-edit", "diffusers cogview4"), 2),
+    **dict.fromkeys(("diffusers easyanimate", "diffusers easyanimate-inp"), 2),
     "diffusers z-image-masked": 3,
     **dict.fromkeys(("diffusers lumina2", "diffusers lumina2-masked"), 4),
     **{f"comfyui {name}": 1 for name in ROWS if name.startswith(("cosmos", "wan-"))},

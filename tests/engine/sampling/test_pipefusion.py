@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from parallel_backend.models import adapter_for, model_classes
 from tests.support.cases import oracle
 from tests.support.cases.pipefusion_cases import STEPS, case_inputs, family_of, scheduler_of
 from tests.support.ranks.pool import RankPool
@@ -136,6 +137,11 @@ def test_pipefusion_equals_its_serial_oracle(case: dict, results: dict[str, torc
     plan = case["plan"]
     wanted = expected(case["family"], case["scheduler"], plan["patches"], plan["sync_steps"], case["short_negative"])
     assert relative_error(results[case["name"]], wanted) <= TOLERANCE
+
+
+def test_every_class_whose_image_is_cut_to_patches_has_an_oracle() -> None:
+    described = {family_of(name).model_class for name, anatomy in oracle.ANATOMIES.items() if anatomy.attention}
+    assert described == {name for name in model_classes() if adapter_for(name).spec.image}
 
 
 @pytest.mark.parametrize("case", ALL_SYNC, ids=lambda case: case["name"])

@@ -277,6 +277,32 @@ def cogvideox(image: bool = False, **config: object) -> Family:
     return Family("CogVideoXTransformer3DModel", config, conditions, reference, shapes, channels=4)
 
 
+def easyanimate(extra: int = 0, **config: object) -> Family:
+    config = {
+        "num_attention_heads": 4,
+        "attention_head_dim": 16,
+        "in_channels": 4 + extra,
+        "out_channels": 4,
+        "patch_size": 2,
+        "num_layers": 4,
+        "mmdit_layers": 2,
+        "time_embed_dim": 8,
+        "text_embed_dim": 16,
+        "add_norm_text_encoder": True,
+        **config,
+    }
+
+    def conditions(batch: int, *sizes: int) -> Tensors:
+        text = {"encoder_hidden_states": torch.randn(batch, TEXT_TOKENS, 16)}
+        return {**text, "image_latents": torch.randn(batch, extra, *sizes)} if extra else text
+
+    def reference(model: torch.nn.Module, latents: torch.Tensor, timestep: torch.Tensor, given: Tensors):
+        text, images = given["encoder_hidden_states"], given.get("image_latents")
+        return model(latents, timestep, encoder_hidden_states=text, inpaint_latents=images).sample
+
+    return Family("EasyAnimateTransformer3DModel", config, conditions, reference, VIDEOS, channels=4)
+
+
 def wan(
     text_tokens: int = TEXT_TOKENS, image_tokens: int = 0, images: int = 1, by_frame: bool = False, **config: object
 ) -> Family:
@@ -650,6 +676,8 @@ FAMILIES = {
         image=True, use_rotary_positional_embeddings=True, patch_size_t=2, ofs_embed_dim=8, patch_bias=False
     ),
     "cogview4": cogview4(),
+    "easyanimate": easyanimate(),
+    "easyanimate-inp": easyanimate(extra=5, after_norm=True),
     "wan-t2v": wan(),
     "wan-2.1-i2v": wan(512, 5, in_channels=9, image_dim=24, added_kv_proj_dim=60),
     "wan-2.1-flf2v": wan(512, 5, 2, in_channels=9, image_dim=24, added_kv_proj_dim=60, pos_embed_seq_len=10),

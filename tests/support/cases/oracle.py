@@ -9,6 +9,7 @@ own keys and values and attends to all.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,21 @@ ANATOMIES = {
         timestep_scale=1e-3,
     ),
     "cogvideox-5b": Anatomy(
+        ("transformer_blocks",),
+        {"attn1": ("text", "image")},
+        patch=(1, 2, 2),
+        has_text=True,
+        rotary=("image_rotary_emb", 0, ("image",)),
+        image_out=0,
+    ),
+    "cogview4": Anatomy(
+        ("transformer_blocks",),
+        {"attn1": ("text", "image")},
+        has_text=True,
+        rotary=("image_rotary_emb", 0, ("image",)),
+        image_out=0,
+    ),
+    "easyanimate": Anatomy(
         ("transformer_blocks",),
         {"attn1": ("text", "image")},
         patch=(1, 2, 2),
@@ -144,7 +160,7 @@ class Oracle:
         kwargs = {name: cut.get(name, value) for name, value in kwargs.items()}
         return tuple(cut.get(name, value) for name, value in zip(names, args, strict=False)) + args[2:], kwargs
 
-    def cut_rotary(self, _block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def cut_rotary(self, block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         name, dim, covers = self.anatomy.rotary
         rows, start = [], 0
         for kind in covers:
@@ -154,7 +170,9 @@ class Oracle:
         if name in kwargs:
             kwargs = {**kwargs, name: tuple(part.index_select(dim, index) for part in kwargs[name])}
             return args, kwargs
-        return (*args[:-1], tuple(part.index_select(dim, index) for part in args[-1])), kwargs
+        place = [*inspect.signature(block.forward).parameters].index(name)
+        rotary = tuple(part.index_select(dim, index) for part in args[place])
+        return (*args[:place], rotary, *args[place + 1 :]), kwargs
 
     def enter(self, module: torch.nn.Module, _args: tuple) -> None:
         self.attending = module

@@ -18,7 +18,13 @@ DEPTHS = {
     "z-image": {"n_layers": 5},
     "auraflow": {"num_mmdit_layers": 3, "num_single_dit_layers": 2},
 }
-SIZES = {"cogvideox-5b": (3, 8, 12), "wan-t2v": (3, 8, 12), "ltx": (3, 4, 6), "flux2-dev": (5, 7)}
+SIZES = {
+    "cogvideox-5b": (3, 8, 12),
+    "easyanimate": (3, 8, 12),
+    "wan-t2v": (3, 8, 12),
+    "ltx": (3, 4, 6),
+    "flux2-dev": (5, 7),
+}
 
 
 def family_of(name: str) -> Family:

@@ -1,6 +1,6 @@
 """`torchrun -m tests.support.ranks.host_ranks CASES OUT`:
 runs ComfyUI's own classes under plans, a forward or with stages a sampling, and saves what rank 0 gets, and what the
-plain class gives.
+plain class gives. OUT.json gets by case what the plain class does in another way than its spec says.
 
 ComfyUI, which COMFYUI_PATH names, is imported with this, and so once for all ranks that are forked off one process.
 """
@@ -31,6 +31,7 @@ from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host.base import SIGMA
 from tests.support.cases.host_oracle import SIGMAS, sample
 from tests.support.ranks.leaving import leave
+from tests.support.spec_probe import mistakes_in
 
 sys.path.append(os.environ["COMFYUI_PATH"])
 with patch.object(sys, "argv", [sys.argv[0], "--cpu", "--use-pytorch-cross-attention"]):
@@ -94,13 +95,23 @@ class Bench:
     def __init__(self, case: HostCase, meshes: dict[ParallelPlan, Mesh]) -> None:
         self.case, self.meshes = case, meshes
         self.model = case.build()
+        self.mistakes: list[str] = []  # what the plain class does in another way than its spec says
 
     def plain(self, plan: ParallelPlan, count: int) -> list[Any]:
         """What the class gives of so many calls; with stages PipeFusion's serial reference."""
         if is_sampling(plan):
             return [Sampling(self.case, self.model).serial(self.case, plan)]
-        with torch.inference_mode():
-            return [self.model(*args, **kwargs) for args, kwargs in calls_of(self.case, count)]
+        spec, outputs = spec_named(self.case.model_class), []
+
+        def run() -> None:
+            with torch.inference_mode():
+                outputs.extend(self.model(*args, **kwargs) for args, kwargs in calls_of(self.case, count))
+
+        if spec and not spec.unshared:
+            self.mistakes += mistakes_in(self.model, spec, run)
+        else:
+            run()
+        return outputs
 
     def parallel(self, plan: ParallelPlan, count: int) -> list[Any] | None:
         """Likewise, what rank 0 gets."""
@@ -128,7 +139,7 @@ def main(cases_path: str, out_path: str) -> None:
     parallel; else, the plain class runs on rank 0. Those of a row are done together, the plain ones first."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, meshes, results = dist.get_rank(), {}, {}
+    rank, meshes, results, mistakes = dist.get_rank(), {}, {}, {}
     by_row: dict[str, list[tuple[str, Any, bool]]] = {}
     for case in json.loads(Path(cases_path).read_text()):
         by_row.setdefault(case[0].partition(" × ")[0], []).append(case)
@@ -139,8 +150,10 @@ def main(cases_path: str, out_path: str) -> None:
             outputs = run(ParallelPlan.from_json(degrees), count) if is_parallel or rank == 0 else None
             if rank == 0 and outputs:
                 results[f"{name} | {json.dumps(degrees)} | {is_parallel}"] = torch.cat(list(map(flat, outputs)))
+        mistakes[row] = bench.mistakes
     if rank == 0:
         save_file(results, out_path)
+        Path(f"{out_path}.json").write_text(json.dumps(mistakes))
     leave()
 
 

@@ -1,0 +1,194 @@
+"""What people get wrong when they add a model is an error that names it: a stream, a condition, the number of heads.
+
+Most are errors of the first forward on ranks. What a forward cannot tell is found here in every family, before ranks
+run: each family's class runs in one process and is compared with its spec, and its adapter with its forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import diffusers
+import pytest
+import torch
+
+from parallel_backend.diffusers_model import DiffusersModel
+from parallel_backend.errors import PlanError, RequestError
+from parallel_backend.groups.mesh import Axis, Mesh
+from parallel_backend.models import Adapter, adapter_for, model_classes
+from parallel_backend.models.checks import modules_at, sizes_of
+from parallel_backend.plan import ParallelPlan
+from parallel_backend.seams.attention import ParallelAttention
+from parallel_backend.seams.layout import TokenLayout
+from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.spec_probe import ignored_conditions, mistakes_in_family
+
+IMAGE = {"hidden_states": "img"}
+# What pipelines pass to reach inside the blocks, which `parallelize` refuses; and how the class returns its sample.
+INSIDE_BLOCKS = {
+    "attention_kwargs", "block_controlnet_hidden_states", "controlnet_block_samples", "controlnet_blocks_repeat",
+    "controlnet_single_block_samples", "cross_attention_kwargs", "joint_attention_kwargs", "return_dict", "skip_layers",
+}  # fmt: skip
+# By class, arguments that its pipelines do not pass, or that say in another way what its adapter passes.
+NOT_PASSED = {
+    "CogVideoXTransformer3DModel": {"timestep_cond"},
+    "CogView4Transformer2DModel": {"attention_mask", "image_rotary_emb"},
+    "EasyAnimateTransformer3DModel": {"control_latents", "encoder_hidden_states_t5", "timestep_cond"},
+    "Flux2Transformer2DModel": {"kv_cache", "kv_cache_mode", "num_ref_tokens", "ref_fixed_timestep"},
+    "PixArtTransformer2DModel": {"attention_mask", "encoder_attention_mask"},
+    "QwenImageTransformer2DModel": {"additional_t_cond", "guidance"},
+    "ZImageTransformer2DModel": {"f_patch_size", "image_noise_mask", "patch_size", "siglip_feats"},
+}
+CLASSES = model_classes()
+
+
+class ReachedEnd(Exception):
+    """The forward is where the ranks' tokens come together."""
+
+
+def with_blocks(name: str, **fields: Any) -> Adapter:
+    """A family's adapter, with other values in the spec of its blocks."""
+    adapter = adapter_for(FAMILIES[name].model_class)
+    blocks = tuple(replace(each, **fields) for each in adapter.spec.blocks)
+    return replace(adapter, spec=replace(adapter.spec, blocks=blocks))
+
+
+def with_spec(name: str, **fields: Any) -> Adapter:
+    adapter = adapter_for(FAMILIES[name].model_class)
+    return replace(adapter, spec=replace(adapter.spec, **fields))
+
+
+def run_first_of_two(name: str, adapter: Adapter, without: tuple[str, ...] = ()) -> None:
+    """Runs a forward as the first of two ranks do, up to where their tokens come together. Attention gives each token
+    its own query. without: conditions to leave out."""
+    plan, family, one = ParallelPlan(ulysses=2), FAMILIES[name], Axis(None, 1, 0)
+    axes = dict.fromkeys((*plan.degrees(), "batch"), one) | dict.fromkeys(("ulysses", "sequence"), Axis(None, 2, 0))
+    latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
+    given = {key: value for key, value in conditions.items() if key not in without}
+    with (
+        patch.dict("parallel_backend.models.spec._SPECS", {adapter.model_class: adapter.spec}),
+        patch.dict("parallel_backend.models.adapter._ADAPTERS", {adapter.model_class: adapter}),
+        patch.object(ParallelAttention, "__call__", lambda *args, **_: args[3]),
+        patch.object(TokenLayout, "gather", side_effect=ReachedEnd),
+    ):
+        DiffusersModel(family.build(), Mesh(plan, torch.device("cpu"), axes))(latents, timestep, given)
+
+
+@pytest.mark.parametrize("name", ["easyanimate", "easyanimate-inp", "sd3.5", "lumina2"])
+def test_a_spec_without_mistakes_is_run(name: str) -> None:
+    with pytest.raises(ReachedEnd):
+        run_first_of_two(name, adapter_for(FAMILIES[name].model_class))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "said"),
+    [
+        ({"tokens": IMAGE}, PlanError, "has an argument encoder_hidden_states, which its spec does not list"),
+        (
+            {"tokens": IMAGE, "whole": ("temb", "encoder_hidden_states")},
+            RequestError,
+            r"attn1 of transformer_blocks attends from 30 tokens, and its spec says txt\+img; this rank has 23 of img",
+        ),
+        (
+            {"attention": {"attn1": "img"}},
+            RequestError,
+            "attn1 of transformer_blocks attends from 27 tokens, and its spec says img; this rank has 23 of img, 4 of",
+        ),
+        ({"returns": "img"}, RequestError, "transformer_blocks return 23 and 4 tokens, and their spec says img; this"),
+        ({"returns": ("txt", "img")}, RequestError, "return 23 and 4 tokens, and their spec says txt and img; this"),
+    ],
+    ids=["an argument", "an argument said to be whole", "in attention", "in what returns", "the order of what returns"],
+)
+def test_a_stream_forgotten_is_named(fields: dict[str, Any], error: type[RequestError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        run_first_of_two("easyanimate", with_blocks("easyanimate", **fields))
+
+
+def test_an_attention_forgotten_is_named() -> None:
+    """No forward can tell it from attention to a text of as many tokens, and the image would be wrong."""
+    spec = with_blocks("sd3.5", attention={"attn": "img+txt"}).spec
+    said = ["attn2 of transformer_blocks attends to tokens, and `attention` does not list it"]
+    assert mistakes_in_family(FAMILIES["sd3.5"], spec) == said
+
+
+def test_a_condition_forgotten_in_a_request_is_named() -> None:
+    adapter = adapter_for(FAMILIES["easyanimate-inp"].model_class)
+    with pytest.raises(RequestError, match="needs the condition encoder_hidden_states; it was not given"):
+        run_first_of_two("easyanimate-inp", adapter, without=("encoder_hidden_states",))
+    with pytest.raises(RequestError, match="needs the condition image_latents; it was not given"):
+        run_first_of_two("easyanimate-inp", adapter, without=("image_latents",))
+
+
+def test_a_condition_that_an_adapter_does_not_list_is_named() -> None:
+    adapter = replace(adapter_for("EasyAnimateTransformer3DModel"), conditions=("encoder_hidden_states",))
+    with pytest.raises(RequestError, match="EasyAnimateTransformer3DModel takes no condition image_latents"):
+        run_first_of_two("easyanimate-inp", adapter)
+
+
+def test_a_condition_that_an_adapter_does_not_pass_on_is_named() -> None:
+    adapter = adapter_for("EasyAnimateTransformer3DModel")
+
+    def forgetful(*args: Any) -> dict[str, Any]:
+        return {**adapter.inputs(*args), "inpaint_latents": None}
+
+    assert ignored_conditions(FAMILIES["easyanimate-inp"], replace(adapter, inputs=forgetful)) == ["image_latents"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "error", "said"),
+    [
+        ("easyanimate", {"heads": "config.heads"}, PlanError, "known here: it has no config.heads"),
+        ("easyanimate", {"heads": "config.activation_fn"}, PlanError, "gelu-approximate, which is no number of heads"),
+        (
+            "easyanimate",
+            {"heads": "config.attention_head_dim"},
+            RequestError,
+            "attn1 of transformer_blocks has 4 heads, and its spec says 16",
+        ),
+        ("lumina2", {"kv_heads": "config.in_channels"}, PlanError, "num_attention_heads is no multiple of config.in_"),
+    ],
+)
+def test_a_wrong_number_of_heads_is_named(name: str, fields: dict, error: type[RequestError], said: str) -> None:
+    with pytest.raises(error, match=said):
+        run_first_of_two(name, with_spec(name, **fields))
+
+
+def test_a_wrong_number_of_repeated_heads_is_named() -> None:
+    """No forward can tell it without looking at values, and the image would be wrong."""
+    (found,) = mistakes_in_family(FAMILIES["lumina2"], with_spec("lumina2", kv_heads="config.patch_size").spec)
+    assert found.endswith("does not repeat the heads of keys of config.patch_size, which is 2")
+
+
+def test_every_class_has_a_family() -> None:
+    assert sorted({family.model_class for family in FAMILIES.values()}) == CLASSES
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_class_attends_as_its_spec_says(name: str) -> None:
+    assert mistakes_in_family(FAMILIES[name], adapter_for(FAMILIES[name].model_class).spec) == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_conditions_all_reach_its_class(name: str) -> None:
+    assert ignored_conditions(FAMILIES[name], adapter_for(FAMILIES[name].model_class)) == []
+
+
+@pytest.mark.parametrize("model_class", CLASSES)
+def test_a_classs_arguments_are_all_passed_or_known_not_to_be(model_class: str) -> None:
+    passed = set()
+    for family in (each for each in FAMILIES.values() if each.model_class == model_class):
+        inputs = adapter_for(model_class).inputs(family.build().config, *family.inputs(*family.shapes[UNEVEN]))
+        passed |= {name for name, value in inputs.items() if value is not None}
+    takes = set(inspect.signature(getattr(diffusers, model_class).forward).parameters) - {"self"}
+    assert takes - passed - INSIDE_BLOCKS == NOT_PASSED.get(model_class, set())
+
+
+@pytest.mark.parametrize("model_class", CLASSES)
+def test_an_adapters_sizes_are_those_of_its_spec(model_class: str) -> None:
+    family = next(each for each in FAMILIES.values() if each.model_class == model_class)
+    adapter, model = adapter_for(model_class), family.build()
+    blocks = sum(len(modules_at(model, each.path)) for each in adapter.spec.blocks)
+    assert tuple(adapter.sizes(model.config)) == (*sizes_of(model, adapter.spec)[:2], blocks)

@@ -1,0 +1,128 @@
+"""What a model does in one process, compared with its spec: where tokens attend, and with how many heads."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from parallel_backend.models import Adapter
+from parallel_backend.models.checks import modules_at, sizes_of
+from parallel_backend.models.spec import BlockList, ModelSpec
+from tests.support.cases.families import UNEVEN, Family, Tensors
+
+
+class Seen(NamedTuple):
+    """A call of attention in a block. path: of the innermost module in it that was running."""
+
+    blocks: BlockList
+    path: str
+    lengths: set[int]  # of the block's streams
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+class Recorder(TorchFunctionMode):
+    """Records every call of attention in a model's blocks while it is entered."""
+
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec) -> None:
+        super().__init__()
+        self.seen: list[Seen] = []
+        self.running: list[tuple[BlockList, str, set[int]]] = []
+        for blocks in spec.blocks:
+            for block in modules_at(model, blocks.path):
+                signature = inspect.signature(block.forward)
+                for path, module in block.named_modules():
+                    enter = partial(self.enter, blocks, path, None if path else signature)
+                    module.register_forward_pre_hook(enter, with_kwargs=True)
+                    module.register_forward_hook(lambda *_: self.running.pop() and None)
+
+    def enter(
+        self, blocks: BlockList, path: str, signature: inspect.Signature | None, _module: Any, args: tuple, kwargs: dict
+    ) -> None:
+        """signature: of the block, where the module is one."""
+        lengths = set(self.running[-1][2]) if self.running else set()
+        if signature is not None:
+            given = signature.bind(*args, **kwargs).arguments
+            lengths = lengths_of(blocks, [given.get(name) for name in blocks.tokens])
+        self.running.append((blocks, path, lengths))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention and self.running:
+            named = dict(zip(("query", "key"), args, strict=False)) | (kwargs or {})
+            self.seen.append(Seen(*self.running[-1], named["query"], named["key"]))
+        return func(*args, **(kwargs or {}))
+
+
+def lengths_of(blocks: BlockList, values: list[Any]) -> set[int]:
+    """The lengths of a block's streams, and of all of them together."""
+    each = [value if isinstance(value, (tuple, list)) else (value,) for value in values]
+    tokens = [item for items in each for item in items if isinstance(item, torch.Tensor) and item.ndim > blocks.dim]
+    lengths = [math.prod(item.shape[blocks.dim : blocks.dim + blocks.grid]) for item in tokens]
+    return {*lengths, sum(lengths)}
+
+
+def mistakes_in_family(family: Family, spec: ModelSpec) -> list[str]:
+    model, inputs = family.build(), family.inputs(*family.shapes[UNEVEN])
+    return mistakes_in(model, spec, lambda: family.reference(model, *inputs))
+
+
+def mistakes_in(model: torch.nn.Module, spec: ModelSpec, call: Callable[[], object]) -> list[str]:
+    """What the model does in another way than the spec says, once each, in words. call: calls it."""
+    sizes, recorder = sizes_of(model, spec), Recorder(model, spec)
+    with torch.no_grad(), recorder:
+        call()
+
+    def found() -> Iterator[str]:
+        for blocks, path, lengths, query, key in recorder.seen:
+            is_own, where = key.shape[-2] in lengths, f"{path} of {blocks.path}"
+            if not any(path == own or path.startswith(f"{own}.") for own in blocks.attention if own):
+                if is_own and "" not in blocks.attention:
+                    yield f"{where} attends to tokens, and `attention` does not list it"
+                if not is_own or "" not in blocks.attention:
+                    continue
+            if query.shape[1] != sizes.heads:
+                yield f"{where} has {query.shape[1]} heads, and {spec.heads} is {sizes.heads}"
+            if (own := sizes.kv_heads) and not are_repeated(key, own):
+                yield f"{where} does not repeat the heads of keys of {spec.kv_heads}, which is {own}"
+
+    return list(dict.fromkeys(found()))
+
+
+def are_repeated(key_BHSD: torch.Tensor, heads: int) -> bool:
+    """Whether these are so many heads, each repeated one after the other."""
+    group, rest = divmod(key_BHSD.shape[1], heads)
+    return not rest and torch.equal(key_BHSD, key_BHSD[:, ::group].repeat_interleave(group, 1))
+
+
+def ignored_conditions(family: Family, adapter: Adapter) -> list[str]:
+    """The family's conditions that change nothing in what the adapter passes to the model."""
+    latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
+    config = family.build().config
+
+    def passed(given: Tensors) -> dict[str, Any]:
+        return adapter.inputs(config, latents, timestep, given)
+
+    def changed(value: torch.Tensor) -> torch.Tensor:
+        return value + 1 if value.is_floating_point() else 1 - value
+
+    before = passed(conditions)
+    others = {name: passed({**conditions, name: changed(value)}) for name, value in conditions.items()}
+    return [name for name, after in others.items() if are_equal(before, after)]
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same, tensor by tensor."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    return one is other or (type(one) is type(other) and not isinstance(one, torch.Tensor) and one == other)
