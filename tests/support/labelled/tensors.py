@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .memory import Memory
 
@@ -164,7 +164,9 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         WATCH.operation(name)
         check_devices(name, leaves)
         count_waits(name, func, args, goes_to_gpu, kwargs)
-    elif goes_to_gpu and name in CASTS:
+    elif not goes_to_gpu:
+        return func(*args, **kwargs)
+    elif name in CASTS:
         count_copy(args[0], True, kwargs)
 
     def on_cpu(value: Any) -> Any:
@@ -343,6 +345,13 @@ def lend_guard() -> None:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         registry = (ctypes.c_void_p * 2).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
         registry[1] = registry[1] or registry[0]
+
+
+@contextlib.contextmanager
+def off_gpu() -> Iterator[None]:
+    """While entered, operations are torch's own again, at their own speed: for what has to do with no GPU."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
 
 
 @contextlib.contextmanager
