@@ -54,6 +54,7 @@ STAGES = [
     for name in ("flux-dev", "pixart-alpha")
     for patches in (1, 2)
 ]
+QUICK_STAGES = (STAGES[1], STAGES[2])  # each family, and each number of patches
 
 
 QUICK_VAES = ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos")  # one of each kind that the gate has
@@ -85,8 +86,10 @@ def cases() -> list[Any]:
         for name, plan in itertools.product(names, (ALONE, {"dp": 2})):
             marks = [] if name in quick and plan else [pytest.mark.slow]
             found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}-fp32"))
-    for dtype, several in (("bf16", HALVES), ("fp32", STAGES)):
-        found += [pytest.param(*case, dtype, id=f"{'-'.join(map(str, case))}-{dtype}") for case in several]
+    for dtype, several, quick in (("bf16", HALVES, HALVES), ("fp32", STAGES, QUICK_STAGES)):
+        for case in several:
+            marks = [] if case in quick else [pytest.mark.slow]
+            found.append(pytest.param(*case, dtype, marks=marks, id=f"{'-'.join(map(str, case))}-{dtype}"))
     return found
 
 
