@@ -98,7 +98,7 @@ def out(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("library")
     for world in (2, 4):
         (root / "cases.json").write_text(json.dumps([case for case in CASES if ranks_of(case) == world]))
-        ranks.run(world, "library_ranks", str(root), str(root / "cases.json"))
+        ranks.run(world, "library.library_ranks", str(root), str(root / "cases.json"))
     return root
 
 
@@ -167,7 +167,9 @@ def test_the_pages_parallel_pipeline_draws_the_plain_pipelines_image(own_ranks: 
 
 def test_the_pages_pipefusion_draws_the_oracles_image(ranks: RankPool, tmp_path: Path) -> None:
     _, script = scripts_of_the_page()
-    got = run_script(script, tmp_path, lambda *arguments: ranks.run(2, "script_ranks", str(tmp_path), *arguments))
+    got = run_script(
+        script, tmp_path, lambda *arguments: ranks.run(2, "library.script_ranks", str(tmp_path), *arguments)
+    )
     pipeline: diffusers.DiTPipeline = dit()
     pipeline.scheduler.set_timesteps(20)
     noise = torch.randn(1, 4, 32, 32, generator=torch.Generator().manual_seed(0))

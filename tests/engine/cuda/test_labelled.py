@@ -54,6 +54,7 @@ STAGES = [
     for name in ("flux-dev", "pixart-alpha")
     for patches in (1, 2)
 ]
+QUICK_STAGES = (STAGES[1], STAGES[2])  # each family, and each number of patches
 
 
 QUICK_VAES = ("hunyuan-video", "wan-2.1", "ltx-0.9", "cosmos")  # one of each kind that the gate has
@@ -80,12 +81,15 @@ def cases() -> list[Any]:
         for plan in [ALONE, *able]:
             marks = [] if (shelf, name) in gate and plan == in_turn else [pytest.mark.slow]
             found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}"))
-    vaes = [("vae", name, plan) for name in VAES for plan in (ALONE, {"dp": 2})]
-    for name, plan in itertools.product(WITHOUT_NOISE, (ALONE, {"dp": 2})):
-        marks = [] if name in QUICK_VAES and plan else [pytest.mark.slow]
-        found.append(pytest.param("host-vae", name, plan, "fp32", marks=marks, id=f"host-vae-{name}-{plan}"))
-    for dtype, several in (("bf16", HALVES), ("fp32", [*STAGES, *vaes])):
-        found += [pytest.param(*case, dtype, id=f"{'-'.join(map(str, case))}-{dtype}") for case in several]
+    # Of two ranks each does what one does, and exchanges rows.
+    for shelf, names, quick in (("vae", VAES, VAES), ("host-vae", WITHOUT_NOISE, QUICK_VAES)):
+        for name, plan in itertools.product(names, (ALONE, {"dp": 2})):
+            marks = [] if name in quick and plan else [pytest.mark.slow]
+            found.append(pytest.param(shelf, name, plan, "fp32", marks=marks, id=f"{shelf}-{name}-{plan}-fp32"))
+    for dtype, several, quick in (("bf16", HALVES, HALVES), ("fp32", STAGES, QUICK_STAGES)):
+        for case in several:
+            marks = [] if case in quick else [pytest.mark.slow]
+            found.append(pytest.param(*case, dtype, marks=marks, id=f"{'-'.join(map(str, case))}-{dtype}"))
     return found
 
 
@@ -107,7 +111,7 @@ def told(
     wanted = running(request, "shelf", "name", "plan", "dtype")
     # Of their own: without inference mode nothing else is to run.
     with RankPool(tmp_path_factory.mktemp("ranks")) as ranks:
-        for world in (1, 2):
+        for world in sorted({2 if case[2] else 1 for case in wanted}):
             own = [case for case in wanted if (2 if case[2] else 1) == world]
             folder = root / str(world)
             folder.mkdir()

@@ -30,7 +30,7 @@ STAGES: list[Plan] = [
 CUT_TO_PATCHES = ("dit", "pixart-alpha", "hunyuandit-1.2", "flux-dev", "wan-t2v")  # diffusers' that STAGES are for
 # The gate has each class, in each of its configurations, with one kind under one plan of two ranks, in turn: rows that
 # differ in their inputs alone have the same weights. Under every plan it has these.
-FAMILIES_UNDER_EVERY = ("flux-dev", "wan-t2v")
+FAMILIES_UNDER_EVERY = ("flux-dev",)
 ROWS_UNDER_EVERY = ("flux-dev",)
 
 Cases = Iterator[tuple[str, Plan, str]]

@@ -13,7 +13,7 @@ import contextlib
 import ctypes
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .memory import Memory
 
@@ -49,9 +49,9 @@ class Watch:
     names. memory: what tensors take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts_memory: bool = True) -> None:
         self.is_on, self.depth = False, 0
-        self.memory = Memory()
+        self.memory = Memory(counts_memory)
         self.inside: collections.Counter[str] = collections.Counter()
         self.outside: collections.Counter[str] = collections.Counter()
         self.kernels: set[str] = set()
@@ -155,7 +155,7 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     name = func._schema.name
     if name == "aten::_has_compatible_shallow_copy_type":
         return False
-    leaves = list(tensors_in((*args, *kwargs.values())))
+    leaves = tensors_in((*args, *kwargs.values()))
     labelled = [leaf for leaf in leaves if isinstance(leaf, Labelled)]
     devices = [value for value in (*args, kwargs.get("device")) if isinstance(value, (torch.device, str))]
     devices = [value for value in devices if not isinstance(value, str) or value.split(":")[0] in ("cpu", "cuda")]
@@ -164,7 +164,9 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         WATCH.operation(name)
         check_devices(name, leaves)
         count_waits(name, func, args, goes_to_gpu, kwargs)
-    elif goes_to_gpu and name in CASTS:
+    elif not goes_to_gpu:
+        return func(*args, **kwargs)
+    elif name in CASTS:
         count_copy(args[0], True, kwargs)
 
     def on_cpu(value: Any) -> Any:
@@ -194,16 +196,19 @@ def run(func: Any, types: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """What an operation takes or gives, a list or a tuple part by part, changed."""
     if isinstance(value, (list, tuple)):
-        return type(value)([mapped(part, change) for part in value])
+        parts = [mapped(part, change) if isinstance(part, (list, tuple)) else change(part) for part in value]
+        return type(value)(parts)
     return change(value)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)
+def tensors_in(values: Sequence[Any]) -> list[torch.Tensor]:
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_in(value)
+    return found
 
 
 def check_devices(name: str, leaves: list[torch.Tensor]) -> None:
@@ -346,11 +351,18 @@ def lend_guard() -> None:
 
 
 @contextlib.contextmanager
-def on_gpu() -> Iterator[Watch]:
+def off_gpu() -> Iterator[None]:
+    """While entered, operations are torch's own again, at their own speed: for what has to do with no GPU."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def on_gpu(counts_memory: bool = True) -> Iterator[Watch]:
     """While entered, there is a GPU, whose tensors are Labelled ones. What it counted is in the Watch."""
     lend_guard()
     global WATCH
-    WATCH = Watch()
+    WATCH = Watch(counts_memory)
     torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(…, device=GPU) comes by as a copy
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # a Parameter's data cannot become another class's
     with contextlib.ExitStack() as stack:

@@ -51,7 +51,7 @@ def main(cases: str, out: str) -> None:
     found = {}
     for shelf, name, degrees, dtype in json.loads(Path(cases).read_text()):
         told: dict[str, Any] = {}
-        with on_gpu() as watch:
+        with on_gpu(counts_memory=False) as watch:
             bench = Bench(GPU, Path(out).parent, partial(with_more, watch))
             try:
                 result, right = SHELVES[shelf](bench, name, ParallelPlan(**degrees), dtype)

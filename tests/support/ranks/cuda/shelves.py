@@ -32,6 +32,7 @@ from tests.support.cases.families import FAMILIES, SQUARE, UNEVEN, Family
 from tests.support.cases.host import CASES, HostCase
 from tests.support.cases.host_vaes import VAES as HOST_VAES
 from tests.support.cases.vae_cases import CASES as VAES
+from tests.support.labelled.tensors import off_gpu
 from tests.support.ranks.host_ranks import Sampling, calls_of, flat
 from worker.comfyui.vae import use_chunk_bytes
 
@@ -69,7 +70,8 @@ class Bench:
         """The family's tiny model in a file, which rank 0 writes."""
         file = self.folder / name / "diffusion_pytorch_model.safetensors"
         if dist.get_rank() == 0 and not file.exists():
-            family.save(self.folder / name)
+            with off_gpu():
+                family.save(self.folder / name)
         dist.barrier()
         return ModelSource(family.model_class, family.config, (str(file),), dtype)
 
@@ -101,7 +103,8 @@ def of_comfyui(bench: Bench, name: str, plan: ParallelPlan, dtype: str) -> Resul
     case = CASES[name]
     if plan.pipefusion > 1:
         return staged(bench, case, plan)
-    spec, model = spec_named(case.model_class), case.build(DTYPES[dtype])
+    with off_gpu():
+        spec, model = spec_named(case.model_class), case.build(DTYPES[dtype])
     blocks = [block for row in spec.blocks for block in modules_at(model, row.path)] if spec else []
     module = ParallelModel(model.to(bench.device), bench.mesh(plan), DTYPES[dtype])
     # Some models take their residuals out of the lists that they are given.
@@ -122,20 +125,25 @@ def staged(bench: Bench, case: HostCase, plan: ParallelPlan) -> Results:
 def of_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results:
     """A decode, by bands of rows where there are several ranks."""
     case = VAES[name]
-    vae = ParallelVAE(case.build().to(bench.device), world_axis(bench.device))
+    with off_gpu():
+        model = case.build()
+    vae = ParallelVAE(model.to(bench.device), world_axis(bench.device))
     result = bench.run([vae.vae.decoder], lambda: vae.decode(case.latents()), None)
-    with torch.no_grad():
-        return result, case.build().decode(case.latents()).sample
+    with off_gpu(), torch.no_grad():
+        return result, None if result is None else case.build().decode(case.latents()).sample
 
 
 def of_host_vae(bench: Bench, name: str, _plan: ParallelPlan, _dtype: str) -> Results:
     """A decode of several frames, where there are any, by one of ComfyUI's own that draws no noise."""
     case = HOST_VAES[name]
     latents = case.latents(case.frames[-1] if case.frames else 0, case.rows[-1], 3)
-    vae = ParallelVAE(case.made().to(bench.device), world_axis(bench.device), case.sizes)
+    with off_gpu():
+        model = case.made()
+    vae = ParallelVAE(model.to(bench.device), world_axis(bench.device), case.sizes)
     with use_chunk_bytes(CHUNK), torch.no_grad():
         result = bench.run([vae.vae.decoder], lambda: vae.decode(latents), None)
-        return result, case.made().decode(latents)
+        with off_gpu():
+            return result, None if result is None else case.made().decode(latents)
 
 
 SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae, "host-vae": of_host_vae}
@@ -145,12 +153,13 @@ SHELVES = {"diffusers": of_diffusers, "comfyui": of_comfyui, "vae": of_vae, "hos
 def plain_diffusers(name: str, device: torch.device = CPU, dtype: str = "fp32") -> torch.Tensor:
     family = FAMILIES[name]
     latents, timestep, conditions = family.inputs(*family.shapes[UNEVEN])
-    model = family.build().to(device, DTYPES[dtype])
+    with off_gpu():
+        model = family.build().to(device, DTYPES[dtype])
     latents, conditions = in_dtype(latents, dtype), in_dtype(conditions, dtype)
     if family.model_class == "HunyuanDiT2DModel":  # which computes embeddings in the dtype of the timesteps
         timestep = in_dtype(timestep, dtype)
     latents, timestep, conditions = tree_map(lambda value: value.to(device), (latents, timestep, conditions))
-    with torch.no_grad():
+    with off_gpu(), torch.no_grad():
         return family.reference(model, latents, timestep, conditions).cpu().float()
 
 
@@ -159,7 +168,7 @@ def plain_comfyui(name: str, device: torch.device = CPU, dtype: str = "fp32") ->
     case = CASES[name]
     (call,) = given(case, dtype)
     args, kwargs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, tuple(call))
-    with torch.no_grad():
+    with off_gpu(), torch.no_grad():
         return flat(case.build(DTYPES[dtype]).to(device)(*args, **kwargs)).cpu()
 
 

@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.library_ranks OUT CASES`: pipelines made parallel, as a plain script does it.
+"""`torchrun -m tests.support.ranks.library.library_ranks OUT CASES`: pipelines made parallel, as a script does it.
 
 Rank 0's images are saved in OUT/worldN.safetensors, by case name, and on two ranks every family's prediction; what each
 rank was told of the calls that are to be refused, in OUT/refusals.RANK.json.

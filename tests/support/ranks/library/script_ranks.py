@@ -1,4 +1,4 @@
-"""`torchrun -m tests.support.ranks.script_ranks FOLDER SCRIPT ARGUMENT…`: runs a script in its folder."""
+"""`torchrun -m tests.support.ranks.library.script_ranks FOLDER SCRIPT ARGUMENT…`: runs a script in its folder."""
 
 from __future__ import annotations
 
