@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from demo.host import REPOSITORY, ComfyHost
 from parallel_backend.errors import DETAILS, ModelFileError, PlanError, RequestError
-from tests.support.cases.families import FAMILIES
 from tests.support.editor.editor import Editor
 from tests.support.editor.examples import open_demo
-from tests.support.group.direct_group import direct_on, go_on
 from tests.support.host.faults import spaced
-from tests.support.host.graphs import Job, ranks
+from tests.support.host.graphs import Job, ranks, status
 from worker.errors import Explanation, RequestRefused, WorkerGroupError
-from worker.host.client import WorkerGroup
 from worker.settings import SettingsError
 
 CARD, TITLE = "paralleldit-error", "header strong"
@@ -92,24 +87,6 @@ def test_the_text_of_an_error_is_in_the_order_of_importance_and_the_same_in_the_
 
 def test_the_editor_looks_for_the_same_line_above_the_details() -> None:
     assert f"\\n\\n{DETAILS}\\n" in (REPOSITORY / "web" / "errors" / "message.mjs").read_text()
-
-
-def test_an_unforeseen_error_on_a_rank_brings_its_traceback_and_the_ranks_live_on(
-    group_of_two: WorkerGroup, tmp_path: Path
-) -> None:
-    direct = direct_on(group_of_two, tmp_path, FAMILIES["dit"], cfg=2)
-    before = direct.pids()
-    source = replace(direct.source, config={**direct.source.config, "patch_size": 0})
-    with pytest.raises(RequestRefused, match="^ZeroDivisionError") as caught:
-        direct.group.load(source.to_json(), direct.plan.to_json(), 2, go_on)
-    said = caught.value.explanation
-    assert "report it" in said.advice
-    assert re.search(r"^Rank 0:\nTraceback .*in build_transformer.*ZeroDivisionError", said.details, re.DOTALL)
-    with pytest.raises(RequestRefused) as refused:
-        direct.forward(8, 8)
-    no_model = Explanation("No model is loaded in the worker group.", "Queue the prompt again.")
-    assert refused.value.explanation == no_model, "the fields are those that the ranks agreed on"
-    assert direct.pids() == before
 
 
 @pytest.fixture
@@ -201,7 +178,9 @@ def test_an_error_is_told_in_the_tab_of_its_workflow_until_that_is_closed(
     assert editor.problems == []
 
 
-def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(editor: Editor, host: ComfyHost) -> None:
+def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded_and_in_the_panel(
+    editor: Editor, host: ComfyHost
+) -> None:
     page = editor.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.evaluate(
@@ -215,6 +194,14 @@ def test_a_rank_that_dies_in_a_job_is_told_at_the_node_with_its_log_folded(edito
     expect(card.locator(TITLE)).to_have_text("The worker group failed")
     expect(card.get_by_test_id(f"{CARD}-cause")).to_have_text(re.compile(r"Rank 1 .* was killed by SIGKILL"))
     expect(card.get_by_test_id(f"{CARD}-advice")).to_contain_text("Queue the prompt again")
+    panel = editor.open_panel()
+    editor.screenshot("error-killed-rank")
+    expect(panel.get_by_test_id("paralleldit-state")).to_contain_text("ready", ignore_case=True)  # it has come back
+    expect(panel).to_contain_text("SIGKILL")
+    panel.get_by_test_id("paralleldit-dismiss").click()
+    expect(panel).not_to_contain_text("SIGKILL")
+    assert status(host)["last_death"] is None
+    editor.close_panel()
     log = card.get_by_text("The last lines of rank-1.log")
     expect(log).to_be_hidden()
     card.get_by_text("Details").click()

@@ -22,7 +22,7 @@ from tests.support.editor.editor import Editor
 from tests.support.editor.examples import EXAMPLES, FOLDER, boxes, open_example, problems, settle
 from tests.support.files.template_files import EXAMPLE_FILES, Smaller, files_in, pictures, shrink, unread
 from tests.support.templates.examples import TABLE
-from tests.support.tiers import slow_but
+from tests.support.tiers import running, slow_but
 
 OPEN = ("flux_dev_text_to_image", "ltx2_text_to_video")  # by the quick run: a small one and the largest
 DEMOS = ("demo", "pipefusion")  # whose model comes with the pack; test_api_queue looks at what they draw
@@ -85,10 +85,24 @@ DRAWN = {
 OPENED = [name for name in EXAMPLES if name not in DEMOS]
 
 
+@pytest.fixture
+def editor(shared_editor: Editor) -> Editor:
+    return shared_editor
+
+
 @pytest.fixture(scope="module")
-def files(comfyui: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The files that the workflows name, in the host's model folders."""
-    with files_in(EXAMPLE_FILES, comfyui, models, tmp_path_factory.mktemp("files")):
+def files(
+    request: pytest.FixtureRequest,
+    comfyui: Path,
+    models: Path,
+    modules_page: Editor,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """The files that the workflows name, in the host's model folders; and the page has looked there."""
+    named = {path: EXAMPLE_FILES[path] for (example,) in running(request, "example") for path in files_noted(example)}
+    with files_in(named, comfyui, models, tmp_path_factory.mktemp("files")):
+        modules_page.open(workflow("demo"))  # a page that is loaded anew is up once it shows nodes
+        modules_page.reload()
         yield
 
 
@@ -187,27 +201,27 @@ def test_each_converts_to_a_prompt_in_which_nothing_is_missing(name: str, host: 
             assert not isinstance(value, list) or value[0] in prompt
 
 
-@pytest.mark.parametrize("name", slow_but(OPEN, {name: (name,) for name in EXAMPLES}))
-def test_it_opens_whole_and_tidy_and_names_its_files(name: str, editor: Editor, files: None) -> None:
+@pytest.mark.parametrize("example", slow_but(OPEN, {name: (name,) for name in EXAMPLES}))
+def test_it_opens_whole_and_tidy_and_names_its_files(example: str, editor: Editor, files: None) -> None:
     editor.page.set_viewport_size(ROOMY)  # what is drawn small has no drawing of the plan
-    open_example(editor, name)
+    open_example(editor, example)
     assert editor.page.evaluate(UNKNOWN) == []
-    assert files_noted(name) == files_chosen(editor.page.evaluate(PROMPT))
-    if not any(EXAMPLE_FILES[f"{model.folder}/{model.name}"] is unread for model in TABLE[name].files[:1]):
+    assert files_noted(example) == files_chosen(editor.page.evaluate(PROMPT))
+    if not any(EXAMPLE_FILES[f"{model.folder}/{model.name}"] is unread for model in TABLE[example].files[:1]):
         editor.page.locator(".paralleldit-plan-title").wait_for(timeout=ANSWER_MS)  # the node grows by its answer
     settle(editor)
     assert [(one[0], other[0]) for one, other in combinations(boxes(editor), 2) if overlaps(one, other)] == []
     assert problems(editor) == []
 
 
-@pytest.mark.parametrize("name", slow_but(("flux_dev_text_to_image",), {name: (name,) for name in DRAWN}))
-def test_it_draws(name: str, editor: Editor, host: ComfyHost, files: None) -> None:
-    open_example(editor, name)
+@pytest.mark.parametrize("example", slow_but(("flux_dev_text_to_image",), {name: (name,) for name in DRAWN}))
+def test_it_draws(example: str, editor: Editor, host: ComfyHost, files: None) -> None:
+    open_example(editor, example)
     prompt = editor.page.evaluate(PROMPT)
-    shrink(prompt, DRAWN[name].smaller)
+    shrink(prompt, DRAWN[example].smaller)
     outputs = host.run(prompt)["outputs"]
     (saved,) = [image for output in outputs.values() for image in output.get("images", [])]
     shown = pictures(host.output_file(saved))
-    assert len(shown) == DRAWN[name].frames
-    assert {picture.shape for picture in shown} == {(DRAWN[name].height, DRAWN[name].width, 3)}
+    assert len(shown) == DRAWN[example].frames
+    assert {picture.shape for picture in shown} == {(DRAWN[example].height, DRAWN[example].width, 3)}
     assert shown[0].std() > 1, "a picture of one colour"

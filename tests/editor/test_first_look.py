@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import Request
@@ -54,6 +55,11 @@ def started(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         process.wait()
 
 
+def post(url: str, change: str) -> None:
+    """Changes the worker group of a ComfyUI that opens there."""
+    open_url(Request(f"{url.partition('/?')[0]}/paralleldit/{change}", method="POST"), timeout=SECONDS).close()
+
+
 def look(page: Page, url: str) -> tuple[list[str], list[str]]:
     """Opens the editor while ranks start, of which it is told all the time: addresses that are not there, and what the
     console says."""
@@ -87,12 +93,13 @@ class Look(NamedTuple):
 def looks(started: tuple[str, Path], browser: Browser) -> Iterator[tuple[list[Look], Page]]:
     """Of two people, the second of whom the host takes for one who has seen it; and the second's page."""
     url, found = started[0], []
-    with contextlib.ExitStack() as visits:
+    with contextlib.ExitStack() as visits, ThreadPoolExecutor() as threads:
         for _ in range(2):
             visits.close()
-            open_url(Request(f"{url.partition('/?')[0]}/paralleldit/restart", method="POST"), timeout=SECONDS).close()
+            restart = threads.submit(post, url, "restart")  # which ends once they run
             page = visits.enter_context(browser.new_context(viewport=VIEWPORT)).new_page()
             missing, said = look(page, url)
+            restart.result()
             page.screenshot(path=SCREENSHOTS / "first-look.png")
             found.append(Look(missing, said, page.evaluate(WRONG), page.get_by_text("errors found").count()))
         yield found, page
@@ -113,7 +120,7 @@ def test_a_node_that_waits_for_its_workers_says_so_and_then_how_long_it_took(
     started: tuple[str, Path], looks: tuple[list[Look], Page]
 ) -> None:
     page = looks[1]
-    open_url(Request(f"{started[0].partition('/?')[0]}/paralleldit/stop", method="POST"), timeout=SECONDS).close()
+    post(started[0], "stop")
     page.get_by_test_id("queue-button").click()
     page.wait_for_function(f"() => ({TEXT})?.startsWith('Starting the workers, ')")
     page.screenshot(path=SCREENSHOTS / "waiting.png")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from demo.host import REPOSITORY
-from tests.support.editor.editor import Editor
+from demo.host import REPOSITORY, ComfyHost
+from tests.support.editor.editor import Editor, open_editor
 from tests.support.editor.examples import open_demo
 
 GIB = 1 << 30
@@ -273,18 +273,21 @@ def test_advice_can_be_followed_with_what_is_there(answers: dict) -> None:
     assert list(remarks(answers["auto without a file"])) == ["needs_file"]
 
 
-def test_node_and_panel_show_it(editor: Editor, answers: dict) -> None:
+def test_node_and_panel_show_it(browser: Browser, host: ComfyHost, answers: dict) -> None:
     """Of GPUs, that are none here: the answer, and the group's status, are given to the page."""
-    page, weights = editor.page, {"kind": "shared", "blocks": 17, "of": 57, "kept": 19 * GIB, "whole": 22 * GIB}
+    weights = {"kind": "shared", "blocks": 17, "of": 57, "kept": 19 * GIB, "whole": 22 * GIB}
     weights |= {"fetched": 3 * GIB, "seconds": 0.27, "link": 12e9, "is_measured": False}
     stopped = {"state": "stopped", "deaths": 0, "last_death": None, "remarks": []}
     known = {**stopped, "state": "ready", "device": "cuda", "pids": [11, 12], "model": "Flux", "weights": weights}
     # Of a number that no real group has, of which the host tells by events, too.
     groups = [{"group": number, "status": each, "runs": []} for number, each in ((1, stopped), (8, known))]
     told = {"groups": groups, "device": "cuda", "devices": 2}
-    page.route("**/paralleldit/plan", lambda route: route.fulfill(json=answers["auto"]))
-    page.route("**/paralleldit/groups*", lambda route: route.fulfill(json=told))
-    editor.reload()
+    with open_editor(browser, host, {ROUTE: answers["auto"], "**/paralleldit/groups*": told}) as editor:
+        check_weights_in(editor)
+
+
+def check_weights_in(editor: Editor) -> None:
+    page = editor.page
     open_demo(editor)
     content = page.locator(".paralleldit-plan-content:not(:empty)")
     for said in ("Each rank: 18.", "Weights in RAM: 12 of", "ulysses=2 alone does not fit", "the measured 20.0 GB/s"):

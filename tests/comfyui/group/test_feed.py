@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.error
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from demo.host import ComfyHost, PromptError
 from tests.support.host.faults import spaced
 from tests.support.host.graphs import Job, groups, post, status
 
-JOB = Job("tiny-dit", "3", seed=5, steps=150)
+JOB = Job("tiny-dit", "3", seed=5, steps=60)
 
 
 def follow(host: ComfyHost, job: Job) -> list[dict]:
@@ -26,7 +27,7 @@ def follow(host: ComfyHost, job: Job) -> list[dict]:
 
 @pytest.mark.parametrize(("scheduler", "operation"), [("Euler", "sample"), (None, "call")])
 def test_a_run_is_told_of_step_by_step(scheduler: str | None, operation: str, host: ComfyHost) -> None:
-    steps = 400  # some seconds: a status is told a few times in one, and may find the group between two forwards
+    steps = 200  # some seconds: a status is told a few times in one, and may find the group between two forwards
     told = follow(host, Job("tiny-dit", "3", seed=5, steps=steps, scheduler=scheduler))
     assert "busy" in {event["status"]["state"] for event in told}
     made = [run["made"] for event in told for run in event["runs"][:1]]
@@ -77,7 +78,7 @@ def test_a_group_is_parked_when_asked(host: ComfyHost) -> None:
 
 @pytest.mark.parametrize("scheduler", ["Euler", None])
 def test_a_park_during_a_job_waits_for_it(scheduler: str | None, host: ComfyHost) -> None:
-    prompt_id = host.queue(spaced(Job("tiny-dit", "3", seed=5, steps=150, scheduler=scheduler)).prompt())
+    prompt_id = host.queue(spaced(replace(JOB, scheduler=scheduler)).prompt())
     parked = []
 
     def park(event: dict) -> None:
@@ -87,7 +88,7 @@ def test_a_park_during_a_job_waits_for_it(scheduler: str | None, host: ComfyHost
     entry = host.wait(prompt_id, on_event=park)
     assert entry["status"]["completed"] and parked
     assert "model" not in status(host)
-    assert groups(host)[0]["runs"][0]["made"] == 150
+    assert groups(host)[0]["runs"][0]["made"] == JOB.steps
 
 
 def test_another_group_than_there_can_be_is_named(host: ComfyHost) -> None:

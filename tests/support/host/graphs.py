@@ -178,7 +178,7 @@ NODE_CLASS_MAPPINGS = {
 '''
 
 # By a plan's ranks, the worker group that serves such plans where a job leaves the choice open. In one group for all,
-# each change of size would be a new group, many seconds later.
+# one rank after several, which attend otherwise, would be a new group, many seconds later.
 GROUPS_BY_SIZE = {2: 1, 1: 2, 4: 3}
 
 # The host caches a node's result by its inputs; a seed of its own makes a sampler run.
@@ -349,9 +349,12 @@ def ranks(host: ComfyHost, group: int = 1) -> list[int]:
     return status(host, group)["pids"]
 
 
-def worker_processes(host: ComfyHost) -> set[psutil.Process]:
-    """Every process below the host: the torchrun agent, the ranks, and whatever they started."""
-    return set(psutil.Process(host.process.pid).children(recursive=True))
+def worker_processes(host: ComfyHost, group: int | None = None) -> set[psutil.Process]:
+    """Every process below the host, or of a group that runs: the torchrun agent, the ranks, and what they started."""
+    if group is None:
+        return set(psutil.Process(host.process.pid).children(recursive=True))
+    agent = psutil.Process(psutil.Process(ranks(host, group)[0]).ppid())
+    return {agent, *agent.children(recursive=True)}
 
 
 def alive(process: psutil.Process) -> bool:
@@ -364,7 +367,8 @@ def alive(process: psutil.Process) -> bool:
 
 def refusal(host: ComfyHost, prompt: dict, good: Job) -> str:
     """The error that the prompt ends with. Fails unless the ranks that were there before then serve `good`."""
-    latents(host, good.prompt())
+    if status(host, good.worker_group)["state"] != "ready":
+        latents(host, good.prompt())
     before = ranks(host, good.worker_group)
     with pytest.raises(PromptError) as caught:
         host.run(prompt)
