@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,6 @@ from ..comfyui.patched_options import compile_key
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
 from ..wire.operations import (
-    ADAPT,
-    ADAPTED,
     CALL,
     FORWARD,
     FREED,
@@ -28,14 +26,14 @@ from ..wire.operations import (
     MEASURED,
     OPERATIONS,
     PARK,
-    PART,
+    PATCH,
+    PATCHED,
     SAMPLE,
     TRACE,
     TRIM,
     UNLOAD,
     VAE,
     WEIGHTS,
-    Operation,
 )
 from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import KWARGS, SamplerCall, SamplerPass
@@ -88,7 +86,7 @@ class WorkerGroup:
         return self._known.model
 
     def turn(self, check: Check) -> AbstractContextManager[None]:
-        """While entered, no other request runs, and no restart, which would drop the additions to the model."""
+        """While entered, no other request runs, and no restart, which would drop the model's patches."""
         return self.supervisor.turn(check)
 
     def load(
@@ -98,7 +96,7 @@ class WorkerGroup:
 
         If more ranks run, the others stay idle. Ranks that imported ComfyUI with other arguments are restarted.
 
-        source and plan: the engine's ModelSource and ParallelPlan as JSON objects. remarks: sentences about the plan,
+        source and plan: a HostSource and a ParallelPlan as JSON objects. remarks: sentences about the plan,
         for the status. name: of the model, as the person chose it, for the status.
         Raises RequestRefused and WorkerGroupError.
         """
@@ -115,80 +113,48 @@ class WorkerGroup:
             self.loads += 1
             results = self._request(LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
-            if ADAPTED not in results:
-                known.additions = None
+            if PATCHED not in results:
+                known.patches = None
 
-    def adapt(
-        self,
-        key: str | None,
-        build: Callable[[], tuple[list[Header], Tensors]],
-        check: Check,
-        operation: Operation = ADAPT,
-    ) -> None:
-        """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
+    def patch(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
+        """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.
 
-        key: tells them from all others; None where there are none. build: makes what the engine's Additions are made
-        of, as JSON objects, and the tensors that these name; or for the operation PATCH, which is for ComfyUI's own
-        classes, what a Patch is made of.
+        key: tells these changes from all others; None for no changes. build: returns Patches as JSON objects, and the
+        tensors that they name.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
             known = self._known
-            if known.additions == key:
+            if known.patches == key:
                 return
-            additions, tensors = build()
-            known.additions = ""
-            (field,) = operation.fields
-            self._request(operation.header(**{field: additions}), tensors, check)
-            known.additions = key
+            patches, tensors = build()
+            known.patches = ""
+            self._request(PATCH.header(patches=patches), tensors, check)
+            known.patches = key
 
-    def forward(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check, steps: int = 1
-    ) -> torch.Tensor:
-        """One forward of the loaded model: the prediction, in the shape of the latents. steps: of its sampling.
+    def call(self, calls: Sequence[Arguments], check: Check, method: str = FORWARD) -> list[list[torch.Tensor]]:
+        """Calls a method of the loaded model. Returns the tensors of each call.
 
-        Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
-        """
-        with self.turn(check):
-            keys, new, dropped = self._known.conditions.exchange(conditions)
-            header = FORWARD.header(conditions=keys, drop=dropped, steps=steps)
-            tensors = {"latents": latents, "timestep": timestep_B, **new}
-            return self._request(header, tensors, check, size=(tuple(latents.shape), steps))["prediction"]
-
-    def call(self, calls: Sequence[Arguments], check: Check) -> list[list[torch.Tensor]]:
-        """Calls a loaded model of ComfyUI's own class. Returns the tensors of each call.
-
-        Calls run at the same time, as far as the plan shares the batch. The args of a call are latents and timestep,
-        which change each time. Tensors in kwargs that the group still has from an earlier request are not sent again.
+        Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
+        timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
+        sent again. method: the forward, or one of METHODS in `comfyui/source.py`, which rank 0 runs.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
         try:
-            packed = [pack_call(call, f"calls.{place}", tensors) for place, call in enumerate(calls)]
+            packed = [pack_call(call, f"{method}.{place}", tensors) for place, call in enumerate(calls)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
-            header = CALL.header(calls=packed, conditions=keys, drop=dropped)
+            header = CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            results = self._request(header, {**fresh, **new}, check, size=size)
+            results = self._request(header, {**fresh, **new}, check, size=size if method == FORWARD else None)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
             return found
-
-    def part(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> torch.Tensor:
-        """Calls another method than the forward of a loaded model of ComfyUI's own class. Returns its tensor.
-
-        Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
-        """
-        tensors: Tensors = {}
-        try:
-            packed = pack_call((args, kwargs), "part", tensors)
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
-        return self._request(PART.header(method=method, **packed), tensors, check)[PREDICTION]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep
@@ -335,7 +301,7 @@ class WorkerGroup:
         return session.known if session else KnownState()
 
     def _revive(self, known: KnownState, check: Check) -> None:
-        """Loads the model that the ranks held when they died. The next request brings its additions."""
+        """Loads the model that the ranks held when they died. The next request brings its patches."""
         if known.model:
             self.load(*known.model, self.ranks, check, known.remarks, known.name)
 
@@ -390,7 +356,7 @@ class WorkerGroup:
                 known.model = None
             self.changed.set()
         if done:
-            if operation.is_step:
+            if "seconds" in reply:
                 self.runs.step(operation.name, reply["seconds"], reply["communication"])
             return results
         refusal = OutOfMemory if reply.get("kind") == MEMORY else RequestRefused
