@@ -178,11 +178,12 @@ class RemoteModule(RemoteWeights):
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
-        given = [each.conditions for each in passes if isinstance(each.conditions, Mapping)]
-        if given:
-            noise = tensors["noise"].to(self.costs.torch_dtype)
-            work = self.count_work(work, (noise, noise.new_zeros(len(noise))), given[0])
-        self.decide_plan(work, given)
+        noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
+        latents = torch.cat([noise] * len(first.branches))
+        if first.channels is not None:
+            latents = torch.cat([latents, first.channels.to(latents)], dim=1)
+        work = self.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
+        self.decide_plan(work, [each.kwargs for each in passes])
         with self.group.turn(check_interrupt):
             self.load()
             found = self.group.sample(call, tensors, passes, check_interrupt, on_step)

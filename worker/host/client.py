@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,9 @@ from ..wire.operations import (
     WEIGHTS,
 )
 from ..wire.protocol import MEMORY, Header
-from ..wire.sampler_call import KWARGS, SamplerCall, SamplerPass
+from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack, pack_call
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack_call
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
@@ -167,17 +166,13 @@ class WorkerGroup:
         """
         given: Tensors = {}
         try:
-            packed = [
-                replace(each, conditions=pack(each.conditions, f"passes.{place}", given)).to_json()
-                for place, each in enumerate(passes)
-            ]
+            packed = [each.pack(f"passes.{place}", given).to_json() for place, each in enumerate(passes)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
             header = SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
-            kwargs = passes[0].conditions.get(KWARGS, {})
-            size = (tuple(tensors["noise"].shape), call.steps, compile_key(kwargs))
+            size = (tuple(tensors["noise"].shape), call.steps, compile_key(passes[0].kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
                 self.runs.step(SAMPLE.name, event["seconds"], event["communication"])

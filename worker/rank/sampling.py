@@ -14,9 +14,8 @@ from parallel_backend.sampling.denoiser import Inpainting, Pass
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 
-from ..wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
+from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
-from ..wire.tree import unpack
 
 
 def read_cache_settings(call: SamplerCall) -> CacheSettings:
@@ -37,9 +36,8 @@ def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
     """Returns the forwards of a step. Raises ValueError and the like if they are described wrongly."""
     found = []
     for fields in passes:
-        each = SamplerPass.from_json(fields)
-        conditions = unpack(each.conditions, tensors)
-        found.append(Pass(each.branches, ModelConditions(conditions[KWARGS], conditions.get(CHANNELS))))
+        each = SamplerPass.from_json(fields).unpack(tensors)
+        found.append(Pass(each.branches, ModelConditions(each.kwargs, each.channels)))
     return found
 
 

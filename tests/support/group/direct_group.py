@@ -20,7 +20,7 @@ from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.wire.operations import CALL, FORWARD, SAMPLE
 from worker.wire.protocol import Header
-from worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
+from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import Tensors
 from worker.wire.tree import NEW_EACH_CALL, pack, pack_call
 
@@ -67,7 +67,7 @@ def kwargs_of(family: Family, conditions: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def pass_of(family: Family, conditions: Mapping[str, torch.Tensor], branch: int = 0) -> SamplerPass:
-    return SamplerPass((branch,), {KWARGS: kwargs_of(family, conditions), CHANNELS: None})
+    return SamplerPass((branch,), kwargs_of(family, conditions))
 
 
 def call_request(family: Family) -> tuple[Header, Tensors]:
@@ -83,8 +83,7 @@ def sample_request(family: Family, steps: int) -> tuple[Header, Tensors]:
     """A request for a sampling of one row, and its tensors."""
     noise, _, conditions = family.inputs(1, 8, 8)
     tensors: Tensors = {}
-    given = pass_of(family, conditions)
-    given = replace(given, conditions=pack(given.conditions, "passes.0", tensors))
+    given = pass_of(family, conditions).pack("passes.0", tensors)
     call = replace(SHORT, steps=steps).to_json()
     header = SAMPLE.header(call=call, passes=[given.to_json()], conditions={path: path for path in tensors}, drop=[])
     return header, {"noise": noise, **tensors}

@@ -31,7 +31,7 @@ def real_frames() -> list[bytes]:
     """Requests, replies and events of both channels, as they are sent."""
     call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4}
     keys = {"encoder_hidden_states": "condition.1"}
-    given = {"branches": [0], "conditions": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
+    given = {"branches": [0], "kwargs": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)
     job: list[tuple[Header, Tensors]] = [
         ({"op": "load", "id": 1, "source": {"model_class": "DiT", "file": "/x"}, "plan": {"ulysses": 2}}, {}),
