@@ -15,25 +15,7 @@ import torch
 from ..comfyui.patched_options import compile_key
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
-from ..wire.operations import (
-    CALL,
-    FORWARD,
-    FREED,
-    LACKING,
-    LOAD,
-    MEASURE,
-    MEASURED,
-    OPERATIONS,
-    PARK,
-    PATCH,
-    PATCHED,
-    SAMPLE,
-    TRACE,
-    TRIM,
-    UNLOAD,
-    VAE,
-    WEIGHTS,
-)
+from ..wire import operations as ops
 from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
@@ -110,9 +92,9 @@ class WorkerGroup:
                 return
             known.model, known.conditions = None, SentConditions()
             self.loads += 1
-            results = self._request(LOAD.header(source=source, plan=plan), {}, check)
+            results = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
-            if PATCHED not in results:
+            if ops.PATCHED not in results:
                 known.patches = None
 
     def patch(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
@@ -128,10 +110,10 @@ class WorkerGroup:
                 return
             patches, tensors = build()
             known.patches = ""
-            self._request(PATCH.header(patches=patches), tensors, check)
+            self._request(ops.PATCH.header(patches=patches), tensors, check)
             known.patches = key
 
-    def call(self, calls: Sequence[Arguments], check: Check, method: str = FORWARD) -> list[list[torch.Tensor]]:
+    def call(self, calls: Sequence[Arguments], check: Check, method: str = ops.FORWARD) -> list[list[torch.Tensor]]:
         """Calls a method of the loaded model. Returns the tensors of each call.
 
         Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
@@ -147,9 +129,9 @@ class WorkerGroup:
         fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
-            header = CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
+            header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            results = self._request(header, {**fresh, **new}, check, size=size if method == FORWARD else None)
+            results = self._request(header, {**fresh, **new}, check, size=size if method == ops.FORWARD else None)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
@@ -171,11 +153,11 @@ class WorkerGroup:
             raise RequestRefused(*error.explanation) from error
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
-            header = SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
+            header = ops.SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
             size = (tuple(tensors["noise"].shape), call.steps, compile_key(passes[0].kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
-                self.runs.step(SAMPLE.name, event["seconds"], event["communication"])
+                self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
                 self.runs.reached(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
@@ -194,10 +176,10 @@ class WorkerGroup:
             session = self.session
             self.supervisor.ensure(session.ranks if session else ranks, check)
             self._known.note_import(source)
-            header = VAE.header(direction=direction, vae=source)
+            header = ops.VAE.header(direction=direction, vae=source)
             results = self._request(header, given, check)
-            if LACKING in results:
-                sent = {f"{WEIGHTS}{name}": tensor for name, tensor in weights().items()}
+            if ops.LACKING in results:
+                sent = {f"{ops.WEIGHTS}{name}": tensor for name, tensor in weights().items()}
                 results = self._request(header, {**given, **sent}, check)
             return results
 
@@ -225,7 +207,7 @@ class WorkerGroup:
             with self.supervisor.turn_within(0.0) as has_come:
                 if not has_come or not self._is_idle():
                     return 0
-                return int(self._request(TRIM.header(), {}, lambda: None)[FREED])
+                return int(self._request(ops.TRIM.header(), {}, lambda: None)[ops.FREED])
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
             return 0
@@ -245,7 +227,7 @@ class WorkerGroup:
                 raise RequestRefused(
                     "The worker group is busy with a job.", "Ask for the trace again when it has ended."
                 )
-            return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
+            return self._request(ops.TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
         """Measures the devices and links of exactly `ranks` ranks, and starts these if needed.
@@ -254,7 +236,7 @@ class WorkerGroup:
         """
         with self.turn(check):
             self.supervisor.ensure(ranks, check, exactly=True)
-            found = self._request(MEASURE.header(dtype=dtype), {}, check)[MEASURED]
+            found = self._request(ops.MEASURE.header(dtype=dtype), {}, check)[ops.MEASURED]
             return json.loads(found.numpy().tobytes())
 
     def status(self) -> dict[str, Any]:
@@ -309,12 +291,12 @@ class WorkerGroup:
             return False
         if not unload and self.device != "cpu":
             try:
-                self._request(PARK.header(), {}, lambda: None)
+                self._request(ops.PARK.header(), {}, lambda: None)
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
         session.known = session.known.emptied()
-        self._request(UNLOAD.header(), {}, lambda: None)
+        self._request(ops.UNLOAD.header(), {}, lambda: None)
         return True
 
     def _is_idle(self) -> bool:
@@ -333,7 +315,7 @@ class WorkerGroup:
         self.runs.check_stopped()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
-        operation, known, done = OPERATIONS[header["op"]], session.known, False
+        operation, known, done = ops.OPERATIONS[header["op"]], session.known, False
         kind = (operation.name, self.loads, size) if size else None
         if size:
             self.runs.sized(operation.name, size)

@@ -25,25 +25,7 @@ from parallel_backend.weights.parking import Parking
 
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
-from ..wire.operations import (
-    CALL,
-    FORWARD,
-    FREED,
-    LACKING,
-    LOAD,
-    MEASURE,
-    MEASURED,
-    OPERATIONS,
-    PARK,
-    PATCH,
-    PATCHED,
-    SAMPLE,
-    TRACE,
-    TRIM,
-    UNLOAD,
-    VAE,
-    WEIGHTS,
-)
+from ..wire import operations as ops
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
@@ -83,23 +65,23 @@ class Operations:
     def by_name(self) -> Mapping[str, Handler]:
         """Returns the handlers. Raises RuntimeError if they differ from the table of operations."""
         handlers = self.handlers()
-        unmatched = sorted(handlers.keys() ^ OPERATIONS.keys())
+        unmatched = sorted(handlers.keys() ^ ops.OPERATIONS.keys())
         if unmatched:
             raise RuntimeError(f"Either a handler or an operation in wire/operations.py lacks: {', '.join(unmatched)}.")
         return handlers
 
     def handlers(self) -> dict[str, Handler]:
         return {
-            LOAD.name: self.load,
-            PATCH.name: self.patch,
-            CALL.name: self.call,
-            SAMPLE.name: self.sample,
-            VAE.name: self.run_vae,
-            PARK.name: self.park,
-            TRIM.name: self.trim,
-            UNLOAD.name: self.unload,
-            TRACE.name: self.trace,
-            MEASURE.name: self.measure,
+            ops.LOAD.name: self.load,
+            ops.PATCH.name: self.patch,
+            ops.CALL.name: self.call,
+            ops.SAMPLE.name: self.sample,
+            ops.VAE.name: self.run_vae,
+            ops.PARK.name: self.park,
+            ops.TRIM.name: self.trim,
+            ops.UNLOAD.name: self.unload,
+            ops.TRACE.name: self.trace,
+            ops.MEASURE.name: self.measure,
         }
 
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
@@ -130,7 +112,7 @@ class Operations:
         model = kept or job.together(lambda: job.alone(lambda: HostModel.build(source, mesh, job.check)))
         self.state.keep_model(model, source, plan)
         self.place(job, model, plan)
-        return {PATCHED: torch.ones(1)} if kept and kept.is_patched else None
+        return {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else None
 
     def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
         """Puts the weights where the plan wants them, see `WeightPlacement`. If that fails, no model is loaded."""
@@ -153,20 +135,20 @@ class Operations:
 
     def patch(self, job: Job, tensors: Tensors) -> None:
         """Gives the weights these changes in place of the earlier ones. If that fails, no model is loaded."""
-        model = self.loaded(job)
+        model = self.get_model(job)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         job.alone(lambda: model.patch(patches, tensors))
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
-        model = self.loaded(job)
+        model = self.get_model(job)
         fresh = {name: tensors.pop(name) for name in list(tensors) if NEW_EACH_CALL.match(name)}
         conditions = self.state.take_conditions(job.header, tensors)
         given = {**fresh, **conditions}
         calls = parse_field(
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
-        if (method := job.header["method"]) == FORWARD:
+        if (method := job.header["method"]) == ops.FORWARD:
             self.check_compiler(job, model, calls[0].kwargs)
             self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
             outputs = run_model_code(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
@@ -188,7 +170,7 @@ class Operations:
 
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has given it up."""
-        model = self.loaded(job)
+        model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
         conditions = self.state.take_conditions(job.header, tensors)
         call = SamplerCall.from_json(job.header["call"])
@@ -240,8 +222,8 @@ class Operations:
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
         if state.vae is None or state.vae[0] != source:
-            if not source.file and not any(name.startswith(WEIGHTS) for name in tensors):
-                return {LACKING: torch.ones(1)}
+            if not source.file and not any(name.startswith(ops.WEIGHTS) for name in tensors):
+                return {ops.LACKING: torch.ones(1)}
             state.vae = None
             release_memory(state.device)
             state.vae = (source, load_rank_vae(source, tensors, job))
@@ -282,7 +264,7 @@ class Operations:
         """Frees unused memory. Returns how many bytes of the accelerator."""
         before = memory_use(self.state.device)["accelerator"]
         release_memory(self.state.device)
-        return {FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
+        return {ops.FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
         """Puts parked weights back. Raises Ended if a rank has too little memory; then they stay parked on all
@@ -325,10 +307,10 @@ class Operations:
             raise RequestError("There are no links between ranks where there is one.", "Use a plan of several ranks.")
         figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
         release_memory(self.state.device)
-        told = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
-        return None if dist.get_rank() else {MEASURED: told}
+        encoded = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
+        return None if dist.get_rank() else {ops.MEASURED: encoded}
 
-    def loaded(self, job: Job) -> HostModel:
+    def get_model(self, job: Job) -> HostModel:
         """Returns the loaded model, on its device. Raises RequestError if there is none."""
         model = self.state.model
         if model is None:
