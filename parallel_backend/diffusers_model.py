@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from .costs.memory import device_bytes, rank_bytes
 from .errors import RequestError
 from .groups.collectives import collect, shard
 from .groups.mesh import Axis, Mesh
 from .groups.mesh_layout import same_weights
 from .memo import Memo, memoise
 from .models import adapter_for
-from .models.checks import sizes_of
 from .models.input_checks import check_inputs
 from .parallel_model import BATCH_DIM, ParallelModel
 from .seams.forward import Forward
@@ -74,15 +71,6 @@ class DiffusersModel(ParallelModel):
     def resident_bytes(self) -> int:
         """The bytes of those weights that are on the device now."""
         return 0 if self.parking.is_parked else self.weight_bytes
-
-    def working(self, latents: Sequence[int]) -> int:
-        """Returns the bytes that a forward needs beyond the weights, for latents of this shape (B, C, …).
-
-        The value is that of the rank that needs the most, so it is the same on all ranks.
-        """
-        heads, head_dim, _ = sizes_of(self.model, self.adapter.spec)
-        activation = self.token_count(latents) * heads * head_dim * self.dtype.itemsize
-        return math.ceil(rank_bytes(device_bytes(activation), latents[0], self.mesh.plan))
 
     def limit_weights(self, free: int) -> int:
         """Returns how much of this free device memory the weights may use."""

@@ -2702,12 +2702,9 @@ const ICONS = {
 const BUTTONS = { start: 'pi pi-play', stop: 'pi pi-stop', restart: 'pi pi-refresh', park: 'pi pi-moon' };
 const KNOWN_OPERATIONS = [
   'load',
-  'adapt',
   'patch',
   'call',
-  'part',
   'sample',
-  'forward',
   'vae',
   'park',
   'trim',
@@ -2715,7 +2712,7 @@ const KNOWN_OPERATIONS = [
   'trace',
   'measure'
 ];
-const OF_STEPS = ['call', 'sample', 'forward'];
+const OF_STEPS = ['call', 'sample'];
 
 class GroupView {
   /** actions: see actions.mjs. openLog: reads a rank's log. comparison: a ComparisonView. */

@@ -19,7 +19,7 @@ from ...parallel_backend.weights.loading import DTYPES
 from ...parallel_backend.weights.sizes import WeightSizes, sizes_of_model
 from ...worker.comfyui.model import (
     META,
-    build_empty,
+    build,
     cast_weights,
     choose_dtypes,
     detect,
@@ -164,7 +164,7 @@ def describe_host_file(path: Path, wanted: WeightDtype = OWN_CHOICE) -> HostFile
             f"{path.name} holds a detector ({type(config).__name__}), which samples nothing.", "Use the stock loader."
         )
     chosen, cast = choose_dtypes(config, weights, wanted.dtype)
-    model = build_empty(config, weights, beside, chosen, cast, wanted.fast)
+    model = build(config, weights, beside, chosen, cast, META, wanted.fast)
     # Nodes read some of the model's own buffers, such as SeedVR2's texts.
     read = {name for name, _ in model.diffusion_model.named_buffers(recurse=False)}
     # Nodes change a quantised layer by its weight, which it only has once it is loaded.

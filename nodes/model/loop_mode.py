@@ -17,7 +17,7 @@ from comfy.patcher_extension import WrappersMP
 from tqdm.auto import tqdm
 
 from ...worker.wire.protocol import Header
-from ...worker.wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
+from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors
 from ..errors import Refused
 from .call_batching import KEY, batches_calls
@@ -160,8 +160,7 @@ def record_passes(
                 "The Parallel Sampler cannot honour conditioning that gives parts of a latent their own timesteps.",
                 "Use a stock KSampler for it, with a plan without PipeFusion.",
             )
-        conditions = {KWARGS: drop_step_options(conditions), CHANNELS: take_extra_channels(latents, noise)}
-        passes.append(SamplerPass(tuple(branches), conditions))
+        passes.append(SamplerPass(tuple(branches), drop_step_options(conditions), take_extra_channels(latents, noise)))
     return passes
 
 

@@ -27,13 +27,12 @@ from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.model import dtype_name
 from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
 from ...worker.comfyui.patches import pack_patches
-from ...worker.comfyui.source import PARTS, HostSource
+from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import RequestRefused
 from ...worker.host.call_batcher import Answer, CallBatcher, ModelCall
 from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.host.session import OnStep
-from ...worker.wire.operations import PATCH
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
@@ -108,9 +107,9 @@ class RemoteModule(RemoteWeights):
         self.computed = spec.computed if spec else {}
         if not replace_inner_forward(module, self.send):
             module.forward = self.run_wrappers
-        for method in PARTS:
+        for method in METHODS:
             if hasattr(module, method):
-                module.__dict__[method] = functools.partial(self.send_part, method)
+                module.__dict__[method] = functools.partial(self.send_method, method)
         module.__dict__[ATTRIBUTE] = self
         replace_weights(module)
         self.module_guard = ModuleGuard(module)
@@ -179,11 +178,12 @@ class RemoteModule(RemoteWeights):
         """Runs the whole sampler call, see WorkerGroup.sample. Returns the latents on the CPU."""
         rows = [len(tensors["noise"]) * len(each.branches) for each in passes]
         work = Work.of(rows, [each.branches for each in passes])
-        given = [each.conditions for each in passes if isinstance(each.conditions, Mapping)]
-        if given:
-            noise = tensors["noise"].to(self.costs.torch_dtype)
-            work = self.count_work(work, (noise, noise.new_zeros(len(noise))), given[0])
-        self.decide_plan(work, given)
+        noise, (first, *_) = tensors["noise"].to(self.costs.torch_dtype), passes
+        latents = torch.cat([noise] * len(first.branches))
+        if first.channels is not None:
+            latents = torch.cat([latents, first.channels.to(latents)], dim=1)
+        work = self.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
+        self.decide_plan(work, [each.kwargs for each in passes])
         with self.group.turn(check_interrupt):
             self.load()
             found = self.group.sample(call, tensors, passes, check_interrupt, on_step)
@@ -246,11 +246,12 @@ class RemoteModule(RemoteWeights):
         logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
         self.group.runs.planned(describe_plan(self.plan))
 
-    def send_part(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""
         with self.group.turn(check_interrupt):
             self.load()
-            return self.group.part(method, args, kwargs, check_interrupt).to(args[0].device)
+            ((result,),) = self.group.call([(args, kwargs)], check_interrupt, method)
+            return result.to(args[0].device)
 
     def name_arguments(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name."""
@@ -288,7 +289,7 @@ class RemoteModule(RemoteWeights):
                 raise RequestRefused(*error.explanation) from error
             return [patch.to_json() for patch in found], tensors
 
-        self.group.adapt(key, build, check_interrupt, PATCH)
+        self.group.patch(key, build, check_interrupt)
 
     def begin_sampling(self, options: Mapping[str, Any]) -> None:
         """Called before a sampling, with what nodes ask for. Raises Refused for what cannot be honoured."""

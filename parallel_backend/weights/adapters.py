@@ -7,8 +7,7 @@ weights is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -34,13 +33,6 @@ class Addition:
     scale: float
     up: str
     down: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Addition:
-        return cls(**fields)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,29 +34,16 @@ class ModelSource:
     files: tuple[str, ...]
     dtype: str = "fp32"
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> ModelSource:
-        return cls(**{**fields, "files": tuple(fields["files"])})
-
-
-def class_of(source: ModelSource) -> Any:
-    """Imports and returns the diffusers class. Raises AttributeError if diffusers lacks it."""
-    import diffusers
-
-    return getattr(diffusers, source.model_class)
-
 
 def build_transformer(source: ModelSource) -> ModelMixin:
     """Builds the model without its weights. Parameters are on the meta device, in the dtype to load; buffers are real.
     Raises ModelFileError."""
+    import diffusers
     from diffusers.models.modeling_utils import no_init_weights
 
     try:
         with no_init_weights():
-            model = class_of(source).from_config(dict(source.config)).eval()
+            model = getattr(diffusers, source.model_class).from_config(dict(source.config)).eval()
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelFileError(f"{source.model_class} refuses the model's config: {error}") from error
     for path, parameter in list(model.named_parameters()):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from ..groups.mesh_layout import stages_of
-from ..models import adapter_for, spec_of
+from ..models import spec_of
 from ..plan import HOST, SHARED, ParallelPlan
-from .loading import DTYPES, ModelSource
 from .tensors import list_plain_tensors
 
 NUMBER = re.compile(r"\d+$")  # the block's number in its name
@@ -112,16 +108,3 @@ def sizes_in_fp8(model: torch.nn.Module) -> WeightSizes | None:
 
 def bytes_by_name(model: torch.nn.Module) -> dict[str, int]:
     return {name: sum(part.nbytes for part in list_plain_tensors(tensor)) for name, tensor in model.named_parameters()}
-
-
-def sizes_of_source(source: ModelSource) -> WeightSizes:
-    """Returns the sizes of a model in files. It reads their headers only and maps nothing, since there may be no memory
-    left. Raises OSError."""
-    spec, sizes = adapter_for(source.model_class).spec, {}
-    for path in source.files:
-        with Path(path).open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        header.pop("__metadata__", None)
-        itemsize = DTYPES[source.dtype].itemsize
-        sizes |= {name: math.prod(entry["shape"]) * itemsize for name, entry in header.items()}
-    return sizes_by_name(sizes, spec.paths)

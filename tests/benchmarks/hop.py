@@ -110,7 +110,7 @@ def measure(host: ComfyHost, job: Job, path: Path) -> tuple[float, float, float]
     step = seconds_a_step(host, timed, job.steps)
     after = status(host)
     forwards = [float(line) for line in path.read_text().split()]
-    worker = (after["seconds"]["forward"] - before["seconds"]["forward"]) / len(forwards)
+    worker = (after["seconds"]["call"] - before["seconds"]["call"]) / len(forwards)
     return step, sum(forwards) / len(forwards), worker
 
 

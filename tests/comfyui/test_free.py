@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,19 +24,19 @@ from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import parking
 from parallel_backend.weights.host_memory import HostMemory
-from parallel_backend.weights.loading import ModelSource
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
+from tests.support.group.direct_group import DIT, DirectGroup, Layer, source_of
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
+from worker.comfyui.source import HostSource
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 
 MEGABYTE = 1 << 20
 PLAN = ParallelPlan(ulysses=2)
-DIT = FAMILIES["dit"]
+LAYER = Layer("transformer_blocks.3.attn1.to_q.weight", (1024, 1024))
 SECONDS_TO_FREE = 20
 ROOM = 32 * MEGABYTE  # for a rank to go on with, and too little for its weights
-FILE = "diffusion_pytorch_model.safetensors"
 
 
 @pytest.fixture
@@ -96,28 +97,20 @@ def group(own_ranks: None, tmp_path: Path) -> Iterator[WorkerGroup]:
     group.stop()
 
 
-def addition() -> tuple[list[dict], dict[str, torch.Tensor]]:
-    """A LoRA for one weight, as a client builds it."""
-    generator = torch.Generator().manual_seed(1)
-    name = "transformer_blocks.3.attn1.to_q.weight"
-    tensors = {"up": torch.randn(1024, 4, generator=generator), "down": torch.randn(4, 1024, generator=generator)}
-    fields = {"parameter": name, "row": 0, "up_row": 0, "count": 1024, "scale": 0.5, "up": "up", "down": "down"}
-    return [fields], tensors
-
-
-def predict(group: WorkerGroup, source: ModelSource, lora: bool = True) -> torch.Tensor:
+def predict(group: WorkerGroup, source: HostSource, lora: bool = True) -> torch.Tensor:
     """What a forward does in the node: the model, its LoRA, and the prediction."""
-    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
-    group.adapt("lora" if lora else None, lambda: addition() if lora else ([], {}), nothing)
-    return group.forward(*WIDE.inputs(2, 8, 8), nothing)
+    direct = DirectGroup(group, WIDE, source, PLAN)
+    direct.load()
+    direct.patch(LAYER, 0.5 * lora)
+    return direct.forward(8, 8)
 
 
 @pytest.fixture(scope="module")
-def wide(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, ModelSource]]:
+def wide(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerGroup, HostSource]]:
     """A group, and a model for it."""
     root = tmp_path_factory.mktemp("wide")
     # Which the file is not: so each rank has a copy of its own, of 150 MiB.
-    source = ModelSource(WIDE.model_class, WIDE.config, (str(WIDE.save(root) / FILE),), "bf16")
+    source = replace(source_of(WIDE, root / "model"), dtype="bfloat16", cast="float32")
     group = WorkerGroup("cpu", root / "logs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
@@ -233,12 +226,12 @@ def test_parking_starts_no_group(group: WorkerGroup) -> None:
 
 @pytest.mark.slow
 def test_a_group_that_died_is_left_to_its_next_request(group: WorkerGroup, tmp_path: Path) -> None:
-    source = ModelSource(DIT.model_class, DIT.config, (str(DIT.save(tmp_path) / FILE),))
-    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
-    os.kill(group.status()["pids"][1], signal.SIGKILL)
+    direct = DirectGroup(group, DIT, source_of(DIT, tmp_path / "model"), PLAN)
+    direct.load()
+    os.kill(direct.pids()[1], signal.SIGKILL)
     group.park()
-    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
-    assert group.forward(*DIT.inputs(2, 8, 8), nothing).isfinite().all()
+    direct.load()
+    assert direct.forward(8, 8).isfinite().all()
 
 
 def lora(models: Path) -> str:

@@ -55,7 +55,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("launch",),
         ("host", "join", "rank"),
     ),
-    "worker.rank": (("sources",), ("memory", "channels"), ("*",)),
+    "worker.rank": (("memory", "channels"), ("*",)),
     "nodes": (
         ("errors", "compat"),
         ("workers", "plan_words"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(whole: Path, ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Held, list[int]]]:
     """By name of the plan, what each rank holds, and the bytes that each has read."""
     root = tmp_path_factory.mktemp("memory")
-    source = ModelSource(FLUX.model_class, FLUX.config, (str(whole),)).to_json()
+    source = asdict(ModelSource(FLUX.model_class, FLUX.config, (str(whole),)))
     for world in {math.prod(plan.values()) for plan in PLANS.values()}:
         cases = [
             {"name": name, "plan": plan, "source": source}

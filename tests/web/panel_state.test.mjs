@@ -33,7 +33,7 @@ const READY = {
   model: 'FluxTransformer2DModel'
 }
 const STOPPED = { state: 'stopped', deaths: 0, last_death: null }
-const run = (id, state = 'done', made = 3) => ({ id, state, made, total: null, operation: 'forward', steps: [] })
+const run = (id, state = 'done', made = 3) => ({ id, state, made, total: null, operation: 'call', steps: [] })
 const page = (status = READY, runs = []) =>
   applyAnswer(createModel(), { groups: [{ group: 1, status, runs }], device: 'cpu', devices: 2 })
 const event = (changes) => ({ group: 1, status: READY, runs: [], log: [], ...changes })

@@ -25,8 +25,8 @@ test('a node shows what its workers do, and after the first step how long it too
     [10, loading(undefined, undefined)],
     [11, loading(40, 20)],
     [13, loading(99, 60)],
-    [14, group({ operation: 'forward' }, 1)],
-    [15, group({ operation: 'forward' }, 2)]
+    [14, group({ operation: 'call' }, 1)],
+    [15, group({ operation: 'call' }, 2)]
   )
   assert.deepEqual(texts, [
     'starting 4 s',
@@ -42,7 +42,7 @@ test('a node shows what its workers do, and after the first step how long it too
 
 test('a start or a load that only one event showed leaves no text', () => {
   const starting = group({ state: 'starting', starting: 0 })
-  assert.deepEqual(follow([0, starting], [0, loading(62)], [2, group({ operation: 'forward' }, 1)]), [
+  assert.deepEqual(follow([0, starting], [0, loading(62)], [2, group({ operation: 'call' }, 1)]), [
     'starting 0 s',
     'reading 62',
     'started 0 ms\nread 2.00 s'
@@ -58,7 +58,7 @@ test('a run that is over with the next event still shows what it waited for', ()
 })
 
 test('no text is shown if the workers are ready, or if no node waits', () => {
-  assert.deepEqual(follow([0, group({ operation: 'forward' }, 1)], [1, group({ operation: 'forward' }, 2)]), ['', ''])
+  assert.deepEqual(follow([0, group({ operation: 'call' }, 1)], [1, group({ operation: 'call' }, 2)]), ['', ''])
   const idle = { status: { state: 'starting', starting: 5 }, runs: [{ ...run(), state: 'done' }] }
   assert.equal(updateWaiting(emptyNotice(), idle, 0, t).text, '')
   assert.equal(updateWaiting(emptyNotice(), { status: { state: 'starting', starting: 5 }, runs: [] }, 0, t).text, '')
@@ -66,6 +66,6 @@ test('no text is shown if the workers are ready, or if no node waits', () => {
 
 test("one node's wait is not shown at another", () => {
   const before = updateWaiting(emptyNotice(), group({ state: 'starting', starting: 8 }), 0, t)
-  const other = { ...group({ operation: 'forward' }, 1), runs: [{ ...run(1), node: '7' }] }
+  const other = { ...group({ operation: 'call' }, 1), runs: [{ ...run(1), node: '7' }] }
   assert.deepEqual(updateWaiting(before, other, 1, t), { ...emptyNotice(), node: '7' })
 })

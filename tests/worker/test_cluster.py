@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from demo.host import REPOSITORY
+from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.machines import (
     PORT,
     SILENCE,
@@ -24,7 +25,6 @@ from tests.support.group.machines import (
     Second,
     open_network,
     predicted_by_one,
-    source_in,
 )
 from tests.support.group.network import PODS, Network
 from tests.support.tiers import slow_but
@@ -88,7 +88,7 @@ def test_one_command_on_all_machines_of_a_job_makes_one_group(
     starters = [
         ["env", *(f"{name}={value}" for name, value in environment(node).items()), *words[:cut]] for node in range(2)
     ]
-    source = source_in(tmp_path / "model")
+    source = source_of(DIT, tmp_path / "model")
     (tmp_path / "hidden").mkdir()
     with ExitStack() as stack:
         first = First(network, tmp_path, starters[0])

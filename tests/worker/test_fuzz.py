@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.adapters import Addition
-from parallel_backend.weights.folder import transformer_source
-from tests.support.cases.families import FAMILIES
+from tests.support.group.direct_group import DIT, call_request, sample_request, source_of
 from tests.support.group.mutations import ODD_VALUES, framed, mutate, mutate_json, real_frames
 from tests.support.group.one_rank import OneRank
-from worker.comfyui.source import VaeSource
+from worker.comfyui.patches import Patch
+from worker.comfyui.source import HostSource, VaeSource
 from worker.errors import ConnectionClosed
+from worker.wire.operations import LOAD, PATCH
 from worker.wire.protocol import (
     MAX_HEADER,
     MAX_PAYLOAD,
@@ -34,7 +34,6 @@ from worker.wire.protocol import (
     receive_frame,
     send_frame,
 )
-from worker.wire.sampler_call import SamplerCall, SamplerPass
 from worker.wire.tensors import LENGTH, Buffer, Tensors
 from worker.wire.tree import pack
 
@@ -42,7 +41,7 @@ MUTATED_FRAMES = [5_000, pytest.param(20_000, marks=pytest.mark.slow)]
 STRUCTURED_FRAMES = 400
 # Of each kind: those that may end in a load, which takes longer than the others, are fewer.
 NO_VAE = VaeSource("/none", ("--cpu",), "/none", "AutoencoderKL", "float32")
-REQUESTS = {"forward": 120, "sample": 120, "vae": 60, "adapt": 20, "load": 30}
+REQUESTS = {"call": 120, "sample": 120, "vae": 60, "patch": 20, "load": 30}
 QUESTIONS = 400
 SECONDS = 5  # for one frame; a hang, if it takes longer
 SMALL = 1 << 20
@@ -157,43 +156,31 @@ def test_nothing_is_allocated_for_a_frame_over_the_caps(header: int, payload: in
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    FAMILIES["pixart-alpha"].save(folder / "transformer")
-    return folder
+def model(tmp_path_factory: pytest.TempPathFactory) -> HostSource:
+    return source_of(DIT, tmp_path_factory.mktemp("model"))
 
 
-def requests(model: Path) -> dict[str, tuple[Header, Tensors]]:
+def requests(model: HostSource) -> dict[str, tuple[Header, Tensors]]:
     """One of each kind that works, but for the VAE's, which has no file."""
-    latents, timestep, conditions = FAMILIES["pixart-alpha"].inputs(1, 8, 8)
-    keys = {name: f"condition.{name}" for name in conditions}
-    sent = {keys[name]: tensor for name, tensor in conditions.items()}
-    of_passes = {f"passes.0.{name}": key for name, key in keys.items()}
-    call = SamplerCall(scheduler="DDIM", steps=2).to_json()
-    given = SamplerPass((0,), pack({name: torch.empty(0) for name in keys}, "passes.0", {}))
-    addition = Addition("transformer_blocks.0.attn1.to_q.weight", 0, 0, 2, 0.5, "up", "down").to_json()
+    tensors: Tensors = {}
+    name = "diffusion_model.transformer_blocks.0.attn1.to_q.weight"
+    patch = Patch(name, 0.5, 1.0, "", pack((torch.ones(64, 64),), "patch", tensors))
     return {
-        "load": ({"op": "load", "source": transformer_source(model).to_json(), "plan": ParallelPlan().to_json()}, {}),
-        "forward": (
-            {"op": "forward", "conditions": keys, "drop": [], "steps": 1},
-            {"latents": latents, "timestep": timestep, **sent},
-        ),
-        "sample": (
-            {"op": "sample", "call": call, "passes": [given.to_json()], "conditions": of_passes, "drop": []},
-            {"noise": latents, **sent},
-        ),
-        "adapt": ({"op": "adapt", "additions": [addition]}, {"up": torch.ones(2, 3), "down": torch.ones(3, 96)}),
-        "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": latents}),
+        "load": (LOAD.header(source=model.to_json(), plan=ParallelPlan().to_json()), {}),
+        "call": call_request(DIT),
+        "sample": sample_request(DIT, steps=2),
+        "patch": (PATCH.header(patches=[patch.to_json()]), tensors),
+        "vae": ({"op": "vae", "direction": "decode", "vae": NO_VAE.to_json()}, {"input": DIT.inputs(1, 8, 8)[0]}),
     }
 
 
-def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
     """On both channels of a real rank: each is answered, and the last good one as the first."""
     chance = random.Random(6)
     valid = requests(model)
     with OneRank(tmp_path) as rank:
         assert rank.request(*valid["load"])[0].keys() == {"id"}
-        first = rank.request(*valid["forward"])[1]["prediction"]
+        first = rank.request(*valid["call"])[1]["prediction.0.0"]
         answers: Counter[tuple[str, str]] = Counter()
         for kind in (kind for kind, count in REQUESTS.items() for _ in range(count)):
             header, tensors = valid[kind]
@@ -214,7 +201,7 @@ def test_wrong_requests_are_refused_and_the_rank_lives(own_ranks: None, model: P
         assert all(answers[kind, "error"] for kind in (*valid, "control"))
         assert rank.ask({"op": "status"})["pids"] == [rank.process.pid]
         assert rank.request(*valid["load"])[0].keys() == {"id"}
-        assert rank.request(*valid["forward"])[1]["prediction"].equal(first)
+        assert rank.request(*valid["call"])[1]["prediction.0.0"].equal(first)
 
 
 @pytest.mark.slow
@@ -232,12 +219,12 @@ def test_a_channel_that_lost_its_framing_ends_the_rank_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: Path, tmp_path: Path) -> None:
+def test_a_half_sent_question_holds_up_no_job(own_ranks: None, model: HostSource, tmp_path: Path) -> None:
     valid = requests(model)
     with OneRank(tmp_path) as rank:
         rank.control.sendall(b"".join(encode({"op": "status"}))[:-1])
         assert rank.request(*valid["load"])[0].keys() == {"id"}
-        assert "prediction" in rank.request(*valid["forward"])[1]
+        assert "prediction.0.0" in rank.request(*valid["call"])[1]
         rank.control.sendall(b" ")
         assert decode(receive_frame(rank.control))[0]["pids"] == [rank.process.pid]
 
@@ -247,7 +234,7 @@ def test_what_no_frame_can_carry_is_refused_before_it_is_sent(monkeypatch: pytes
     sender, receiver = socket.socketpair()
     with sender, receiver:
         with pytest.raises(ValueError, match="Use a smaller batch"):
-            send_frame(sender, {}, {"x": FAMILIES["pixart-alpha"].inputs(1, 32, 32)[0]})
+            send_frame(sender, {}, {"x": DIT.inputs(1, 32, 32)[0]})
         send_frame(sender, {"op": "status"})
         assert decode(receive_frame(receiver))[0] == {"op": "status"}
 

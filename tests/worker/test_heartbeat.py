@@ -15,17 +15,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import CALL, DirectGroup, direct_on, wait_until
+from tests.support.group.direct_group import DIT, SHORT, DirectGroup, direct_on, source_of, wait_until
 from worker.host.client import WorkerGroup
 from worker.rank.channels.heartbeat import INTERVAL, Heartbeat
-from worker.rank.job_groups import connected_sockets, opened
+from worker.rank.job_groups import list_connected_sockets, open_socket
 
 FRESH = 12 * INTERVAL
 PATIENCE = 60.0
-SECONDS_TO_STOP = 20.0  # what a load that nobody gives up takes is several times that
-LONG = replace(CALL, scheduler="Euler", steps=4000)
-TIMES = 20_000  # the same file read so often takes a load a minute
+SECONDS_TO_STOP = 20.0
+LONG = replace(SHORT, scheduler="Euler", steps=4000)
+# A model of so many layers, which are small, takes a second to load.
+MANY_LAYERS = {"num_layers": 600, "num_attention_heads": 2, "attention_head_dim": 8}
+NOISE_LEVELS = 2 * 1000 * 4  # bytes of the two tables that ComfyUI has beside the weights
 
 
 class GivenUp(Exception):
@@ -34,7 +35,7 @@ class GivenUp(Exception):
 
 @pytest.fixture(scope="module")
 def direct(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
-    return direct_on(group_of_two, tmp_path_factory.mktemp("heartbeat"), FAMILIES["dit"], ulysses=2)
+    return direct_on(group_of_two, tmp_path_factory.mktemp("heartbeat"), DIT, ulysses=2)
 
 
 def oldest_beat(direct: DirectGroup) -> float:
@@ -87,16 +88,20 @@ def test_the_memory_told_of_is_what_the_system_counts(direct: DirectGroup) -> No
         (resident,) = (int(parts[1]) << 10 for parts in fields if parts[0] == "VmRSS:")
         assert memory["resident"] == pytest.approx(resident, rel=0.05)
         assert memory["accelerator"] == 0
-        assert memory["weights"] == memory["resident_weights"] == weights
+        assert memory["weights"] == memory["resident_weights"] == weights + NOISE_LEVELS
 
 
-def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct: DirectGroup) -> None:
+def test_a_load_that_is_given_up_ends_on_all_ranks_and_the_next_one_works(direct: DirectGroup, tmp_path: Path) -> None:
     before, pids = direct.forward(16, 16), direct.pids()
-    long = replace(direct, source=replace(direct.source, files=direct.source.files * TIMES))
-    soon = threading.Timer(1.0, lambda: None)
-    soon.start()
+    deep = replace(DIT, config={**DIT.config, **MANY_LAYERS})
+    long = replace(direct, source=source_of(deep, tmp_path / "deep"), plan=replace(direct.plan, weights="shared"))
+
+    def give_up_while_it_loads() -> None:
+        if direct.group.status()["operation"] == "load":
+            raise GivenUp
+
     with pytest.raises(GivenUp):
-        long.load(lambda: give_up(soon.finished))
+        long.load(give_up_while_it_loads)
     told = direct.group.status()
     assert told["operation"] == "load" and told["given_up"]
     assert wait_until(lambda: direct.group.status()["state"] == "ready", SECONDS_TO_STOP)
@@ -111,7 +116,7 @@ def test_a_request_that_could_not_be_written_leaves_none_to_wait_for(direct: Dir
     before, pids = direct.forward(16, 16), direct.pids()
     latents, timestep, conditions = direct.family.inputs(2, 16, 16)
     with pytest.raises(NotImplementedError, match="meta"):
-        direct.group.forward(latents.to("meta"), timestep, conditions, lambda: None)
+        direct.call(latents.to("meta"), timestep, conditions)
     assert direct.group.status()["state"] == "ready"
     assert torch.equal(direct.forward(16, 16), before)
     assert direct.pids() == pids
@@ -119,8 +124,8 @@ def test_a_request_that_could_not_be_written_leaves_none_to_wait_for(direct: Dir
 
 def cut_connections(port: int) -> None:
     """Breaks this process's connections to a port, as a network does."""
-    for descriptor in connected_sockets():
-        with contextlib.suppress(OSError), opened(descriptor) as connection:  # closed since, as its other end was
+    for descriptor in list_connected_sockets():
+        with contextlib.suppress(OSError), open_socket(descriptor) as connection:  # closed since, as its other end was
             if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
                 connection.shutdown(socket.SHUT_RDWR)
 

@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.weights.loading import ModelSource
-from tests.support.group.direct_group import wait_until
+from tests.support.group.direct_group import DIT, source_of, wait_until
 from tests.support.group.machines import (
     PORT,
     SILENCE,
@@ -24,10 +23,10 @@ from tests.support.group.machines import (
     Second,
     open_network,
     predicted_by_one,
-    source_in,
 )
 from tests.support.group.network import FIRST, SECOND, Network
 from tests.support.tiers import slow_but
+from worker.comfyui.source import HostSource
 from worker.errors import WorkerGroupError
 from worker.launch.process import is_alive
 from worker.launch.rendezvous import VERSION, Rendezvous
@@ -50,27 +49,27 @@ def reference() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelSource, ModelSource]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostSource, HostSource]:
     """A tiny model that both machines have, and its copy that only the first has."""
-    return tuple(source_in(tmp_path_factory.mktemp(name)) for name in ("both", "first-only"))
+    return tuple(source_of(DIT, tmp_path_factory.mktemp(name)) for name in ("both", "first-only"))
 
 
 class Pair:
     """Both machines, of which the second may be replaced."""
 
-    def __init__(self, network: Network, folder: Path, sources: tuple[ModelSource, ModelSource]) -> None:
+    def __init__(self, network: Network, folder: Path, sources: tuple[HostSource, HostSource]) -> None:
         self.network, self.folder = network, folder
         self.both, self.first_only = sources
         self.first = First(network, folder)
         self.join()
 
     def join(self) -> None:
-        self.second = Second(self.network, self.folder / "second.log", Path(self.first_only.files[0]).parent)
+        self.second = Second(self.network, self.folder / "second.log", Path(self.first_only.file))
 
 
 @pytest.fixture(scope="module")
 def pair(
-    network: Network, sources: tuple[ModelSource, ModelSource], tmp_path_factory: pytest.TempPathFactory
+    network: Network, sources: tuple[HostSource, HostSource], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     pair = Pair(network, tmp_path_factory.mktemp("machines"), sources)
     try:
@@ -99,7 +98,7 @@ def test_a_file_that_the_second_machine_lacks_is_refused_in_its_name(pair: Pair)
     answer = pair.first.forward(pair.first_only, ULYSSES)
     assert answer["kind"] == "RequestRefused"
     assert "On the machine second:" in answer["error"]
-    assert pair.first_only.files[0] in answer["error"]
+    assert pair.first_only.file in answer["error"]
     assert answer["pids"] == before["pids"], "the group lives"
 
 

@@ -17,8 +17,7 @@ from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh import Axis
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.folder import transformer_source
-from tests.support.cases.families import FAMILIES
+from tests.support.group.direct_group import DIT, source_of
 from tests.support.group.one_rank import OneRank
 from tests.support.ranks.polishing_rank import POLISH
 from worker.host.client import WorkerGroup
@@ -29,7 +28,7 @@ from worker.rank.channels.heartbeat import Heartbeat
 from worker.rank.host_model import HostModel
 from worker.rank.job import Job, ModelFailed
 from worker.rank.job_groups import JobGroups
-from worker.rank.operations import Operations, from_model
+from worker.rank.operations import Operations, run_model_code
 from worker.rank.request_checks import check_request
 from worker.rank.state import RankState
 from worker.wire.operations import LOAD, OPERATIONS, PARK, VAE, Operation
@@ -80,8 +79,7 @@ def test_a_lack_of_memory_is_told_whatever_was_asked_for(header: Header, doing: 
 
 def test_a_rank_knows_a_new_operation_by_its_row_alone(own_ranks: None, tmp_path: Path) -> None:
     """A real rank: it checks the request, tells of a lack of memory, counts in its status, and drops the model."""
-    FAMILIES["pixart-alpha"].save(tmp_path / "transformer")
-    load = LOAD.header(source=transformer_source(tmp_path).to_json(), plan=ParallelPlan().to_json())
+    load = LOAD.header(source=source_of(DIT, tmp_path / "model").to_json(), plan=ParallelPlan().to_json())
     with OneRank(tmp_path, "tests.support.ranks.polishing_rank") as rank:
         assert "The bytes of 'polish' cannot be None" in rank.request({"op": "polish"}, CLOTH)[0]["error"]["cause"]
         assert "tensors cloth, which are not there" in rank.request({"op": "polish", "bytes": 1})[0]["error"]["cause"]
@@ -189,7 +187,7 @@ def test_what_some_ranks_alone_refuse_is_broken_off_with_the_same_words(alike: b
         raise RequestError("The blocks were given a mask.", "Use ulysses=1.")
 
     with pytest.raises(kind) as raised:
-        from_model(refuse, alike)
+        run_model_code(refuse, alike)
     assert raised.value.explanation == RequestError("The blocks were given a mask.", "Use ulysses=1.").explanation
 
 

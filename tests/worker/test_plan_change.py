@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import DirectGroup, direct_on, go_on
+from tests.support.group.direct_group import FLUX, FLUX_LAYER, DirectGroup, direct_on
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 
-LAYER = "transformer_blocks.0.attn.to_q.weight"
 SIZES = (16, 16)
 
 
 @pytest.fixture(scope="module")
 def two(group_of_two: WorkerGroup, tmp_path_factory: pytest.TempPathFactory) -> DirectGroup:
-    return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FAMILIES["flux-dev"], ulysses=2)
+    return direct_on(group_of_two, tmp_path_factory.mktemp("two"), FLUX, ulysses=2)
 
 
 def under(direct: DirectGroup, **degrees: int) -> DirectGroup:
@@ -44,9 +42,9 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
         for plan, bits in zip(plans, expected, strict=True):
             assert under(two, **plan).sample(*SIZES).equal(bits)
             assert two.group.status()["plan"] == ParallelPlan(**plan).to_json()
-        with pytest.raises(RequestRefused, match="cannot be read"):
+        with pytest.raises(RequestRefused, match="holds no safetensors file"):
             under(two, pipefusion=2)
-        with pytest.raises(RequestRefused, match="cannot be read"):
+        with pytest.raises(RequestRefused, match="holds no safetensors file"):
             under(two, **plans[0])  # a load that failed leaves no model
     finally:
         away.rename(weights)
@@ -55,31 +53,30 @@ def test_a_plan_changes_without_the_files_and_gives_the_bits_of_a_load_for_it(tw
 
 
 @pytest.mark.parametrize("other", [{"ring": 2}], ids=str)
-def test_weights_with_additions_are_those_of_the_files_again_under_another_plan(
+def test_patched_weights_stay_so_under_another_plan_and_are_those_of_the_file_again_without_the_patch(
     two: DirectGroup, other: dict[str, int]
 ) -> None:
-    plain = [loaded_anew(two, **plan).forward(*SIZES) for plan in ({"ulysses": 2}, other)]
-    rows, columns = two.family.build().get_parameter(LAYER).shape
-    up = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
-    addition = {"parameter": LAYER, "row": 0, "up_row": 0, "count": rows, "scale": 0.1, "up": "up", "down": None}
+    plans = [{"ulysses": 2}, other]
+    plain = [loaded_anew(two, **plan).forward(*SIZES) for plan in plans]
 
-    def adapt(direct: DirectGroup) -> torch.Tensor:
-        direct.group.adapt("lora", lambda: ([addition], {"up": up}), go_on)
+    def patched(direct: DirectGroup, scale: float) -> torch.Tensor:
+        direct.patch(FLUX_LAYER, scale)
         return direct.forward(*SIZES)
 
-    changed = [adapt(loaded_anew(two, **plan)) for plan in ({"ulysses": 2}, other)]
+    changed = [patched(loaded_anew(two, **plan), 0.1) for plan in plans]
     assert not changed[0].equal(plain[0])
-    for plan, index in (({"ulysses": 2}, 0), (other, 1), ({"ulysses": 2}, 0)):
-        direct = under(two, **plan)
-        assert direct.forward(*SIZES).equal(plain[index])
-        assert adapt(direct).equal(changed[index])
+    for index in (0, 1, 0):
+        direct = under(two, **plans[index])
+        assert direct.forward(*SIZES).equal(changed[index])
+        assert patched(direct, 0).equal(plain[index])
+        assert patched(direct, 0.1).equal(changed[index])
 
 
 def test_the_conditions_of_a_request_under_another_plan_are_its_own(two: DirectGroup) -> None:
     loaded_anew(two, ulysses=2).forward(*SIZES)
     latents, timestep, conditions = two.family.inputs(2, *SIZES)
     direct = under(two, ring=2)
-    first = direct.group.forward(latents, timestep, conditions, go_on)
+    first = direct.call(latents, timestep, conditions)
     other = {name: value.flip(0) for name, value in conditions.items()}
-    assert not direct.group.forward(latents, timestep, other, go_on).equal(first)
-    assert direct.group.forward(latents, timestep, conditions, go_on).equal(first)
+    assert not direct.call(latents, timestep, other).equal(first)
+    assert direct.call(latents, timestep, conditions).equal(first)

@@ -25,11 +25,13 @@ from parallel_backend.errors import ModelFileError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights.folder import transformer_source
 from tests.support.cases.families import FAMILIES
+from tests.support.group.direct_group import DIT, pass_of, source_of
+from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
 from worker.wire import endpoint as endpoint_module
 from worker.wire.endpoint import ADDRESS, HELLO_BYTES, MAX_HELLOS, TOKEN, Endpoint, connect
 from worker.wire.protocol import MAGIC, PREFIX, VERSION, decode, encode, receive_frame, send_frame
-from worker.wire.sampler_call import SamplerCall, SamplerPass
+from worker.wire.sampler_call import SamplerCall
 
 PRODUCT = [REPOSITORY / "__init__.py", *(REPOSITORY / "nodes").rglob("*.py")]
 PRODUCT += [*(REPOSITORY / "worker").rglob("*.py"), *(REPOSITORY / "parallel_backend").rglob("*.py")]
@@ -279,10 +281,11 @@ def attacked(address: str, out: Path) -> Iterator[None]:
 
 
 def test_a_group_under_attack_starts_and_works_as_ever(
-    model: Path, group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group_of_two: WorkerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its address is attacked while it starts and while it samples; the latents are the same as without."""
-    peace = sampled(model, group_of_two)
+    source = source_of(DIT, tmp_path / "model")
+    peace = sampled(source, group_of_two)
     listen = Endpoint.__init__
     for kind, longest in (("unix", endpoint_module.MAX_UNIX_PATH), ("tcp", 0)):
         monkeypatch.setattr(endpoint_module, "MAX_UNIX_PATH", longest)
@@ -298,23 +301,23 @@ def test_a_group_under_attack_starts_and_works_as_ever(
             monkeypatch.setattr(Endpoint, "__init__", attacked_from_the_first)
             group = WorkerGroup("cpu", tmp_path / kind)
             try:
-                assert sampled(model, group, log).equal(peace)
+                assert sampled(source, group, log).equal(peace)
             finally:
                 group.stop()
         refused = [int(line) for line in log.read_text().split()]
         assert len(refused) > 100 and refused[0] == 0 < refused[-1]  # let in and dropped, and refused after the ranks
 
 
-def sampled(model: Path, group: WorkerGroup, attacks: Path | None = None) -> torch.Tensor:
+def sampled(source: HostSource, group: WorkerGroup, attacks: Path | None = None) -> torch.Tensor:
     """What a group makes of the same noise; it listens nowhere but on loopback, and takes every step."""
-    latents, _, conditions = FAMILIES["pixart-alpha"].inputs(1, 16, 16)
+    latents, _, conditions = DIT.inputs(1, 16, 16)
     steps: list[int] = []
-    group.load(transformer_source(model).to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
+    group.load(source.to_json(), ParallelPlan(ulysses=2).to_json(), 2, lambda: None)
     before = attacks.stat().st_size if attacks else 0
     result = group.sample(
         SamplerCall(scheduler="DDIM", steps=50),
         {"noise": latents},
-        [SamplerPass((0,), conditions)],
+        [pass_of(DIT, conditions)],
         lambda: None,
         lambda event, _: steps.append(event["step"]),
     )

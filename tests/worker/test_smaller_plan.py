@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import CALL, DirectGroup, direct_on, go_on, wait_until
+from tests.support.group.direct_group import FLUX, SHORT, DirectGroup, direct_on, go_on, wait_until
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
 
 SIZES = (16, 16)
-PART = {"ulysses": 2}
+WHOLE, PART = {"ulysses": 2, "ring": 2}, {"ulysses": 2}
 SHARED = {"ulysses": 2, "weights": "shared"}
 # Some have measured their link before others do.
 PLANS = [{}, PART, {"cfg": 2}, SHARED, {"ring": 3}]
@@ -29,7 +28,7 @@ SECONDS = 60.0
 def four(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectGroup]:
     folder = tmp_path_factory.mktemp("four")
     group = WorkerGroup("cpu", folder / "logs")
-    yield direct_on(group, folder / "model", FAMILIES["flux-dev"], ulysses=4)
+    yield direct_on(group, folder / "model", FLUX, **WHOLE)
     group.stop()
 
 
@@ -64,7 +63,7 @@ def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup,
             group_of_two.load(own.source.to_json(), own.plan.to_json(), own.plan.world_size, go_on)
             assert both(part).equal(both(own)), plan
         else:
-            assert torch.allclose(both(part), both(under(four, ulysses=4)), atol=1e-4), plan
+            assert torch.allclose(both(part), both(under(four, **WHOLE)), atol=1e-4), plan
             part.load()
         assert part.group.status()["plan"] == part.plan.to_json()
         assert_held(part, part.plan.world_size)
@@ -72,21 +71,23 @@ def test_a_smaller_plan_gives_the_bits_of_a_group_of_its_size(four: DirectGroup,
 
 
 def test_its_ranks_keep_the_weights_that_they_have_and_the_others_read_theirs_again(four: DirectGroup) -> None:
-    under(four, ulysses=4)
+    under(four, **WHOLE)
     weights = Path(four.source.files[0])
     away = weights.rename(weights.with_suffix(".away"))
     try:
         expected = both(under(four, **PART))
         assert both(under(four)).isfinite().all()
-        with pytest.raises(RequestRefused, match="cannot be read"):
-            under(four, ulysses=4)
+        with pytest.raises(RequestRefused, match="holds no safetensors file"):
+            under(four, **WHOLE)
     finally:
         away.rename(weights)
     assert both(under(four, **PART)).equal(expected)
 
 
 def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_memory = replace(four, source=replace(four.source, dtype="bf16"))  # and not in the file's pages, which stay
+    in_memory = replace(
+        four, source=replace(four.source, dtype="bfloat16", cast="float32")
+    )  # and not in the file's pages, which stay
     part = under(in_memory, **PART)
     expected = both(part)
     assert b"rank 3" in part.group.trace()
@@ -99,7 +100,7 @@ def test_all_ranks_take_part_again_in_what_is_for_all(four: DirectGroup, monkeyp
     part.group.park(unload=True)
     part.load()
     assert both(part).equal(expected)
-    assert both(under(four, ulysses=4)).isfinite().all()
+    assert both(under(four, **WHOLE)).isfinite().all()
 
 
 def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: DirectGroup) -> None:
@@ -113,11 +114,12 @@ def test_a_sampling_on_a_part_is_cancelled_and_refused_as_on_the_whole(four: Dir
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        part.sample(*SIZES, call=replace(CALL, steps=900), check=give_up)
+        part.sample(*SIZES, call=replace(SHORT, steps=900), check=give_up)
     assert both(part).equal(expected)
     latents, timestep, conditions = part.family.inputs(2, *SIZES)
     with pytest.raises(RequestRefused):
-        part.group.forward(latents[:, :1], timestep, conditions, go_on)
+        part.call(latents[:, :1], timestep, conditions)
+    part.load()
     assert both(part).equal(expected)
     assert four.pids() == pids
 

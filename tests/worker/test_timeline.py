@@ -15,16 +15,16 @@ import pytest
 import torch
 
 from parallel_backend.groups.timeline import COMMUNICATION, REQUEST, STEP, Span, Timeline
-from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES
+from parallel_backend.plan import ParallelPlan
+from tests.support.group.direct_group import DIT, DirectGroup, go_on, pass_of, source_of
 from tests.support.ranks.pool import RankPool
 from tests.support.ranks.timeline_ranks import DELAY, PLANS, STEPS
+from worker.comfyui.source import HostSource
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.rank.trace import chrome_trace
-from worker.wire.sampler_call import SamplerCall, SamplerPass
+from worker.rank.trace import build_chrome_trace
+from worker.wire.sampler_call import SamplerCall
 
-FAMILY = "dit"
 RUN_STEPS = 4
 STOP_SECONDS = 1.5
 LONG_RUN_STEPS = 60  # a run that still goes on when the process that is told of its first step is slow to stop a rank
@@ -72,7 +72,7 @@ def test_ranks_of_one_machine_are_on_its_monotonic_clock_and_machines_on_their_w
 
     # Machine 1 was started 100 s after machine 0; rank 1's reading of the wall clock is off.
     records = [record(0, 0, 0, 500 * second), record(1, 0, 7, 501 * second), record(2, 1, 100 * second, 402 * second)]
-    begins = {event["tid"]: event["ts"] for event in chrome_trace(records)["traceEvents"] if event["ph"] == "X"}
+    begins = {event["tid"]: event["ts"] for event in build_chrome_trace(records)["traceEvents"] if event["ph"] == "X"}
     assert begins == {0: 0, 1: 1e6, 2: 2e6}
 
 
@@ -91,20 +91,19 @@ def test_on_a_gpu_spans_are_of_its_time_and_not_of_the_host_that_runs_ahead() ->
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny model."""
-    return FAMILIES[FAMILY].save(tmp_path_factory.mktemp("timeline"))
+def model(tmp_path_factory: pytest.TempPathFactory) -> HostSource:
+    return source_of(DIT, tmp_path_factory.mktemp("timeline"))
 
 
 @pytest.fixture(scope="module")
-def group(group_of_two: WorkerGroup, model: Path) -> WorkerGroup:
+def group(group_of_two: WorkerGroup, model: HostSource) -> WorkerGroup:
     """Two ranks with the model under Ulysses."""
     load(group_of_two, model, {"ulysses": 2}, 2)
     return group_of_two
 
 
 @pytest.fixture
-def alone(own_ranks: None, model: Path, tmp_path: Path) -> Iterator[WorkerGroup]:
+def alone(own_ranks: None, model: HostSource, tmp_path: Path) -> Iterator[WorkerGroup]:
     """One rank with the model."""
     group = WorkerGroup("cpu", tmp_path)
     load(group, model, {"ulysses": 1}, 1)
@@ -112,24 +111,21 @@ def alone(own_ranks: None, model: Path, tmp_path: Path) -> Iterator[WorkerGroup]
     group.stop()
 
 
-def load(group: WorkerGroup, folder: Path, plan: dict[str, int], ranks: int) -> None:
-    family = FAMILIES[FAMILY]
-    files = (str(folder / "diffusion_pytorch_model.safetensors"),)
-    group.load(ModelSource(family.model_class, family.config, files, "fp32").to_json(), plan, ranks, lambda: None)
+def load(group: WorkerGroup, source: HostSource, plan: dict[str, int], ranks: int) -> None:
+    group.load(source.to_json(), plan, ranks, go_on)
 
 
 def sample(group: WorkerGroup, on_event=lambda event: None, steps: int = RUN_STEPS) -> list[Event]:
     """A sampler call's events."""
-    latents, _, conditions = FAMILIES[FAMILY].inputs(2, 16, 16)
+    latents, _, conditions = DIT.inputs(2, 16, 16)
     call, events = SamplerCall(scheduler="Euler", steps=steps, guidance=3.0), []
 
     def on_step(event: Event, _denoised: torch.Tensor | None) -> None:
         events.append(event)
         on_event(event)
 
-    group.sample(
-        call, {"noise": latents}, [SamplerPass((branch,), conditions) for branch in (0, 1)], lambda: None, on_step
-    )
+    passes = [pass_of(DIT, conditions, branch) for branch in (0, 1)]
+    group.sample(call, {"noise": latents}, passes, go_on, on_step)
     return events
 
 
@@ -176,7 +172,7 @@ def test_a_steps_communication_and_computation_add_up_to_its_wall_time_on_every_
             assert 1e6 * step["args"]["computation"] == pytest.approx(step["dur"] - waited, abs=EXACT)
 
 
-def test_spans_of_a_rank_nest_and_never_cross(group: WorkerGroup, model: Path) -> None:
+def test_spans_of_a_rank_nest_and_never_cross(group: WorkerGroup, model: HostSource) -> None:
     sample(group)
     load(group, model, {"pipefusion": 2, "patches": 2}, 2)
     try:
@@ -246,12 +242,11 @@ def test_each_rank_has_a_log_in_which_its_lines_name_it(group: WorkerGroup) -> N
         assert f"rank {rank} INFO loaded" in (group.folder / f"rank-{rank}.log").read_text()
 
 
-def test_one_rank_waits_for_nobody(alone: WorkerGroup) -> None:
-    latents, timestep, conditions = FAMILIES[FAMILY].inputs(2, 16, 16)
+def test_one_rank_waits_for_nobody(alone: WorkerGroup, model: HostSource) -> None:
     sample(alone)
-    alone.forward(latents, timestep, conditions, lambda: None)
+    DirectGroup(alone, DIT, model, ParallelPlan()).forward(16, 16)
     events = rows(alone)[0]
-    assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "forward")[0]) == 1
+    assert len(last_run(events)[0]) == RUN_STEPS and len(last_run(events, "call")[0]) == 1
     assert not [event for event in events if event["cat"] == COMMUNICATION]
     assert alone.status()["last_run"]["communication"] == 0
 

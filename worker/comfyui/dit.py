@@ -54,12 +54,12 @@ class DiTBlock(Module):
         """x: (batch, tokens, width)."""
         embedding = silu(self.norm1.emb(timestep_B, label_B, x.dtype))
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.norm1.linear(embedding)[:, None].chunk(6, dim=2)
-        attended = normed(x, 1e-6) * (1 + scale) + shift
+        attended = normalise(x, 1e-6) * (1 + scale) + shift
         *heads, out = (self.attn1[name] for name in ("to_q", "to_k", "to_v", "to_out"))
         q, k, v = (layer(attended) for layer in heads)
         x = x + gate * out[0](attention_pytorch(q, k, v, self.heads, transformer_options=transformer_options))
         up, _, down = self.ff["net"]
-        hidden = up["proj"](normed(x, self.eps) * (1 + mlp_scale) + mlp_shift)
+        hidden = up["proj"](normalise(x, self.eps) * (1 + mlp_scale) + mlp_shift)
         return x + mlp_gate * down(gelu(hidden, approximate="tanh"))
 
 
@@ -106,7 +106,7 @@ class DiT(Module):
             x = block(x, timesteps, class_labels, transformer_options=transformer_options or {})
         embedding = self.transformer_blocks[0].norm1.emb(timesteps, class_labels, x.dtype)
         shift, scale = self.proj_out_1(silu(embedding))[:, None].chunk(2, dim=2)
-        x = self.proj_out_2(normed(x, 1e-6) * (1 + scale) + shift)
+        x = self.proj_out_2(normalise(x, 1e-6) * (1 + scale) + shift)
         x = x.unflatten(2, (self.patch_size, self.patch_size, -1)).unflatten(1, (rows, columns))
         x = x[..., : self.channels].permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
         return x[..., :height, :width]
@@ -125,5 +125,5 @@ class DiT(Module):
         return torch.cat(parts, dim=1).float()[None]
 
 
-def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
+def normalise(x: torch.Tensor, eps: float) -> torch.Tensor:
     return layer_norm(x, x.shape[-1:], eps=eps)

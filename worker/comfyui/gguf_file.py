@@ -34,11 +34,11 @@ def read_gguf(file: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, str]
         tensors = {tensor.name: read_tensor(reader, tensor) for tensor in reader.tensors}
         words = {name: field.contents() for name, field in reader.fields.items() if field.types == [STRING]}
     except (ValueError, RuntimeError, TypeError) as error:
-        raise broken(name, error) from error
+        raise broken_file_error(name, error) from error
     return tensors, words
 
 
-def broken(name: str, error: Exception) -> ModelFileError:
+def broken_file_error(name: str, error: Exception) -> ModelFileError:
     return ModelFileError(
         f"{name} is not a whole GGUF file ({error}); it was cut short or damaged.", "Download it again."
     )
@@ -49,7 +49,7 @@ def open_gguf(file: str | Path) -> gguf.GGUFReader:
     try:
         reader = gguf.GGUFReader(file, "c")  # copy-on-write, because torch warns about read-only memory
     except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
-        raise broken(name, error) from error
+        raise broken_file_error(name, error) from error
     if reader.byte_order != NATIVE:
         raise ModelFileError(f"{name} has another byte order than this machine.", "Convert the file.")
     return reader

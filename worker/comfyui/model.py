@@ -159,32 +159,19 @@ def build(
 
     beside: a checkpoint's other weights; some compute conditions, or tell what the model predicts. fast_fp8: as in
     HostSource.
+
+    A class whose constructor computes with tensors (ACE-Step 1.5) fails on the meta device. It is built on the CPU and
+    then moved; its memory is never written, so the system never provides it.
     """
     config.set_inference_dtype(dtype, cast)
     if fast_fp8:
         config.optimizations["fp8"] = True
-    return config.get_model({**beside, **weights}, "", device=device).eval()
-
-
-def build_empty(
-    config: comfy.supported_models_base.BASE,
-    weights: Weights,
-    beside: Weights,
-    dtype: torch.dtype | None,
-    cast: torch.dtype | None,
-    fast_fp8: bool = False,
-) -> comfy.model_base.BaseModel:
-    """Builds the model on the meta device.
-
-    A class whose constructor computes with tensors (ACE-Step 1.5) fails there. It is built on the CPU and then moved;
-    its memory is never written, so the system never provides it.
-    """
     try:
-        return build(config, weights, beside, dtype, cast, META, fast_fp8)
+        return config.get_model({**beside, **weights}, "", device=device).eval()
     except (RuntimeError, NotImplementedError) as error:
-        if META.type not in str(error):
+        if device is not META or META.type not in str(error):
             raise
-        model = build(config, weights, beside, dtype, cast, None, fast_fp8)
+        model = config.get_model({**beside, **weights}, "", device=None).eval()
         model.diffusion_model.to(META)
         return model
 

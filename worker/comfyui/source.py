@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Other methods of a diffusion model than its forward that use its weights. ComfyUI calls them before the first step.
-PARTS = ("preprocess_text_embeds",)
+# Methods of a diffusion model beside its forward that use its weights. ComfyUI calls them before the first step.
+METHODS = ("preprocess_text_embeds",)
 # How diffusers names the weights in a transformer's folder.
 WHOLE = "diffusion_pytorch_model.safetensors"
 SHARDS = "diffusion_pytorch_model-*-of-*.safetensors"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,11 @@ import torch
 from ..comfyui.patched_options import compile_key
 from ..errors import OutOfMemory, RequestRefused, WorkerGroupError
 from ..settings import Settings
-from ..wire.operations import (
-    ADAPT,
-    ADAPTED,
-    CALL,
-    FORWARD,
-    FREED,
-    LACKING,
-    LOAD,
-    MEASURE,
-    MEASURED,
-    OPERATIONS,
-    PARK,
-    PART,
-    SAMPLE,
-    TRACE,
-    TRIM,
-    UNLOAD,
-    VAE,
-    WEIGHTS,
-    Operation,
-)
+from ..wire import operations as ops
 from ..wire.protocol import MEMORY, Header
-from ..wire.sampler_call import KWARGS, SamplerCall, SamplerPass
+from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack, pack_call
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack_call
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
@@ -88,7 +67,7 @@ class WorkerGroup:
         return self._known.model
 
     def turn(self, check: Check) -> AbstractContextManager[None]:
-        """While entered, no other request runs, and no restart, which would drop the additions to the model."""
+        """While entered, no other request runs, and no restart, which would drop the model's patches."""
         return self.supervisor.turn(check)
 
     def load(
@@ -98,7 +77,7 @@ class WorkerGroup:
 
         If more ranks run, the others stay idle. Ranks that imported ComfyUI with other arguments are restarted.
 
-        source and plan: the engine's ModelSource and ParallelPlan as JSON objects. remarks: sentences about the plan,
+        source and plan: a HostSource and a ParallelPlan as JSON objects. remarks: sentences about the plan,
         for the status. name: of the model, as the person chose it, for the status.
         Raises RequestRefused and WorkerGroupError.
         """
@@ -113,82 +92,50 @@ class WorkerGroup:
                 return
             known.model, known.conditions = None, SentConditions()
             self.loads += 1
-            results = self._request(LOAD.header(source=source, plan=plan), {}, check)
+            results = self._request(ops.LOAD.header(source=source, plan=plan), {}, check)
             known.model = (source, plan)
-            if ADAPTED not in results:
-                known.additions = None
+            if ops.PATCHED not in results:
+                known.patches = None
 
-    def adapt(
-        self,
-        key: str | None,
-        build: Callable[[], tuple[list[Header], Tensors]],
-        check: Check,
-        operation: Operation = ADAPT,
-    ) -> None:
-        """Makes sure that the loaded weights have these additions and no others; does nothing if they do already.
+    def patch(self, key: str | None, build: Callable[[], tuple[list[Header], Tensors]], check: Check) -> None:
+        """Makes sure that the loaded weights have these changes and no others. Does nothing if they already do.
 
-        key: tells them from all others; None where there are none. build: makes what the engine's Additions are made
-        of, as JSON objects, and the tensors that these name; or for the operation PATCH, which is for ComfyUI's own
-        classes, what a Patch is made of.
+        key: tells these changes from all others; None for no changes. build: returns Patches as JSON objects, and the
+        tensors that they name.
         Raises RequestRefused, after which the model is loaded again, and WorkerGroupError.
         """
         with self.turn(check):
             known = self._known
-            if known.additions == key:
+            if known.patches == key:
                 return
-            additions, tensors = build()
-            known.additions = ""
-            (field,) = operation.fields
-            self._request(operation.header(**{field: additions}), tensors, check)
-            known.additions = key
+            patches, tensors = build()
+            known.patches = ""
+            self._request(ops.PATCH.header(patches=patches), tensors, check)
+            known.patches = key
 
-    def forward(
-        self, latents: torch.Tensor, timestep_B: torch.Tensor, conditions: Tensors, check: Check, steps: int = 1
-    ) -> torch.Tensor:
-        """One forward of the loaded model: the prediction, in the shape of the latents. steps: of its sampling.
+    def call(self, calls: Sequence[Arguments], check: Check, method: str = ops.FORWARD) -> list[list[torch.Tensor]]:
+        """Calls a method of the loaded model. Returns the tensors of each call.
 
-        Conditions that the group has from an earlier call are not sent again. Raises RequestRefused, WorkerGroupError.
-        """
-        with self.turn(check):
-            keys, new, dropped = self._known.conditions.exchange(conditions)
-            header = FORWARD.header(conditions=keys, drop=dropped, steps=steps)
-            tensors = {"latents": latents, "timestep": timestep_B, **new}
-            return self._request(header, tensors, check, size=(tuple(latents.shape), steps))["prediction"]
-
-    def call(self, calls: Sequence[Arguments], check: Check) -> list[list[torch.Tensor]]:
-        """Calls a loaded model of ComfyUI's own class. Returns the tensors of each call.
-
-        Calls run at the same time, as far as the plan shares the batch. The args of a call are latents and timestep,
-        which change each time. Tensors in kwargs that the group still has from an earlier request are not sent again.
+        Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
+        timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
+        sent again. method: the forward, or one of METHODS in `comfyui/source.py`, which rank 0 runs.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
         try:
-            packed = [pack_call(call, f"calls.{place}", tensors) for place, call in enumerate(calls)]
+            packed = [pack_call(call, f"{method}.{place}", tensors) for place, call in enumerate(calls)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         fresh = {path: tensors.pop(path) for path in list(tensors) if NEW_EACH_CALL.match(path)}
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(tensors)
-            header = CALL.header(calls=packed, conditions=keys, drop=dropped)
+            header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
-            results = self._request(header, {**fresh, **new}, check, size=size)
+            results = self._request(header, {**fresh, **new}, check, size=size if method == ops.FORWARD else None)
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
             return found
-
-    def part(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Check) -> torch.Tensor:
-        """Calls another method than the forward of a loaded model of ComfyUI's own class. Returns its tensor.
-
-        Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
-        """
-        tensors: Tensors = {}
-        try:
-            packed = pack_call((args, kwargs), "part", tensors)
-        except UnsendableError as error:
-            raise RequestRefused(*error.explanation) from error
-        return self._request(PART.header(method=method, **packed), tensors, check)[PREDICTION]
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep
@@ -201,20 +148,16 @@ class WorkerGroup:
         """
         given: Tensors = {}
         try:
-            packed = [
-                replace(each, conditions=pack(each.conditions, f"passes.{place}", given)).to_json()
-                for place, each in enumerate(passes)
-            ]
+            packed = [each.pack(f"passes.{place}", given).to_json() for place, each in enumerate(passes)]
         except UnsendableError as error:
             raise RequestRefused(*error.explanation) from error
         with self.turn(check):
             keys, new, dropped = self._known.conditions.exchange(given)
-            header = SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
-            kwargs = passes[0].conditions.get(KWARGS, {})
-            size = (tuple(tensors["noise"].shape), call.steps, compile_key(kwargs))
+            header = ops.SAMPLE.header(call=call.to_json(), passes=packed, conditions=keys, drop=dropped)
+            size = (tuple(tensors["noise"].shape), call.steps, compile_key(passes[0].kwargs))
 
             def noted(event: Header, denoised: torch.Tensor | None) -> None:
-                self.runs.step(SAMPLE.name, event["seconds"], event["communication"])
+                self.runs.step(ops.SAMPLE.name, event["seconds"], event["communication"])
                 self.runs.reached(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
@@ -233,10 +176,10 @@ class WorkerGroup:
             session = self.session
             self.supervisor.ensure(session.ranks if session else ranks, check)
             self._known.note_import(source)
-            header = VAE.header(direction=direction, vae=source)
+            header = ops.VAE.header(direction=direction, vae=source)
             results = self._request(header, given, check)
-            if LACKING in results:
-                sent = {f"{WEIGHTS}{name}": tensor for name, tensor in weights().items()}
+            if ops.LACKING in results:
+                sent = {f"{ops.WEIGHTS}{name}": tensor for name, tensor in weights().items()}
                 results = self._request(header, {**given, **sent}, check)
             return results
 
@@ -264,7 +207,7 @@ class WorkerGroup:
             with self.supervisor.turn_within(0.0) as has_come:
                 if not has_come or not self._is_idle():
                     return 0
-                return int(self._request(TRIM.header(), {}, lambda: None)[FREED])
+                return int(self._request(ops.TRIM.header(), {}, lambda: None)[ops.FREED])
         except (WorkerGroupError, RequestRefused) as error:
             logging.error("[ParallelDiT] %s", error)
             return 0
@@ -284,7 +227,7 @@ class WorkerGroup:
                 raise RequestRefused(
                     "The worker group is busy with a job.", "Ask for the trace again when it has ended."
                 )
-            return self._request(TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
+            return self._request(ops.TRACE.header(), {}, lambda: None)["trace"].numpy().tobytes()
 
     def measure(self, ranks: int, dtype: str, check: Check) -> dict[str, Any]:
         """Measures the devices and links of exactly `ranks` ranks, and starts these if needed.
@@ -293,7 +236,7 @@ class WorkerGroup:
         """
         with self.turn(check):
             self.supervisor.ensure(ranks, check, exactly=True)
-            found = self._request(MEASURE.header(dtype=dtype), {}, check)[MEASURED]
+            found = self._request(ops.MEASURE.header(dtype=dtype), {}, check)[ops.MEASURED]
             return json.loads(found.numpy().tobytes())
 
     def status(self) -> dict[str, Any]:
@@ -335,7 +278,7 @@ class WorkerGroup:
         return session.known if session else KnownState()
 
     def _revive(self, known: KnownState, check: Check) -> None:
-        """Loads the model that the ranks held when they died. The next request brings its additions."""
+        """Loads the model that the ranks held when they died. The next request brings its patches."""
         if known.model:
             self.load(*known.model, self.ranks, check, known.remarks, known.name)
 
@@ -348,12 +291,12 @@ class WorkerGroup:
             return False
         if not unload and self.device != "cpu":
             try:
-                self._request(PARK.header(), {}, lambda: None)
+                self._request(ops.PARK.header(), {}, lambda: None)
                 return True
             except RequestRefused as refusal:
                 logging.warning("[ParallelDiT] the worker group unloads its model: %s", refusal)
         session.known = session.known.emptied()
-        self._request(UNLOAD.header(), {}, lambda: None)
+        self._request(ops.UNLOAD.header(), {}, lambda: None)
         return True
 
     def _is_idle(self) -> bool:
@@ -372,7 +315,7 @@ class WorkerGroup:
         self.runs.check_stopped()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
-        operation, known, done = OPERATIONS[header["op"]], session.known, False
+        operation, known, done = ops.OPERATIONS[header["op"]], session.known, False
         kind = (operation.name, self.loads, size) if size else None
         if size:
             self.runs.sized(operation.name, size)
@@ -390,7 +333,7 @@ class WorkerGroup:
                 known.model = None
             self.changed.set()
         if done:
-            if operation.is_step:
+            if "seconds" in reply:
                 self.runs.step(operation.name, reply["seconds"], reply["communication"])
             return results
         refusal = OutOfMemory if reply.get("kind") == MEMORY else RequestRefused

@@ -13,14 +13,14 @@ from .sent_conditions import SentConditions
 class KnownState:
     """What the ranks hold: nothing at first, and nothing after they ran out of memory.
 
-    model: its source and plan, as JSON objects; None also while it is uncertain. additions: the key of the changes to
+    model: its source and plan, as JSON objects; None also while it is uncertain. patches: the key of the changes to
     its weights; None for no changes, empty while it is uncertain. remarks: sentences about the plan, for the status.
     name: of the model, as the person chose it, for the status. arguments: ComfyUI's arguments when the ranks imported
     it; None before that.
     """
 
     model: tuple[Header, Header] | None = None
-    additions: str | None = None
+    patches: str | None = None
     conditions: SentConditions = field(default_factory=SentConditions)
     remarks: Sequence[Header] = ()
     name: str = ""

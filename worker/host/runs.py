@@ -31,7 +31,7 @@ class RunPlan(NamedTuple):
 
 
 @dataclass
-class Run:
+class RunRecord:
     """One sampling by one node.
 
     model: as the person chose it. model_class: the class that computes it. plans: the plans that it had, in order;
@@ -82,11 +82,11 @@ class Runs:
 
     def __init__(self, changed: threading.Event) -> None:
         self.changed = changed
-        self.kept: deque[Run] = deque(maxlen=KEPT)
+        self.kept: deque[RunRecord] = deque(maxlen=KEPT)
         self.ids = itertools.count(1)
 
     @property
-    def current(self) -> Run | None:
+    def current(self) -> RunRecord | None:
         """The current run, if there is one. Of nested runs, the inner one."""
         return next((run for run in list(self.kept) if run.state == "running"), None)
 
@@ -95,7 +95,7 @@ class Runs:
         """While entered, steps belong to one run. node: the id of ComfyUI's node that samples. plan: None while it is
         not known, see `planned`."""
         plans = [plan] if plan else []
-        run, began = Run(next(self.ids), node, model, plans, model_class), time.monotonic()
+        run, began = RunRecord(next(self.ids), node, model, plans, model_class), time.monotonic()
         self.kept.appendleft(run)
         self.changed.set()
         try:
@@ -146,7 +146,7 @@ class Runs:
             self.changed.set()
 
     def compared(self, alone: float, is_alone_run: bool, is_measured: bool) -> None:
-        """Notes the time of a step of the current run on one device, see `Run`."""
+        """Notes the time of a step of the current run on one device, see `RunRecord`."""
         run = self.current
         if run:
             run.alone, run.is_alone_run, run.is_measured = alone, is_alone_run, is_measured

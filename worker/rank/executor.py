@@ -28,7 +28,7 @@ from .step_watch import Emit
 PLACE_BYTES = 256  # length of a rank's message about itself at its start
 
 
-def gathered_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+def gather_places(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
     """Returns every rank's process and device: pid, device number on its machine (None for a CPU), and name."""
     own = json.dumps({"pid": os.getpid(), "index": device.index, "name": name_of(device)[: PLACE_BYTES // 8]}).encode()
     sent = torch.frombuffer(bytearray(own.ljust(PLACE_BYTES)), dtype=torch.uint8)
@@ -38,7 +38,7 @@ def gathered_places(device: torch.device, group: dist.ProcessGroup) -> list[dict
 
 
 class Executor:
-    """Executes one request at a time. Another thread may call its status and `cancel`."""
+    """Executes one request at a time. Another thread may call `status`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Executor:
         self.job: Job | None = None  # the running job
         self.counts = dict.fromkeys(self.handlers, 0)
         self.seconds = dict.fromkeys(self.handlers, 0.0)
-        self.places = gathered_places(state.device, control.everyone)
+        self.places = gather_places(state.device, control.everyone)
 
     def execute(self, header: Header, tensors: Tensors) -> tuple[Header, Tensors | None]:
         """Runs one request. Returns the reply's fields, and rank 0's tensors. All ranks agree on how it ended. Raises
@@ -72,7 +72,7 @@ class Executor:
         name = job.operation.name
         with self.timeline.request(name):
             results, outcome = job.attempt(lambda: self.run(job, tensors))
-            outcome = job.settled(outcome)
+            outcome = job.agree_among_all(outcome)
         if outcome.kind == DONE:
             self.counts[name] += 1
             self.seconds[name] += time.perf_counter() - started
@@ -87,7 +87,7 @@ class Executor:
     def run(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs the request if this rank takes part in it. Raises RequestError for an impossible request."""
         check_request(job.header, tensors)
-        if job.operation.is_of_plan and not job.narrow():
+        if job.operation.is_of_plan and not job.leave_to_plan():
             return None
         use_threads(job.ranks, job.control.world)
         return self.handlers[job.operation.name](job, tensors)
@@ -124,10 +124,6 @@ class Executor:
             **self.heartbeat.status(),
             **self.state.loaded,
         }
-
-    def cancel(self, job: int) -> None:
-        """Ends that job at its next step or tensor if it still runs then. Called on rank 0, from another thread."""
-        self.heartbeat.cancel(job)
 
 
 def use_threads(ranks: int, world: int) -> None:

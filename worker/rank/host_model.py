@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from parallel_backend.costs.memory import token_factor
 from parallel_backend.errors import ModelFileError, RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.parallel_model import ParallelModel, moved
-from parallel_backend.plan import ParallelPlan
 from parallel_backend.sampling.denoiser import Pass
 from parallel_backend.weights.flat_block import FlatBlock, Values, alias
 from parallel_backend.weights.loading import Check, go_on
@@ -30,9 +30,9 @@ from ..comfyui.functions import FunctionDecoder
 from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
 from ..comfyui.patched_options import COMPILED, OPTIONS, CallContext, decode_options, set_attributes
 from ..comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
-from ..comfyui.source import PARTS, HostSource
+from ..comfyui.source import METHODS, HostSource
 from ..wire.tensors import Tensors
-from .request_checks import made
+from .request_checks import parse_field
 
 CPU = torch.device("cpu")
 PREFIX = "diffusion_model."  # the patcher's names are the module's with this prefix
@@ -57,7 +57,7 @@ class HostModel:
     uncast: dict[str, torch.dtype]
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights as they are dequantised
-    adapted: bool = False  # whether the weights differ from the file's
+    is_patched: bool = False  # whether the weights differ from the file's
     working_bytes: int = 0  # room on the device beside the weights, by ComfyUI's estimate
 
     @classmethod
@@ -74,7 +74,7 @@ class HostModel:
         import_comfyui(source)
         import comfy.model_patcher
 
-        model, in_file, dtypes = mapped(source, check)
+        model, in_file, dtypes = map_model(source, check)
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
         module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
@@ -137,14 +137,6 @@ class HostModel:
         layer."""
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
-    def check_plan(self, plan: ParallelPlan) -> None:
-        """Raises PlanError if the model does not allow the plan."""
-        self.module.check_plan(plan)
-
-    def token_count(self, latents: Sequence[int]) -> int:
-        """Returns the tokens of latents of this shape, (B, C, …); 0 if unknown."""
-        return self.module.token_count(latents)
-
     def forget(self) -> None:
         """Forgets the last run."""
         self.decoder.start_run("")
@@ -167,7 +159,7 @@ class HostModel:
         self.working_bytes = working_bytes
         self.fetched.rebind()  # ComfyUI replaces the parameters of quantised weights
 
-    def working(self, *latents: Sequence[int], axis: Axis | None = None) -> int:
+    def estimate_working(self, *latents: Sequence[int], axis: Axis | None = None) -> int:
         """Returns the bytes that a forward needs beside the weights, for latents of these shapes (B, C, …).
 
         It is ComfyUI's estimate for the largest share of rows and tokens, so it is equal on all ranks.
@@ -177,11 +169,11 @@ class HostModel:
         shapes = [[max(axis.sizes(rows)), *sizes] for rows, *sizes in latents]
         return math.ceil(sum(map(self.patcher.memory_required, shapes)) * token_factor(self.mesh.plan))
 
-    def working_of_calls(self, calls: Sequence[Call]) -> int:
+    def estimate_working_of_calls(self, calls: Sequence[Call]) -> int:
         """Returns the bytes of the call that needs the most."""
         parts = share_out([call.size for call in calls], self.mesh["batch"])
         shapes = [[each.shape for each in call.latents] for call in calls]
-        return max(self.working(*shapes[part.call], axis=part.rows) for part in parts)
+        return max(self.estimate_working(*shapes[part.call], axis=part.rows) for part in parts)
 
     def limit_weights(self, free: int) -> int:
         """Returns how much of `free` device memory weights may take, as ComfyUI's flags say."""
@@ -201,14 +193,14 @@ class HostModel:
         self.patcher.unpatch_model(None if whole else CPU)
         self.on_use = set_patches(self.patcher, patches, tensors, self.mesh.device)
         self.fetched.park_with(self.parking, self.on_use)
-        self.patch_others()
+        self.patch_directly()
         offload_patched(self.patcher, {name: held for name, held in self.in_file.items() if self.is_as_stored(name)})
         self.place(self.working_bytes, whole)
-        self.adapted = bool(patches)
+        self.is_patched = bool(patches)
         logging.info("the weights have changes of %d of them", len({patch.name for patch in patches}))
 
-    def patch_others(self) -> None:
-        """Changes the weights that ComfyUI's patcher cannot change and restore within memory, one after the other.
+    def patch_directly(self) -> None:
+        """Changes, one after the other, the weights that ComfyUI's patcher cannot change and restore within memory.
 
         These are fetched weights. If the model is entirely on the device, they are also the weights in another dtype
         than the file's, because the patcher would keep a copy of each in RAM. Weights without changes are restored.
@@ -217,18 +209,18 @@ class HostModel:
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
         again = self.rewritten | others
-        in_file = self.in_file if all(name in self.in_file for name in again) else mapped(self.source)[1]
+        in_file = self.in_file if all(name in self.in_file for name in again) else map_model(self.source)[1]
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
             value = patch_weight(self.patcher, name, original, self.mesh.device) if name in others else original
-            self.give(name, fetched.get(name), value)
+            self.write_weight(name, fetched.get(name), value)
             del value  # it is on the device
         self.rewritten = others
         self.patcher.patches = {name: changes for name, changes in wanted.items() if name not in others}
 
-    def give(self, name: str, fetched: tuple[int, str] | None, value: torch.Tensor) -> None:
-        """Gives a weight this value from here on. fetched: its block and its name there, if it is fetched."""
+    def write_weight(self, name: str, fetched: tuple[int, str] | None, value: torch.Tensor) -> None:
+        """Writes a weight's value. fetched: its block and its name there, if it is fetched."""
         if fetched:
             self.fetched.rewrite(*fetched, value)
         else:
@@ -249,15 +241,15 @@ class HostModel:
     def call(self, calls: Sequence[Call]) -> list[Output] | None:
         """Returns the model's predictions on global rank 0, one per call; None elsewhere. Tensors may be on any
         device."""
-        given = [self.prepared(call.kwargs) for call in calls]
+        given = [self.prepare_kwargs(call.kwargs) for call in calls]
         context = given[0][1]
-        with self.being(context):  # with the patcher of these calls
+        with self.apply_context(context):
             found = [call._replace(kwargs=kwargs) for call, (kwargs, _) in zip(calls, given, strict=True)]
             return self.module.run_calls(found, context.steps)
 
-    def passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
-        """Returns the forwards of a sampler's step as the module takes them, and what the model has to be meanwhile."""
-        given = [self.prepared(each.conditions.kwargs) for each in passes]
+    def prepare_passes(self, passes: Sequence[Pass]) -> tuple[list[Pass], CallContext]:
+        """Returns the forwards of a sampler's step as the module takes them, and their context."""
+        given = [self.prepare_kwargs(each.conditions.kwargs) for each in passes]
         found = [
             replace(each, conditions=each.conditions._replace(kwargs=kwargs))
             for each, (kwargs, _) in zip(passes, given, strict=True)
@@ -265,21 +257,25 @@ class HostModel:
         return found, given[0][1]
 
     @torch.inference_mode()
-    def part(self, method: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Runs another method of the model on this rank. Raises RequestError if it has no such method."""
-        device, run = self.mesh.device, getattr(self.module.model, method, None)
-        if not callable(run) or method not in PARTS:
-            raise RequestError(f"{type(self.module.model).__name__} has no {method!r} for the ranks to run.")
-        return run(*moved(args, device), **moved(kwargs, device))
+    def call_method(self, method: str, calls: Sequence[Call]) -> list[Output] | None:
+        """Returns what a method other than the forward returns on global rank 0, which has all of the weights; None
+        elsewhere. Raises RequestError if the model has no such method."""
+        model: Any = self.module.model
+        if method not in METHODS or not hasattr(model, method):
+            raise RequestError(f"{type(model).__name__} has no {method!r} for the ranks to run.")
+        if dist.get_rank():
+            return None
+        moved_calls = [moved(tuple(call), self.mesh.device) for call in calls]
+        return [getattr(model, method)(*args, **kwargs) for args, kwargs in moved_calls]
 
-    def compiles_anew(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
+    def new_compile_settings(self, kwargs: dict[str, Any]) -> Mapping[str, Any]:
         """Returns the `torch.compile` arguments of a node in a call's arguments, if they differ from the last."""
         asked = kwargs.get(OPTIONS, {}).get(COMPILED) or {}
         return {} if asked == self.module.compiled.settings else asked
 
     @contextmanager
-    def being(self, context: CallContext) -> Iterator[None]:
-        """While entered, the model has the patches and replacements that were asked for."""
+    def apply_context(self, context: CallContext) -> Iterator[None]:
+        """While entered, the model has the attributes and compiles as the context says."""
         with set_attributes(self.module.model, context.attributes):
             self.module.compiled.asked = context.compiled
             try:
@@ -287,19 +283,24 @@ class HostModel:
             finally:
                 self.module.compiled.asked = None
 
-    def prepared(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
-        """Returns a call's arguments on this rank's device, and what the model has to be meanwhile. Raises
-        RequestError. Descriptions of functions in the options are replaced by the functions."""
+    def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
+        """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call.
+
+        Raises RequestError.
+        """
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
-        options, context = made(lambda values: decode_options(values, self.decoder), kwargs[OPTIONS], "options")
+        options, context = parse_field(lambda values: decode_options(values, self.decoder), kwargs[OPTIONS], "options")
         return {**kwargs, OPTIONS: options}, context
 
 
-def mapped(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
-    """Returns ComfyUI's model with its parameters as the file has them. It also returns, by name, those that are in the
-    file's pages, and those that the model has in other dtypes. Raises ModelFileError, or what `check` raises."""
+def map_model(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
+    """Builds ComfyUI's model on the file's pages.
+
+    Returns the model; by name, its parameters that are in these pages; and by name, the dtypes of those that the file
+    has in another dtype. Raises ModelFileError, or what `check` raises.
+    """
     config, weights, beside = detect(source.file, source.config)
     if config is None:
         raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from parallel_backend.errors import GroupError, RequestError, is_out_of_memory, lack_of_memory, reasons
 
+from ..comfyui.source import HostSource
 from ..errors import Explained, Explanation, unforeseen
 from ..launch.torchrun import machine_prefix
-from ..wire.operations import operation_of
+from ..wire.operations import Operation, operation_of
 from ..wire.protocol import FAILED, MEMORY, Header
 from ..wire.tensors import Tensors
 from .agreement import BROKEN, CANCELLED, DONE, REFUSED, Control, Ended, Outcome, agree
 from .channels.heartbeat import SETTLE_SECONDS, Heartbeat
+from .host_model import HostModel
 from .job_groups import JobGroups
 from .memory.device_memory import DeviceMemory, asked
-from .memory.out_of_memory import OutOfMemoryReport, devices_of, latents_of, plan_of
+from .memory.out_of_memory import OutOfMemoryReport, count_devices, read_latents_shape
 from .state import RankState
 
 Result = TypeVar("Result")
@@ -61,7 +65,7 @@ class Job:
         """control: the groups that only hold the ranks together. groups: for all other communication."""
         self.header = header
         self.operation = operation_of(header)
-        self.latents = latents_of(self.operation, tensors)  # only their shape: the job gives the latents away
+        self.latents = read_latents_shape(self.operation, tensors)  # only their shape: the job gives the latents away
         self.step: tuple[int, int] | None = None  # in a sampler call: which step, of how many
         self.state = state
         self.control = control
@@ -75,8 +79,8 @@ class Job:
         """The group of the ranks that run it, of which this is one."""
         return self.control[self.ranks]
 
-    def narrow(self) -> bool:
-        """Leaves what follows to the ranks of the plan. Returns whether this is one of them. All ranks call this."""
+    def leave_to_plan(self) -> bool:
+        """Leaves the rest of the job to the plan's ranks. Returns whether this is one of them. All ranks call it."""
         self.ranks = self.control.of_plan
         return dist.get_rank() < self.ranks
 
@@ -100,17 +104,17 @@ class Job:
             return None, ended.outcome
         except Exception as error:
             own = self._judge(error)
-        return result, self.agreed(own)
+        return result, self.agree_among_plan(own)
 
-    def agreed(self, own: Outcome) -> Outcome:
-        """Agrees among the ranks that run it. A rank that sits it out returns its own outcome."""
+    def agree_among_plan(self, own: Outcome) -> Outcome:
+        """Agrees among the ranks that run the job. Any other rank returns its own outcome."""
         return agree(own, self.control_group, self.ranks) if dist.get_rank() < self.ranks else own
 
-    def settled(self, outcome: Outcome) -> Outcome:
-        """Agrees among all ranks. Those that sat it out learn how it ended."""
-        return (
-            outcome if self.ranks == self.control.world else agree(outcome, self.control.everyone, self.control.world)
-        )
+    def agree_among_all(self, outcome: Outcome) -> Outcome:
+        """Agrees among all ranks, so that those outside of the plan learn how the job ended."""
+        if self.ranks == self.control.world:
+            return outcome
+        return agree(outcome, self.control.everyone, self.control.world)
 
     def together(self, action: Callable[[], Result]) -> Result:
         """Runs an action that may fail on one rank alone, before collectives follow. Raises Ended on all ranks if it
@@ -171,8 +175,8 @@ class Job:
         it came."""
         rank, device = dist.get_rank(), self.state.device
         try:
-            model = plan_of(self.operation, self.header, self.latents, self.state.transformer)
-            empty, devices = DeviceMemory.now(device), devices_of(device)
+            model = describe_model(self.operation, self.header, self.latents, self.state.model)
+            empty, devices = DeviceMemory.now(device), count_devices(device)
             return OutOfMemoryReport(
                 rank, self.operation, asked(lack), full, empty, **model, devices=devices
             ).explanation
@@ -184,3 +188,20 @@ class Job:
         """Ends the job's communication after what was under way has arrived."""
         time.sleep(SETTLE_SECONDS)
         self.groups.cut(self.id)
+
+
+def describe_model(
+    operation: Operation, header: Header, latents: torch.Size | None, model: HostModel | None
+) -> dict[str, Any]:
+    """Returns what an OutOfMemoryReport says of a request's model: weights, tokens, plan, check and sizes."""
+    loads = operation.brings_model
+    if operation.without_model or model is None:
+        files = HostSource.from_json(header["source"]).files if loads else ()
+        return {"weights": sum(map(os.path.getsize, files))}  # a stage may keep less
+    return {
+        "weights": max(model.sizes.count_kept_bytes(model.mesh.plan)) if loads else model.resident_bytes,
+        "tokens": model.module.token_count(latents) if latents else 0,
+        "plan": model.mesh.plan,
+        "check": model.module.check_plan,
+        "sizes": model.sizes,
+    }

@@ -106,8 +106,8 @@ class JobGroups:
                 for group in self._groups():
                     group.abort()
             for descriptor, name in self.sockets.items():
-                if socket_name(descriptor) == name:  # not closed and reused for another file since
-                    with contextlib.suppress(OSError), opened(descriptor) as connection:
+                if read_socket_name(descriptor) == name:  # not closed and reused for another file since
+                    with contextlib.suppress(OSError), open_socket(descriptor) as connection:
                         connection.shutdown(socket.SHUT_RDWR)
             self.sockets.clear()
 
@@ -129,30 +129,32 @@ class JobGroups:
         return in_order([*worlds, *replicas, *(self.mesh.groups() if self.mesh else ())])
 
     def _build(self, device: torch.device, build: Callable[[], Built]) -> Built:
-        before = connected_sockets()
+        before = list_connected_sockets()
         try:
             built = build()
         except Exception as error:  # also a lack of memory
             raise GroupError(f"The ranks could not be connected: {error}") from error
         if device.type == CPU.type:
             with self.lock:
-                self.sockets |= {item: name for item, name in connected_sockets().items() if before.get(item) != name}
+                self.sockets |= {
+                    item: name for item, name in list_connected_sockets().items() if before.get(item) != name
+                }
         return built
 
 
-def connected_sockets() -> dict[int, str]:
+def list_connected_sockets() -> dict[int, str]:
     """Returns this process's descriptors of connected sockets, each with a name that identifies it; on Linux only."""
     found = {}
     for entry in os.listdir(SOCKETS) if os.path.isdir(SOCKETS) else ():
-        name = socket_name(int(entry))
+        name = read_socket_name(int(entry))
         if name:
-            with contextlib.suppress(OSError), opened(int(entry)) as connection:
+            with contextlib.suppress(OSError), open_socket(int(entry)) as connection:
                 connection.getpeername()  # raises for a listening socket, whose shutdown gloo does not survive
                 found[int(entry)] = name
     return found
 
 
-def socket_name(descriptor: int) -> str:
+def read_socket_name(descriptor: int) -> str:
     """Returns the socket's name; empty for any other file, or none."""
     try:
         name = os.readlink(f"{SOCKETS}/{descriptor}")
@@ -162,7 +164,7 @@ def socket_name(descriptor: int) -> str:
 
 
 @contextlib.contextmanager
-def opened(descriptor: int) -> Iterator[socket.socket]:
+def open_socket(descriptor: int) -> Iterator[socket.socket]:
     """Returns the socket as a Python object."""
     connection = socket.socket(fileno=os.dup(descriptor))
     try:

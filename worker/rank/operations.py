@@ -6,51 +6,26 @@ Every rank runs every operation.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError, is_out_of_memory
 from parallel_backend.groups.calls import Call, tensors_of
-from parallel_backend.groups.mesh import Mesh
 from parallel_backend.groups.timeline import Timeline
 from parallel_backend.plan import ON, ParallelPlan
 from parallel_backend.rates import measure_ranks
 from parallel_backend.sampling.denoiser import LoopStopped, denoise
 from parallel_backend.seams.compiled import BY_PLAN, check_compiler
-from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.host_memory import agree_on_memory
-from parallel_backend.weights.loading import DTYPES, Check
+from parallel_backend.weights.loading import DTYPES
 from parallel_backend.weights.parking import Parking
 
 from ..comfyui.patches import Patch
 from ..comfyui.source import HostSource, VaeSource
-from ..wire.operations import (
-    ADAPT,
-    ADAPTED,
-    CALL,
-    FORWARD,
-    FREED,
-    LACKING,
-    LOAD,
-    MEASURE,
-    MEASURED,
-    OPERATIONS,
-    PARK,
-    PART,
-    PATCH,
-    SAMPLE,
-    TRACE,
-    TRIM,
-    UNLOAD,
-    VAE,
-    WEIGHTS,
-)
+from ..wire import operations as ops
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
@@ -60,16 +35,21 @@ from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
 from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
-from .request_checks import made
-from .sampling import cache_of, first_latents, given_passes, inpainting_of, kept_by, scale_of, stepper_of
-from .sources import Source, source_of
+from .request_checks import parse_field
+from .sampling import (
+    build_inpainting,
+    build_stepper,
+    estimate_cache_bytes,
+    make_first_latents,
+    read_cache_settings,
+    unpack_passes,
+)
 from .state import RankState
 from .step_watch import Emit, JobWatch
 from .trace import gather_trace
 
 Handler = Callable[[Job, Tensors], Tensors | None]
 CPU = torch.device("cpu")
-Model = TypeVar("Model", DiffusersModel, HostModel)
 Output = TypeVar("Output")
 
 
@@ -85,35 +65,32 @@ class Operations:
     def by_name(self) -> Mapping[str, Handler]:
         """Returns the handlers. Raises RuntimeError if they differ from the table of operations."""
         handlers = self.handlers()
-        unmatched = sorted(handlers.keys() ^ OPERATIONS.keys())
+        unmatched = sorted(handlers.keys() ^ ops.OPERATIONS.keys())
         if unmatched:
             raise RuntimeError(f"Either a handler or an operation in wire/operations.py lacks: {', '.join(unmatched)}.")
         return handlers
 
     def handlers(self) -> dict[str, Handler]:
         return {
-            LOAD.name: self.load,
-            ADAPT.name: self.adapt,
-            PATCH.name: self.patch,
-            CALL.name: self.call,
-            PART.name: self.part,
-            FORWARD.name: self.forward,
-            SAMPLE.name: self.sample,
-            VAE.name: self.run_vae,
-            PARK.name: self.park,
-            TRIM.name: self.trim,
-            UNLOAD.name: self.unload,
-            TRACE.name: self.trace,
-            MEASURE.name: self.measure,
+            ops.LOAD.name: self.load,
+            ops.PATCH.name: self.patch,
+            ops.CALL.name: self.call,
+            ops.SAMPLE.name: self.sample,
+            ops.VAE.name: self.run_vae,
+            ops.PARK.name: self.park,
+            ops.TRIM.name: self.trim,
+            ops.UNLOAD.name: self.unload,
+            ops.TRACE.name: self.trace,
+            ops.MEASURE.name: self.measure,
         }
 
     def load(self, job: Job, _tensors: Tensors) -> Tensors | None:
         """Replaces the model and the plan. If that fails, no model is loaded.
 
-        The weights stay if the new plan leaves its ranks their own. Those of ComfyUI's own class keep their changes,
-        and the result says so. Ranks outside of the plan release their weights.
+        The weights stay if the new plan leaves its ranks their own. They keep their patches then, and the result says
+        so. Ranks outside of the plan release their weights.
         """
-        source = source_of(job.header["source"])
+        source = HostSource.from_json(job.header["source"])
         plan = ParallelPlan.from_json(job.header["plan"])
         if plan.world_size > dist.get_world_size():
             raise RequestError(
@@ -121,24 +98,24 @@ class Operations:
             )
         if plan.compile == ON:
             job.together(lambda: check_compiler(BY_PLAN, self.state.device))
-        kept = self.state.model_of(source, plan) if dist.get_rank() < plan.world_size else None
+        kept = self.state.find_reusable_model(source, plan) if dist.get_rank() < plan.world_size else None
         if kept is None:
             self.state.drop_model()
         # Build all groups before one rank alone can run out of memory, because building waits for all ranks.
         job.control.plan(plan.world_size)
         mesh = job.groups.of_plan(plan)
-        if not job.narrow():
+        if not job.leave_to_plan():
             return None
         if kept:
-            self.replan(job, kept, mesh)
-        model = kept or job.together(lambda: job.alone(lambda: build_model(source, mesh, job.check)))
+            self.state.conditions.clear()
+            job.alone(lambda: kept.replan(mesh))
+        model = kept or job.together(lambda: job.alone(lambda: HostModel.build(source, mesh, job.check)))
         self.state.keep_model(model, source, plan)
         self.place(job, model, plan)
-        return {ADAPTED: torch.ones(1)} if kept and kept.adapted else None
+        return {ops.PATCHED: torch.ones(1)} if kept and kept.is_patched else None
 
-    def place(self, job: Job, model: DiffusersModel | HostModel, plan: ParallelPlan, working: int = 0) -> None:
-        """Puts the weights where the plan wants them, see `WeightPlacement.place`. If that fails, no model is
-        loaded."""
+    def place(self, job: Job, model: HostModel, plan: ParallelPlan, working: int = 0) -> None:
+        """Puts the weights where the plan wants them, see `WeightPlacement`. If that fails, no model is loaded."""
         self.state.before = own_bytes(self.state.device)
         try:
             self.state.placement.place(job, model, plan, working)
@@ -147,47 +124,36 @@ class Operations:
             raise
         self.state.loaded = {**self.state.loaded, "weights": self.state.placement.describe(job, model)}
 
-    def make_room(self, job: Job, model: DiffusersModel | HostModel, working: int) -> None:
+    def make_room(self, job: Job, model: HostModel, working: int) -> None:
         """Frees weights before forwards that need more bytes beside the weights than any before."""
         if working <= model.working_bytes or self.state.plan is None:
             return
         if model.fetched.blocks:
             self.place(job, model, self.state.plan, working)
-        elif isinstance(model, HostModel):
+        else:
             job.alone(lambda: model.place(working))
 
-    def replan(self, job: Job, model: DiffusersModel | HostModel, mesh: Mesh) -> None:
-        """Applies another plan to the present weights, and forgets the last requests."""
-        self.state.conditions.clear()
-        job.alone(lambda: model.replan(mesh))
-        if isinstance(model, DiffusersModel) and model.adapted:
-            self.unpark(job, model.parking)
-            job.alone(lambda: model.adapt([], {}, job.check))
-
-    def adapt(self, job: Job, tensors: Tensors) -> None:
-        """Gives the weights these additions in place of the earlier ones. If that fails, no model is loaded."""
-        transformer = self.loaded(job, DiffusersModel)
-        additions = [Addition.from_json(fields) for fields in job.header["additions"]]
-        job.alone(lambda: transformer.adapt(additions, tensors, job.check))
-        logging.info("the weights have %d additions", len(additions))
-
     def patch(self, job: Job, tensors: Tensors) -> None:
-        """Gives the weights of ComfyUI's own class these changes in place of the earlier ones."""
-        model = self.loaded(job, HostModel)
+        """Gives the weights these changes in place of the earlier ones. If that fails, no model is loaded."""
+        model = self.get_model(job)
         patches = [Patch.from_json(fields) for fields in job.header["patches"]]
         job.alone(lambda: model.patch(patches, tensors))
 
     def call(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Runs calls of ComfyUI's own class with their arguments. The request brings tensors that were not sent
-        before."""
-        model = self.loaded(job, HostModel)
+        """Runs calls of a method of the model. The request brings the tensors that were not sent before."""
+        model = self.get_model(job)
         fresh = {name: tensors.pop(name) for name in list(tensors) if NEW_EACH_CALL.match(name)}
-        (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
+        conditions = self.state.take_conditions(job.header, tensors)
         given = {**fresh, **conditions}
-        calls = made(lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls")
-        self.check_compiler(job, model, calls[0].kwargs)
-        self.make_room(job, model, job.alone(lambda: model.working_of_calls(calls)))
-        outputs = from_model(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
+        calls = parse_field(
+            lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
+        )
+        if (method := job.header["method"]) == ops.FORWARD:
+            self.check_compiler(job, model, calls[0].kwargs)
+            self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
+            outputs = run_model_code(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
+        else:
+            outputs = run_model_code(lambda: model.call_method(method, calls), refuses_alike=True)
         if outputs is None:
             return None
         return {
@@ -198,51 +164,26 @@ class Operations:
 
     def check_compiler(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments."""
-        asked = made(model.compiles_anew, kwargs, "options")
+        asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
             job.together(lambda: check_compiler(asked, self.state.device))
 
-    def part(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Runs another method of ComfyUI's own class on rank 0 alone, which has all of the weights."""
-        model = self.loaded(job, HostModel)
-        args, kwargs = made(lambda values: unpack_call(values, tensors), job.header, "arguments")
-        if dist.get_rank():
-            return None
-        return {PREDICTION: from_model(lambda: model.part(job.header["method"], args, kwargs), True).cpu()}
-
-    def forward(self, job: Job, tensors: Tensors) -> Tensors | None:
-        """Runs one forward of the loaded model. Conditions are named by key; the request brings those not sent
-        before."""
-        transformer = self.loaded(job, DiffusersModel)
-        latents, timestep_B = tensors.pop("latents"), tensors.pop("timestep")
-        (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
-        self.make_room(job, transformer, job.alone(lambda: transformer.working(latents.shape)))
-        prediction = transformer(latents, timestep_B, conditions, job.header["steps"])
-        return None if prediction is None else {"prediction": prediction.cpu()}
-
     def sample(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Runs a whole sampler call, see `SamplerCall`. Raises Cancelled if ComfyUI has given it up."""
-        host = self.loaded(job, HostModel) if isinstance(self.state.transformer, HostModel) else None
-        whole = host or self.loaded(job, DiffusersModel)
-        model = whole.module if isinstance(whole, HostModel) else whole
+        model = self.get_model(job)
         own = {name: tensors.pop(name) for name in SAMPLER_TENSORS if name in tensors}
-        (conditions,) = self.state.take_conditions(job.header, tensors, "conditions")
+        conditions = self.state.take_conditions(job.header, tensors)
         call = SamplerCall.from_json(job.header["call"])
-        cache = cache_of(call)
+        cache = read_cache_settings(call)
         cache.check(model.mesh.plan)
-        stepper = stepper_of(call, own["noise"], model)
-        passes = made(lambda values: given_passes(values, conditions, model), job.header["passes"], "passes")
-        being: AbstractContextManager[None] = nullcontext()
-        refuses_alike = True
-        rows = max(len(each.branches) for each in passes) * len(own["noise"])
-        shape = (rows, *own["noise"].shape[1:])
-        working = job.alone(lambda: whole.working(shape))
-        self.make_room(job, whole, working + kept_by(cache, working, len(passes)))
-        if host:
-            self.check_compiler(job, host, passes[0].conditions.kwargs)
-            passes, inside = host.passes(passes)
-            being = host.being(inside)
-            refuses_alike = host.refuses_alike([len(each.branches) * len(own["noise"]) for each in passes])
+        stepper = build_stepper(call, own["noise"], model.module)
+        passes = parse_field(lambda values: unpack_passes(values, conditions), job.header["passes"], "passes")
+        sizes = [len(each.branches) * len(own["noise"]) for each in passes]
+        shape = (max(sizes), *own["noise"].shape[1:])
+        working = job.alone(lambda: model.estimate_working(shape))
+        self.make_room(job, model, working + estimate_cache_bytes(cache, working, len(passes)))
+        self.check_compiler(job, model, passes[0].conditions.kwargs)
+        passes, context = model.prepare_passes(passes)
 
         def tell(event: Header, preview: Tensors) -> None:
             job.step = (event["step"] + 1, event["steps"])
@@ -250,27 +191,27 @@ class Operations:
 
         everyone = job.groups.whole(CPU, job.ranks)
         watch = JobWatch(everyone, self.timeline, len(stepper), call.previews, lambda: job.is_cancelled, tell)
+
+        def run() -> torch.Tensor | None:
+            return denoise(
+                model.module,
+                make_first_latents(stepper, own),
+                stepper,
+                passes,
+                call.guidance,
+                timestep_scale=call.timestep_scale,
+                inpainting=build_inpainting(own),
+                cache=cache,
+                watch=watch,
+                to_first=True,
+            )
+
         try:
-            with being:
-                latents = denoise(
-                    model,
-                    first_latents(stepper, own),
-                    stepper,
-                    passes,
-                    call.guidance,
-                    timestep_scale=scale_of(call, model),
-                    inpainting=inpainting_of(own),
-                    cache=cache,
-                    watch=watch,
-                    to_first=True,
-                )
-        except LoopStopped as stopped:
+            with model.apply_context(context):
+                latents = run_model_code(run, model.refuses_alike(sizes))
+        except Cancelled:
             watch.close()
-            raise Cancelled from stopped
-        except Exception as error:
-            if not host or isinstance(error, RequestError) and refuses_alike:
-                raise
-            raise ModelFailed(error) from error
+            raise
         watch.close()
         return None if latents is None or dist.get_rank() else {"latents": latents.cpu()}
 
@@ -281,8 +222,8 @@ class Operations:
 
         state, source = self.state, VaeSource.from_json(job.header["vae"])
         if state.vae is None or state.vae[0] != source:
-            if not source.file and not any(name.startswith(WEIGHTS) for name in tensors):
-                return {LACKING: torch.ones(1)}
+            if not source.file and not any(name.startswith(ops.WEIGHTS) for name in tensors):
+                return {ops.LACKING: torch.ones(1)}
             state.vae = None
             release_memory(state.device)
             state.vae = (source, load_rank_vae(source, tensors, job))
@@ -299,7 +240,7 @@ class Operations:
         """Moves the weights of model and VAE to host memory until their next use. Raises RequestError."""
         if vae := self.state.vae:  # all ranks have it; some may have no part of the model, so it goes first
             self.park_weights(job, vae[1].parallel.parking, ())
-        if job.narrow() and (model := self.state.transformer):
+        if job.leave_to_plan() and (model := self.state.model):
             model.forget()
             model.fetched.await_fetches()  # a refused forward may still fetch into this memory
             share = model.fetched.store.index if model.fetched.store else 0
@@ -323,7 +264,7 @@ class Operations:
         """Frees unused memory. Returns how many bytes of the accelerator."""
         before = memory_use(self.state.device)["accelerator"]
         release_memory(self.state.device)
-        return {FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
+        return {ops.FREED: torch.tensor([before - memory_use(self.state.device)["accelerator"]])}
 
     def unpark(self, job: Job, parking: Parking) -> None:
         """Puts parked weights back. Raises Ended if a rank has too little memory; then they stay parked on all
@@ -366,31 +307,27 @@ class Operations:
             raise RequestError("There are no links between ranks where there is one.", "Use a plan of several ranks.")
         figures = measure_ranks(job.groups.whole(), self.state.device, DTYPES[job.header["dtype"]], job.control_group)
         release_memory(self.state.device)
-        told = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
-        return None if dist.get_rank() else {MEASURED: told}
+        encoded = torch.frombuffer(bytearray(json.dumps(figures).encode()), dtype=torch.uint8)
+        return None if dist.get_rank() else {ops.MEASURED: encoded}
 
-    def loaded(self, job: Job, kind: type[Model]) -> Model:
-        """Returns the loaded model, on its device. Raises RequestError if there is none of that kind."""
-        model = self.state.transformer
-        if not isinstance(model, kind):
+    def get_model(self, job: Job) -> HostModel:
+        """Returns the loaded model, on its device. Raises RequestError if there is none."""
+        model = self.state.model
+        if model is None:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
         self.unpark(job, model.parking)
         return model
 
 
-def from_model(run: Callable[[], Output], refuses_alike: bool) -> Output:
-    """Returns what the model's own code returns. Raises ModelFailed for what it raises. A RequestError passes through
-    only if all ranks raise it alike: otherwise a rank may wait for one that has refused."""
+def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:
+    """Returns what the model's own code returns. Raises ModelFailed for what it raises, and Cancelled if the watch has
+    stopped the loop. A RequestError passes through only if all ranks raise it alike: otherwise a rank may wait for one
+    that has refused."""
     try:
         return run()
+    except LoopStopped as stopped:
+        raise Cancelled from stopped
     except Exception as error:
         if isinstance(error, RequestError) and refuses_alike:
             raise
         raise ModelFailed(error) from error
-
-
-def build_model(source: Source, mesh: Mesh, check: Check) -> DiffusersModel | HostModel:
-    """Returns the model. Its weights are not read yet."""
-    if isinstance(source, HostSource):
-        return HostModel.build(source, mesh, check)
-    return DiffusersModel.build(source, mesh)

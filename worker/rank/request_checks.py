@@ -8,26 +8,22 @@ from typing import Any, TypeVar
 
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.adapters import Addition
 from parallel_backend.weights.loading import DTYPES
 
 from ..comfyui.patches import Patch
-from ..comfyui.source import VaeSource
+from ..comfyui.source import HostSource, VaeSource
 from ..wire.operations import OPERATIONS, operation_of
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
-from .sources import source_of
 
-Part = TypeVar("Part")
+Parsed = TypeVar("Parsed")
 
-# By field, the function that builds its value.
+# By field, the function that reads its value.
 DESCRIBED: Mapping[str, Callable[[Any], Any]] = {
-    "source": source_of, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json
+    "source": HostSource.from_json, "plan": ParallelPlan.from_json, "vae": VaeSource.from_json
 }  # fmt: skip
-LISTED: Mapping[str, Callable[[Any], Any]] = {
-    "additions": Addition.from_json, "patches": Patch.from_json, "passes": SamplerPass.from_json
-}  # fmt: skip
+LISTED: Mapping[str, Callable[[Any], Any]] = {"patches": Patch.from_json, "passes": SamplerPass.from_json}
 MAX_STEPS = 10_000
 BRANCHES = ([0], [0, 1], [1, 0])  # of guidance
 
@@ -49,14 +45,14 @@ def check_request(header: Header, tensors: Tensors) -> None:
 
 def check_parts(given: Header, tensors: Tensors, whose: str) -> None:
     """Raises RequestError for a field with an impossible value. A field means the same in all requests."""
-    for field, make in DESCRIBED.items():
+    for field, parse in DESCRIBED.items():
         if field in given:
-            made(make, given[field], field)
-    for field, make in LISTED.items():
+            parse_field(parse, given[field], field)
+    for field, parse in LISTED.items():
         for each in given.get(field, []):
-            made(make, each, field)
+            parse_field(parse, each, field)
     if "call" in given:
-        check_call(made(SamplerCall.from_json, given["call"], "call"), tensors)
+        check_call(parse_field(SamplerCall.from_json, given["call"], "call"), tensors)
     if given.get("direction", "decode") not in ("decode", "encode"):
         raise RequestError(f"A VAE decodes or encodes; {given['direction']!r} is neither.")
     if given.get("dtype", "bf16") not in DTYPES:
@@ -79,10 +75,10 @@ def check_fields(values: Mapping[str, Any], types: Mapping[str, type | tuple[typ
             raise RequestError(f"The {name} of {whose} cannot be {value!r:.100}.", "Restart ComfyUI.")
 
 
-def made(make: Callable[[Any], Part], values: Any, what: str) -> Part:
-    """Builds the object that a part of a request describes in JSON. Raises RequestError if it describes none."""
+def parse_field(parse: Callable[[Any], Parsed], values: Any, what: str) -> Parsed:
+    """Returns what a part of a request describes in JSON. Raises RequestError if `parse` cannot read it."""
     try:
-        return make(values)
+        return parse(values)
     except RequestError:
         raise
     except (TypeError, KeyError, ValueError, AttributeError) as error:

@@ -7,30 +7,23 @@ from collections.abc import Sequence
 
 import torch
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
 from parallel_backend.parallel_model import ModelConditions, ParallelModel
 from parallel_backend.sampling.caches import FIRST_BLOCK, CacheSettings
-from parallel_backend.sampling.denoiser import Inpainting, Pass, passes_of
+from parallel_backend.sampling.denoiser import Inpainting, Pass
 from parallel_backend.sampling.schedulers import build_scheduler
 from parallel_backend.sampling.stepper import Stepper
 
-from ..wire.sampler_call import CHANNELS, KWARGS, SamplerCall, SamplerPass
+from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors
-from ..wire.tree import unpack
 
 
-def scale_of(call: SamplerCall, model: ParallelModel) -> float:
-    """Returns the factor from a scheduler's timestep to the model's."""
-    return model.adapter.timestep_scale if isinstance(model, DiffusersModel) else call.timestep_scale
-
-
-def cache_of(call: SamplerCall) -> CacheSettings:
+def read_cache_settings(call: SamplerCall) -> CacheSettings:
     """Returns the step cache that a call asks for."""
     return CacheSettings(call.cache, call.cache_threshold, call.cache_interval)
 
 
-def kept_by(cache: CacheSettings, working: int, passes: int) -> int:
+def estimate_cache_bytes(cache: CacheSettings, working: int, passes: int) -> int:
     """Returns the bytes that a cache keeps on a rank, for forwards that need `working` bytes beside the weights.
 
     For each pass, it keeps the first block's residual and its streams: five times the rank's share of the tokens. A
@@ -39,23 +32,16 @@ def kept_by(cache: CacheSettings, working: int, passes: int) -> int:
     return working * passes // 4 if cache.kind == FIRST_BLOCK else 0
 
 
-def given_passes(passes: Sequence[dict], tensors: Tensors, model: ParallelModel) -> list[Pass]:
+def unpack_passes(passes: Sequence[dict], tensors: Tensors) -> list[Pass]:
     """Returns the forwards of a step. Raises ValueError and the like if they are described wrongly."""
-    found = [SamplerPass.from_json(fields) for fields in passes]
-    given = [unpack(each.conditions, tensors) for each in found]
-    if not isinstance(model, DiffusersModel):
-        return [
-            Pass(each.branches, ModelConditions(conditions[KWARGS], conditions.get(CHANNELS)))
-            for each, conditions in zip(found, given, strict=True)
-        ]
-    branches: dict[int, Tensors] = {}
-    for each, conditions in zip(found, given, strict=True):
-        for place, branch in enumerate(each.branches):
-            branches[branch] = {name: rows.chunk(len(each.branches))[place] for name, rows in conditions.items()}
-    return passes_of(branches[0], branches.get(1))
+    found = []
+    for fields in passes:
+        each = SamplerPass.from_json(fields).unpack(tensors)
+        found.append(Pass(each.branches, ModelConditions(each.kwargs, each.channels)))
+    return found
 
 
-def stepper_of(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> Stepper:
+def build_stepper(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> Stepper:
     """Returns the call's scheduler with its timesteps set. Raises RequestError if it does not fit the model."""
     device = model.mesh.device
     generator = torch.Generator().manual_seed(call.seed)
@@ -72,13 +58,13 @@ def stepper_of(call: SamplerCall, noise: torch.Tensor, model: ParallelModel) -> 
     )
 
 
-def first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
+def make_first_latents(stepper: Stepper, given: Tensors) -> torch.Tensor:
     """Returns the latents of the first step."""
     noise = given["noise"]
     return stepper.initial(noise, given.get("original", torch.zeros_like(noise)))
 
 
-def inpainting_of(given: Tensors) -> Inpainting | None:
+def build_inpainting(given: Tensors) -> Inpainting | None:
     """Returns what the call's mask keeps. Raises RequestError for a mask that does not fit the latents."""
     if "mask" not in given:
         return None

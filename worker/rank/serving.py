@@ -7,6 +7,8 @@ exception ends the rank, and torchrun then ends the group.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import socket
 
@@ -16,6 +18,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from parallel_backend.groups.mesh import start_distributed
 from parallel_backend.groups.timeline import Timeline
 
+from ..comfyui.model import import_comfyui
+from ..comfyui.source import HostSource
+from ..launch.imports import pause_garbage_collector
 from ..launch.lifetime import die_with_parent
 from ..launch.logs import open_log
 from ..launch.torchrun import DEVICE, EXPECTED
@@ -28,7 +33,6 @@ from .channels.heartbeat import Heartbeat, agent_store
 from .channels.relay import FrameRelay
 from .executor import Executor
 from .job_groups import JobGroups
-from .sources import import_ahead
 from .state import RankState
 
 
@@ -49,6 +53,16 @@ def answer(channel: socket.socket, reply: Header, results: Tensors | None) -> No
         send_frame(channel, reply, results)
     except UnsendableError as error:
         send_frame(channel, {"id": reply["id"], "error": str(error)})
+
+
+def import_ahead(expected: str) -> None:
+    """Imports what the first model will need. expected: its source as JSON, or empty. Errors are left to the load."""
+    try:
+        if expected:
+            with pause_garbage_collector():
+                import_comfyui(HostSource.from_json(json.loads(expected)))
+    except Exception:
+        logging.exception("ComfyUI could not be imported ahead")
 
 
 @record
@@ -72,6 +86,6 @@ def run() -> None:
 
     executor = Executor(state, Control(relay.group), groups, heartbeat, timeline, emit)
     if channel:
-        ControlServer(connect("control"), {"status": executor.status, "cancel": executor.cancel}).start()
+        ControlServer(connect("control"), {"status": executor.status, "cancel": heartbeat.cancel}).start()
     serve(channel, executor, relay)
     dist.destroy_process_group()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parallel_backend.diffusers_model import DiffusersModel
 from parallel_backend.errors import RequestError
 from parallel_backend.groups.mesh_layout import same_weights
 from parallel_backend.plan import ParallelPlan
@@ -18,14 +17,10 @@ from ..wire.tensors import Tensors
 from .host_model import HostModel
 from .memory.device_memory import memory_use, own_bytes
 from .memory.release import release_memory
-from .sources import Source
 
 if TYPE_CHECKING:
-    from ..comfyui.source import VaeSource
+    from ..comfyui.source import HostSource, VaeSource
     from .vae.rank_vae import RankVae
-
-
-CPU = torch.device("cpu")
 
 
 class RankState:
@@ -33,17 +28,17 @@ class RankState:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.transformer: DiffusersModel | HostModel | None = None
-        self.source: Source | None = None  # where the transformer was loaded from
+        self.model: HostModel | None = None
+        self.source: HostSource | None = None  # of the model
         self.plan: ParallelPlan | None = None  # as requested
         self.placement = WeightPlacement()
         self.before = 0  # this process's own memory when the weights began to come
-        self.loaded: dict[str, Any] = {}  # the transformer, for the status
+        self.loaded: dict[str, Any] = {}  # the model, for the status
         self.conditions: Tensors = {}
         self.vae: tuple[VaeSource, RankVae] | None = None  # and where it was loaded from
 
-    def keep_model(self, transformer: DiffusersModel | HostModel, source: Source, plan: ParallelPlan) -> None:
-        self.transformer, self.source, self.plan = transformer, source, plan
+    def keep_model(self, model: HostModel, source: HostSource, plan: ParallelPlan) -> None:
+        self.model, self.source, self.plan = model, source, plan
         self.loaded = {
             "model": source.model_class,
             "files": list(source.files),
@@ -52,13 +47,13 @@ class RankState:
         }
         logging.info("loaded %s (%s) under %s", source.model_class, source.dtype, plan)
 
-    def model_of(self, source: Source, plan: ParallelPlan) -> DiffusersModel | HostModel | None:
+    def find_reusable_model(self, source: HostSource, plan: ParallelPlan) -> HostModel | None:
         """Returns the model if its weights are from this source and are those that this rank needs under the plan.
 
         All ranks of the plan get the same answer. If the plan has fewer ranks than before, weights of which other ranks
         keep a shard are not this rank's.
         """
-        model = self.transformer
+        model = self.model
         if model is None or self.source != source:
             return None
         before = model.mesh.plan
@@ -68,7 +63,7 @@ class RankState:
 
     def drop_model(self) -> None:
         """Frees the model's memory."""
-        self.transformer, self.source, self.plan, self.loaded = None, None, None, {}
+        self.model, self.source, self.plan, self.loaded = None, None, None, {}
         self.placement.forget()
         self.conditions.clear()
         release_memory(self.device)
@@ -78,24 +73,23 @@ class RankState:
         self.vae = None
         self.drop_model()
 
-    def take_conditions(self, header: Header, tensors: Tensors, *names: str) -> list[Tensors]:
-        """Keeps the conditions in the request, and returns those that the header names by key. Raises RequestError. One
-        of ComfyUI's own models takes them as they are, so they are on its device from here on."""
+    def take_conditions(self, header: Header, tensors: Tensors) -> Tensors:
+        """Keeps the conditions in the request, on the device. Returns those that the header names by key.
+
+        Raises RequestError for a key that is not known.
+        """
         for key in header["drop"]:
             self.conditions.pop(key, None)
-        device = self.device if isinstance(self.transformer, HostModel) else CPU
-        self.conditions.update(
-            {key: tensor.to(device, copy=True) for key, tensor in tensors.items()}
-        )  # they outlive the frame
-        unknown = [key for kind in names for key in header[kind].values() if key not in self.conditions]
+        self.conditions.update({key: tensor.to(self.device, copy=True) for key, tensor in tensors.items()})
+        unknown = [key for key in header["conditions"].values() if key not in self.conditions]
         if unknown:
             raise RequestError(f"The worker group does not hold {', '.join(unknown):.100}.", "Load the model again.")
-        return [{name: self.conditions[key] for name, key in header[kind].items()} for kind in names]
+        return {name: self.conditions[key] for name, key in header["conditions"].items()}
 
     def memory(self) -> dict[str, int]:
         """Returns what this process holds, see `memory_use`, and the model's weights on this rank and on its device, in
         bytes. read: while weights come, the percentage that has come, judged by memory."""
-        model, bringing = self.transformer, self.placement.bringing
+        model, bringing = self.model, self.placement.bringing
         weights, resident = (model.weight_bytes, model.resident_bytes) if model else (0, 0)
         told = {**memory_use(self.device), "weights": weights, "resident_weights": resident}
         if bringing:
@@ -105,6 +99,5 @@ class RankState:
     @property
     def is_parked(self) -> bool:
         """Whether this rank holds something, and all of it is in host memory."""
-        transformer, vae = self.transformer, self.vae
-        held = [part.parking for part in (transformer, vae and vae[1].parallel) if part]
+        held = [part.parking for part in (self.model, self.vae and self.vae[1].parallel) if part]
         return bool(held) and all(parking.is_parked for parking in held)

@@ -43,10 +43,10 @@ def gather_trace(timeline: Timeline, group: dist.ProcessGroup) -> torch.Tensor |
         received = torch.empty(int(size), dtype=torch.uint8)
         dist.recv(received, rank, group=group)
         records.append(json.loads(received.numpy().tobytes()))
-    return torch.frombuffer(bytearray(json.dumps(chrome_trace(records)).encode()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(json.dumps(build_chrome_trace(records)).encode()), dtype=torch.uint8)
 
 
-def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
+def build_chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Builds the trace from the ranks' records, in the order of the ranks.
 
     Ranks of a machine share its monotonic clock. Ranks of different machines are aligned by their wall clocks, so their
@@ -65,7 +65,7 @@ def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
             events.append({"name": kind, "cat": "__metadata", "ph": "M", "ts": 0, **place, "args": {"name": name}})
         spans = [Span(*fields) for fields in record["spans"]]
         offset = clocks[record["machine"]] - origin
-        events += [{**event, **place} for event in rank_events(spans, offset)]
+        events += [{**event, **place} for event in list_rank_events(spans, offset)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -76,7 +76,7 @@ def chrome_trace(records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:
+def list_rank_events(spans: list[Span], offset: int) -> list[dict[str, Any]]:
     """Turns one rank's spans, sorted by end, into events. offset: from the rank's clock to the trace's."""
     events, inside = [], []
     for span in spans:

@@ -25,7 +25,7 @@ class Operation:
     drops_model: after an early end, no model is loaded. brings_model: its request has the source and plan of a new
     model.
     without_model: it does not use the loaded model and its plan.
-    is_step: it is one step of a sampling, and its reply has the time of the step.
+    is_step: it may be one step of a sampling. Then its reply has the time of the step.
     is_of_plan: only the ranks of the loaded plan run it; other ranks do not.
     """
 
@@ -51,28 +51,16 @@ class Operation:
 LOAD = Operation(
     "load", "loading a model", {"source": dict, "plan": dict}, moves_weights=True, drops_model=True, brings_model=True
 )
-ADAPTED = "adapted"  # in the reply: the weights still have their last additions
-ADAPT = Operation(
-    "adapt", "adding to the weights", {"additions": list}, moves_weights=True, drops_model=True, is_of_plan=True
-)
+PATCHED = "patched"  # in the reply to a load: the weights still have their last changes
 PATCH = Operation(
     "patch", "changing the weights", {"patches": list}, moves_weights=True, drops_model=True, is_of_plan=True
 )
+FORWARD = "forward"  # the method that all ranks of the plan run; any other runs on rank 0 alone
 CALL = Operation(
     "call",
     "running the model",
-    {"calls": list, "conditions": dict, "drop": list},
-    latents="calls.0.args.0",
-    is_step=True,
-    is_of_plan=True,
-)
-PART = Operation("part", "running a part of the model", {"method": str, "args": list, "kwargs": dict}, is_of_plan=True)
-FORWARD = Operation(
-    "forward",
-    "running the model",
-    {"conditions": dict, "drop": list, "steps": int},
-    ("latents", "timestep"),
-    latents="latents",
+    {"method": str, "calls": list, "conditions": dict, "drop": list},
+    latents=f"{FORWARD}.0.args.0",
     is_step=True,
     is_of_plan=True,
 )
@@ -104,8 +92,7 @@ MEASURED = "measured"  # in the reply: the figures as JSON text, one byte an ele
 MEASURE = Operation("measure", "measuring devices and links", {"dtype": str}, without_model=True)
 
 OPERATIONS: Mapping[str, Operation] = {
-    each.name: each
-    for each in (LOAD, ADAPT, PATCH, CALL, PART, FORWARD, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
+    each.name: each for each in (LOAD, PATCH, CALL, SAMPLE, VAE, PARK, TRIM, UNLOAD, TRACE, MEASURE)
 }
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .tensors import Tensors
+from .tree import pack, unpack
+
 # The tensors of a call. noise: has the shape of the latents. original: the latents to start from, or to keep.
 # mask: 1 where latents may change; broadcast to the latents.
 SAMPLER_TENSORS = ("noise", "original", "mask")
-
-
-# Names in a pass for one of ComfyUI's classes: the arguments of the class, and channels after the latents' own.
-KWARGS, CHANNELS = "kwargs", "channels"
 
 
 @dataclass(frozen=True)
@@ -20,18 +19,30 @@ class SamplerPass:
     """One forward of a step.
 
     branches: the branch of each batch of latents in its rows, in order: 0 for cond, 1 for uncond.
-    conditions: the model's other arguments by name; packed (`tree.py`) on the wire.
+    kwargs: the model's arguments beside latents and timestep, by name.
+    channels: a tensor that is appended to the channels of the latents, or None.
+    On the wire, kwargs and channels are packed (`tree.py`).
     """
 
     branches: tuple[int, ...]
-    conditions: Any
+    kwargs: Any
+    channels: Any = None
+
+    def pack(self, path: str, tensors: Tensors) -> SamplerPass:
+        """Packs kwargs and channels, see `tree.pack`. Raises UnsendableError."""
+        channels = pack(self.channels, f"{path}.channels", tensors)
+        return SamplerPass(self.branches, pack(self.kwargs, f"{path}.kwargs", tensors), channels)
+
+    def unpack(self, tensors: Tensors) -> SamplerPass:
+        """The inverse of `pack`. Raises ValueError and KeyError."""
+        return SamplerPass(self.branches, unpack(self.kwargs, tensors), unpack(self.channels, tensors))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> SamplerPass:
-        return cls(tuple(fields["branches"]), fields["conditions"])
+        return cls(**{**fields, "branches": tuple(fields["branches"])})
 
 
 @dataclass(frozen=True)

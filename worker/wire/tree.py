@@ -12,8 +12,9 @@ from .tensors import Tensors, UnsendableError
 
 # The JSON keys that mark a tensor (by name), a tuple, and a dict.
 TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
-# The paths of tensors that change with each request. All others may have been sent before.
-NEW_EACH_CALL = re.compile(r"calls\.\d+\.(args|kwargs\.control)\.")
+# The paths of tensors that change with each request. A path begins with the method and the number of the call. All
+# other tensors may have been sent before.
+NEW_EACH_CALL = re.compile(r"\w+\.\d+\.(args|kwargs\.control)\.")
 PREDICTION = "prediction"  # a result's path is PREDICTION, the number of the call, and the number of its tensor
 PLAIN = (bool, int, float, str, type(None))
 

@@ -15,8 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 from demo.host import ComfyHost
-from parallel_backend.weights.adapters import Addition, add, write_weights
-from parallel_backend.weights.loading import ModelSource, build_transformer, load_weights
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, diffusers_weights, original
 from tests.support.host.graphs import (
@@ -326,35 +324,3 @@ def test_a_group_that_died_is_given_the_lora_again(host: ComfyHost, files: Path,
     psutil.wait_procs(ending, timeout=30)
     sampled = latents(host, replace(call, steps=call.steps).prompt(with_lora("sd3", stack)))
     assert relative_error(sampled, right) <= STOCK_TOLERANCE
-
-
-def test_sums_are_in_fp32_and_the_weights_of_the_file_come_back_to_the_bit(tmp_path: Path) -> None:
-    family = FAMILIES["dit"]
-    (file,) = family.save(tmp_path / "model").glob("*.safetensors")
-    source = ModelSource(family.model_class, family.config, (str(file),), "bf16")
-    model = build_transformer(source)
-    load_weights(model, source, torch.device("cpu"))
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    name = "transformer_blocks.0.attn1.to_q.weight"
-    stored = family.build().state_dict()[name]
-    up, down = torch.randn(len(stored), 2, dtype=torch.bfloat16), torch.randn(2, stored.shape[1], dtype=torch.bfloat16)
-    added = [Addition(name, 0, 0, len(stored), scale, "up", "down") for scale in (0.5, 1e-3)]
-
-    def put(name: str, value: torch.Tensor) -> None:
-        model.get_parameter(name).data.copy_(value)
-
-    write_weights(model, source, {name}, added, {"up": up, "down": down}, put)
-    right = (stored + 0.501 * (up.float() @ down.float())).bfloat16()
-    torch.testing.assert_close(model.state_dict()[name], right, rtol=2**-7, atol=1e-6)  # one unit in the last place
-    assert (model.state_dict()[name] == right).float().mean() > 0.99
-    write_weights(model, source, {name}, [], {}, put)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
-def test_an_addition_is_of_its_rows_alone() -> None:
-    generator = torch.Generator().manual_seed(0)
-    base, up, down = (torch.randn(size, generator=generator) for size in ((12, 6), (20, 2), (2, 6)))
-    whole = base.clone()
-    whole[2:9] += 0.5 * up[5:12] @ down
-    add(base, Addition("weight", row=2, up_row=5, count=7, scale=0.5, up="up", down="down"), {"up": up, "down": down})
-    torch.testing.assert_close(base, whole, rtol=1e-6, atol=1e-6)

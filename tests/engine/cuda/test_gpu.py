@@ -25,7 +25,7 @@ from tests.support.cases.host_vaes import WITHOUT_NOISE
 from tests.support.cases.references import relative_error
 from tests.support.cases.shelf_plans import LONG, allows, plans
 from tests.support.cases.vae_cases import CASES as VAES
-from tests.support.group.direct_group import DirectGroup, direct_on
+from tests.support.group.direct_group import FLUX, DirectGroup, direct_on
 from tests.support.group.memory import full_card, little_memory
 from tests.support.ranks.cuda.fresh import run_ranks
 from tests.support.ranks.cuda.resumed import told_by_ranks
@@ -42,7 +42,7 @@ ALONE: dict[str, Any] = {}
 KERNELS = ("native", "cudnn", "flash", "flash3")  # sage computes in 8 bits and promises less
 STAGED, COMPILED = ("flux-dev", "pixart-alpha", "sd3.5", "wan-t2v"), ("dit", "flux-dev", "wan-t2v")
 ON_ALL_CARDS = {"diffusers": ("pixart-alpha", "flux-dev", "wan-t2v"), "comfyui": ("flux-dev", "qwen-image", "wan-vace")}
-MANY_HEADS = replace(FAMILIES["flux-dev"], config={**FAMILIES["flux-dev"].config, "num_attention_heads": 24})
+MANY_HEADS = replace(FLUX, config={**FLUX.config, "num_attention_heads": 4})
 # Of its latents: the hidden states of the others dwarf whatever a rank, or its card, has left.
 SMALL, LARGE, HUGE = (16, 16), (160, 160), (1024, 1024)
 NEAR_NOTHING = 0.25  # of the weights: kernels keep some memory to work in

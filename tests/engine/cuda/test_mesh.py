@@ -60,7 +60,7 @@ def test_sockets_that_nccl_opens_are_left_to_it(
     device: torch.device, kept: dict[int, str], alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = iter([{}, {8: "socket:[2]"}])
-    monkeypatch.setattr(job_groups, "connected_sockets", lambda: next(opened))
+    monkeypatch.setattr(job_groups, "list_connected_sockets", lambda: next(opened))
     groups = job_groups.JobGroups(device, Timeline(CPU))
     groups.whole(device)
     assert groups.sockets == kept

@@ -1,26 +1,102 @@
-"""A worker group without a ComfyUI: what tests of the ranks alone share."""
+"""A worker group without a ComfyUI: what tests of the ranks alone share. The ranks run ComfyUI's classes as ever."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import Family
+from tests.support.cases.families import FAMILIES, Family
+from worker.comfyui.patches import Patch
+from worker.comfyui.source import HostSource
 from worker.host.client import WorkerGroup
+from worker.wire.operations import CALL, FORWARD, SAMPLE
+from worker.wire.protocol import Header
 from worker.wire.sampler_call import SamplerCall, SamplerPass
+from worker.wire.tensors import Tensors
+from worker.wire.tree import NEW_EACH_CALL, pack, pack_call
 
-CALL = SamplerCall(scheduler="DDIM", steps=3)
+SHORT = SamplerCall(scheduler="DDIM", steps=3)
+# One for all plans, as ranks that imported ComfyUI with other arguments would have to restart.
+ARGUMENTS = ("--cpu", "--use-pytorch-cross-attention")
+DIT = FAMILIES["dit"]
+# In proportions that ComfyUI detects.
+FLUX = replace(
+    FAMILIES["flux-dev"],
+    config={
+        **FAMILIES["flux-dev"].config,
+        **{"in_channels": 64, "num_attention_heads": 2, "attention_head_dim": 128, "axes_dims_rope": (16, 56, 56)},
+    },
+    channels=16,
+)
+# By diffusers' class: ComfyUI's, its names of the conditions, and the factor from a scheduler's timestep to its own.
+HOST_CLASSES = {
+    "DiTTransformer2DModel": ("DiT", {"class_labels": "class_labels"}, 1.0),
+    "FluxTransformer2DModel": (
+        "Flux",
+        {"encoder_hidden_states": "context", "pooled_projections": "y", "guidance": "guidance"},
+        0.001,
+    ),
+}
 
 
 def go_on() -> None:
     """The check of who waits as long as it takes."""
+
+
+def source_of(family: Family, folder: Path) -> HostSource:
+    """The family's tiny model, saved in the folder, for ComfyUI's class."""
+    family.save(folder)
+    config = json.loads((folder / "config.json").read_text())
+    host_class, _, _ = HOST_CLASSES[family.model_class]
+    return HostSource(os.environ["COMFYUI_PATH"], ARGUMENTS, str(folder), host_class, "float32", "", config=config)
+
+
+def kwargs_of(family: Family, conditions: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """A family's conditions as ComfyUI's class takes them."""
+    _, names, _ = HOST_CLASSES[family.model_class]
+    return {"transformer_options": {}, **{names[name]: value for name, value in conditions.items()}}
+
+
+def pass_of(family: Family, conditions: Mapping[str, torch.Tensor], branch: int = 0) -> SamplerPass:
+    return SamplerPass((branch,), kwargs_of(family, conditions))
+
+
+def call_request(family: Family) -> tuple[Header, Tensors]:
+    """A request for a forward of one row, and its tensors."""
+    latents, timestep, conditions = family.inputs(1, 8, 8)
+    tensors: Tensors = {}
+    packed = pack_call(((latents, timestep), kwargs_of(family, conditions)), "forward.0", tensors)
+    keys = {path: path for path in tensors if not NEW_EACH_CALL.match(path)}
+    return CALL.header(method=FORWARD, calls=[packed], conditions=keys, drop=[]), tensors
+
+
+def sample_request(family: Family, steps: int) -> tuple[Header, Tensors]:
+    """A request for a sampling of one row, and its tensors."""
+    noise, _, conditions = family.inputs(1, 8, 8)
+    tensors: Tensors = {}
+    given = pass_of(family, conditions).pack("passes.0", tensors)
+    call = replace(SHORT, steps=steps).to_json()
+    header = SAMPLE.header(call=call, passes=[given.to_json()], conditions={path: path for path in tensors}, drop=[])
+    return header, {"noise": noise, **tensors}
+
+
+class Layer(NamedTuple):
+    """A weight of ComfyUI's class, by its name there."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+FLUX_LAYER = Layer("double_blocks.0.img_attn.qkv.weight", (768, 256))
 
 
 @dataclass(frozen=True)
@@ -29,20 +105,46 @@ class DirectGroup:
 
     group: WorkerGroup
     family: Family
-    source: ModelSource
+    source: HostSource
     plan: ParallelPlan
 
     def load(self, check: Callable[[], None] = go_on) -> None:
         self.group.load(self.source.to_json(), self.plan.to_json(), self.plan.world_size, check)
 
-    def forward(self, *sizes: int) -> torch.Tensor:
-        """A forward of a batch of two."""
-        return self.group.forward(*self.family.inputs(2, *sizes), go_on)
+    def forward(self, *sizes: int, rows: int = 2) -> torch.Tensor:
+        return self.call(*self.family.inputs(rows, *sizes))
 
-    def sample(self, *sizes: int, call: SamplerCall = CALL, check: Callable[[], None] = go_on) -> torch.Tensor:
+    def call(
+        self,
+        latents: torch.Tensor,
+        timestep: torch.Tensor,
+        conditions: Mapping[str, torch.Tensor],
+        check: Callable[[], None] = go_on,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """kwargs: further arguments of ComfyUI's class."""
+        call = (latents, timestep), {**kwargs_of(self.family, conditions), **kwargs}
+        ((prediction,),) = self.group.call([call], check)
+        return prediction
+
+    def patch(self, layer: Layer, scale: float) -> None:
+        """Adds random numbers times the scale to a weight; without a scale, the weights are those of the file."""
+        name, shape = f"diffusion_model.{layer.name}", layer.shape
+
+        def build() -> tuple[list[dict], dict[str, torch.Tensor]]:
+            tensors: dict[str, torch.Tensor] = {}
+            if not scale:
+                return [], tensors
+            difference = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+            return [Patch(name, scale, 1.0, "", pack((difference,), name, tensors)).to_json()], tensors
+
+        self.group.patch(f"{name} {scale}" if scale else None, build, go_on)
+
+    def sample(self, *sizes: int, call: SamplerCall = SHORT, check: Callable[[], None] = go_on) -> torch.Tensor:
         """A whole sampler call of a batch of two."""
         noise, _, conditions = self.family.inputs(2, *sizes)
-        return self.group.sample(call, {"noise": noise}, [SamplerPass((0,), conditions)], check, lambda *_: check())
+        call = replace(call, timestep_scale=HOST_CLASSES[self.family.model_class][2])
+        return self.group.sample(call, {"noise": noise}, [pass_of(self.family, conditions)], check, lambda *_: check())
 
     def pids(self) -> list[int]:
         return self.group.status()["pids"]
@@ -50,9 +152,7 @@ class DirectGroup:
 
 def direct_on(group: WorkerGroup, folder: Path, family: Family, **degrees: int) -> DirectGroup:
     """The group with the family's tiny model, which is saved in the folder, under this plan."""
-    weights = family.save(folder) / "diffusion_pytorch_model.safetensors"
-    source = ModelSource(family.model_class, family.config, (str(weights),))
-    direct = DirectGroup(group, family, source, ParallelPlan(**degrees))
+    direct = DirectGroup(group, family, source_of(family, folder), ParallelPlan(**degrees))
     direct.load()
     return direct
 

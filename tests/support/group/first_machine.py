@@ -18,12 +18,12 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES, SQUARE
+from tests.support.cases.families import SQUARE
+from tests.support.group.direct_group import DIT, DirectGroup
+from worker.comfyui.source import HostSource
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.settings import Settings
-
-FAMILY = "dit"
 
 
 def answer(**fields: object) -> None:
@@ -31,15 +31,14 @@ def answer(**fields: object) -> None:
 
 
 def serve(group: WorkerGroup, order: dict) -> None:
-    plan = ParallelPlan(**order["plan"])
-    family = FAMILIES[FAMILY]
-    latents, timestep, conditions = family.inputs(*family.shapes[SQUARE])
-    group.load(order["source"], plan.to_json(), plan.world_size, lambda: None)
-    prediction = group.forward(latents, timestep, conditions, lambda: None)
+    direct = DirectGroup(group, DIT, HostSource.from_json(order["source"]), ParallelPlan(**order["plan"]))
+    inputs = DIT.inputs(*DIT.shapes[SQUARE])
+    direct.load()
+    prediction = direct.call(*inputs)
     if order.get("endlessly"):
         answer(pids=group.status()["pids"])
         while True:
-            group.forward(latents, timestep, conditions, lambda: None)
+            direct.call(*inputs)
     save_file({"prediction": prediction}, order["file"])
 
 

@@ -16,12 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from demo.host import REPOSITORY
-from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES, SQUARE
-from tests.support.group.direct_group import wait_until
-from tests.support.group.first_machine import FAMILY
+from tests.support.cases.families import SQUARE
+from tests.support.group.direct_group import DIT, wait_until
 from tests.support.group.network import FIRST, SECOND, TOOLS, Network
 from tests.support.links.namespaces import why_impossible
+from worker.comfyui.source import HostSource
 from worker.launch.process import is_alive
 
 PORT = 29400
@@ -37,18 +36,10 @@ def open_network() -> Network:
     return Network()
 
 
-def source_in(folder: Path) -> ModelSource:
-    """A tiny model, saved there."""
-    family = FAMILIES[FAMILY]
-    family.save(folder)
-    return ModelSource(family.model_class, family.config, tuple(str(path) for path in folder.glob("*.safetensors")))
-
-
 def predicted_by_one() -> torch.Tensor:
     """What one process on plain diffusers predicts."""
-    family = FAMILIES[FAMILY]
     with torch.no_grad():
-        return family.reference(family.build(), *family.inputs(*family.shapes[SQUARE]))
+        return DIT.reference(DIT.build(), *DIT.inputs(*DIT.shapes[SQUARE]))
 
 
 class First:
@@ -66,7 +57,7 @@ class First:
         )
         self.file = folder / "prediction.safetensors"
 
-    def begin(self, source: ModelSource, plan: dict[str, int], **order: bool) -> None:
+    def begin(self, source: HostSource, plan: dict[str, int], **order: bool) -> None:
         line = {"source": source.to_json(), "plan": plan, "file": str(self.file), **order}
         self.popen.stdin.write(json.dumps(line) + "\n")
         self.popen.stdin.flush()
@@ -80,11 +71,11 @@ class First:
         assert line, f"no answer within {PATIENCE} s"
         return json.loads(line)
 
-    def forward(self, source: ModelSource, plan: dict[str, int]) -> dict:
+    def forward(self, source: HostSource, plan: dict[str, int]) -> dict:
         self.begin(source, plan)
         return self.answer()
 
-    def run_endlessly(self, source: ModelSource, plan: dict[str, int]) -> list[int]:
+    def run_endlessly(self, source: HostSource, plan: dict[str, int]) -> list[int]:
         """The process ids of the ranks, that of the second machine last; `answer` then waits for the end of it."""
         self.begin(source, plan, endlessly=True)
         return self.answer()["pids"]

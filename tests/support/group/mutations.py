@@ -31,23 +31,36 @@ def real_frames() -> list[bytes]:
     """Requests, replies and events of both channels, as they are sent."""
     call = {"scheduler": "DDIM", "config": {"lambda_min_clipped": float("-inf")}, "steps": 4}
     keys = {"encoder_hidden_states": "condition.1"}
-    given = {"branches": [0], "conditions": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
+    given = {"branches": [0], "kwargs": {"dict": {"encoder_hidden_states": {"tensor": "encoder_hidden_states"}}}}
     latents, text = torch.randn(1, 4, 4, 4), torch.randn(1, 3, 8)
     job: list[tuple[Header, Tensors]] = [
-        ({"op": "load", "id": 1, "source": {"model_class": "DiT", "files": ["/x"]}, "plan": {"ulysses": 2}}, {}),
+        ({"op": "load", "id": 1, "source": {"model_class": "DiT", "file": "/x"}, "plan": {"ulysses": 2}}, {}),
         (
-            {"op": "forward", "id": 2, "conditions": keys, "drop": [], "steps": 1},
-            {"latents": latents, "timestep": torch.ones(1), "condition.1": text.half()},
+            {
+                "op": "call",
+                "id": 2,
+                "method": "forward",
+                "calls": [{"args": [{"tensor": "a"}, 0.5]}],
+                "conditions": keys,
+                "drop": [],
+            },
+            {"a": latents, "b": torch.ones(1), "condition.1": text.half()},
         ),
         (
             {"op": "sample", "id": 3, "call": call, "passes": [given], "conditions": keys, "drop": ["c"]},
             {"noise": latents},
         ),
         (
-            {"op": "call", "id": 5, "calls": [{"args": [{"tensor": "calls.0.args.0"}], "kwargs": {}}], "drop": []},
-            {"calls.0.args.0": latents},
+            {
+                "op": "call",
+                "id": 5,
+                "method": "other",
+                "calls": [{"args": [{"tensor": "other.0.args.0"}], "kwargs": {}}],
+                "drop": [],
+            },
+            {"x": latents},
         ),
-        ({"op": "adapt", "id": 4, "additions": [{"parameter": "p", "scale": 0.5, "up": "u"}]}, {"u": text.bfloat16()}),
+        ({"op": "patch", "id": 4, "patches": [{"name": "p", "strength": 0.5, "value": "u"}]}, {"u": text.bfloat16()}),
         ({"id": 3, "event": "step", "step": 0, "steps": 4, "timestep": 999.0}, {"denoised": latents}),
         ({"id": 3}, {"latents": latents, "none": torch.empty(0, 4), "flags": torch.ones(3, dtype=torch.bool)}),
         ({"id": 3, "error": {"cause": "No.", "advice": "", "details": ""}, "kind": "refused"}, {}),

@@ -112,7 +112,9 @@ def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str
     config_class = getattr(supported, kind.detected_as)
     config = config_class({**config_class.unet_config, **kind.sizes})
     beside = {name: torch.zeros(shape) for name, shape in kind.beside.items()}
-    built = sys.modules["pack.worker.comfyui.model"].build_empty(config, {}, beside, torch.bfloat16, None)
+    built = sys.modules["pack.worker.comfyui.model"].build(
+        config, {}, beside, torch.bfloat16, None, torch.device("meta")
+    )
     shapes = {name: one.shape for name, one in built.diffusion_model.state_dict().items()}
     shapes |= dict.fromkeys(kind.marks, torch.Size([0]))
     plain, stored = (torch.zeros((), dtype=dtype) for dtype in (torch.bfloat16, kind.stored))

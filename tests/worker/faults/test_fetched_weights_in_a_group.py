@@ -18,17 +18,14 @@ import pytest
 import torch
 
 from parallel_backend.plan import HOST, SHARED, WHOLE, ParallelPlan
-from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import CALL, DirectGroup, direct_group, direct_on, go_on
+from tests.support.group.direct_group import FLUX, FLUX_LAYER, SHORT, DirectGroup, direct_group, direct_on
 from worker.errors import RequestRefused, WorkerGroupError
 from worker.host.client import WorkerGroup
 
-FLUX = FAMILIES["flux-dev"]
 SIZES = (16, 16)
-LAYER = "transformer_blocks.0.attn.to_q.weight"
 SOME = 3  # of the model's four blocks
-SCALES = (0.0, 0.1, -0.3, 0.0)  # of additions; without a scale, none
-LONG = replace(CALL, steps=200)
+SCALES = (0.0, 0.1, -0.3, 0.0)  # of patches; without a scale, none
+LONG = replace(SHORT, steps=200)
 KINDS = pytest.mark.parametrize("kind", [SHARED, HOST])
 
 
@@ -88,7 +85,9 @@ def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
     two: DirectGroup, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that share weights out have others, where whole ones would be one copy for both."""
-    in_memory = replace(two, source=replace(two.source, dtype="bf16"))  # and not in the file's pages, which stay
+    in_memory = replace(
+        two, source=replace(two.source, dtype="bfloat16", cast="float32")
+    )  # and not in the file's pages, which stay
     right = both(under(in_memory, WHOLE))
     direct = under(in_memory, kind, SOME)
     for _ in range(2):
@@ -100,20 +99,16 @@ def test_what_each_rank_has_of_fetched_weights_is_parked_and_comes_back(
 
 
 @KINDS
-def test_additions_reach_fetched_weights_and_come_off_exactly(two: DirectGroup, kind: str) -> None:
-    rows, columns = two.family.build().get_parameter(LAYER).shape
-    up = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
-
-    def adapted(direct: DirectGroup, scale: float) -> torch.Tensor:
-        addition = {"parameter": LAYER, "row": 0, "up_row": 0, "count": rows, "scale": scale, "up": "up", "down": None}
-        direct.group.adapt(f"lora {scale}" if scale else None, lambda: ([addition] if scale else [], {"up": up}), go_on)
+def test_patches_reach_fetched_weights_and_come_off_exactly(two: DirectGroup, kind: str) -> None:
+    def patched(direct: DirectGroup, scale: float) -> torch.Tensor:
+        direct.patch(FLUX_LAYER, scale)
         return direct.forward(*SIZES)
 
     two.group.park(unload=True)
-    right = [adapted(under(two, WHOLE), scale) for scale in SCALES]
+    right = [patched(under(two, WHOLE), scale) for scale in SCALES]
     two.group.park(unload=True)
     direct = under(two, kind)
-    assert equal([adapted(direct, scale) for scale in SCALES], right)
+    assert equal([patched(direct, scale) for scale in SCALES], right)
     assert not right[0].equal(right[1]) and not right[1].equal(right[2])
 
 
@@ -152,8 +147,12 @@ def test_a_refusal_leaves_the_next_right(two: DirectGroup, kind: str) -> None:
     right = both(under(two, WHOLE))
     direct = under(two, kind)
     latents, timestep, conditions = two.family.inputs(2, *SIZES)
-    with pytest.raises(RequestRefused, match="has shape"):
-        direct.group.forward(latents[:, :3], timestep, conditions, go_on)
+    with pytest.raises(RequestRefused, match="does not cover"):  # in a block, while the next one's weights come
+        direct.call(latents, timestep, conditions, attention_mask=torch.ones(2, 5))
+    assert equal(both(direct), right)
+    with pytest.raises(RequestRefused, match="The model failed"):
+        direct.call(latents[:, :3], timestep, conditions)
+    direct.load()
     assert equal(both(direct), right)
     with pytest.raises(RequestRefused, match="needs ranks that compute with the same weights"):
         replace(two, plan=ParallelPlan(pipefusion=2, patches=1, weights=SHARED)).load()
@@ -162,12 +161,10 @@ def test_a_refusal_leaves_the_next_right(two: DirectGroup, kind: str) -> None:
 
 @KINDS
 def test_fewer_rows_than_ranks_are_served_by_those_without(two: DirectGroup, kind: str) -> None:
-    latents, timestep, conditions = two.family.inputs(1, *SIZES)
-
     def one_row(weights: str) -> torch.Tensor:
         direct = replace(two, plan=ParallelPlan(dp=2, weights=weights))
         direct.load()
-        return direct.group.forward(latents, timestep, conditions, go_on)
+        return direct.forward(*SIZES, rows=1)
 
     assert one_row(kind).equal(one_row(WHOLE))
     assert one_row(kind).equal(one_row(kind))

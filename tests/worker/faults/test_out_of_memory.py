@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from parallel_backend.plan import ParallelPlan
-from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import DirectGroup, direct_group, direct_on
+from tests.support.group.direct_group import FLUX, DirectGroup, direct_group, direct_on, source_of
 from tests.support.group.memory import little_memory
 from worker.errors import OutOfMemory
 from worker.host.client import WorkerGroup
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of anoth
 SMALL, LARGE = (16, 16), (160, 160)
 # So wide that a large request's hidden states, 19 MiB, dwarf all else that it has: Python does not survive where one of
 # its own small allocations is what fails.
-WIDE = replace(FAMILIES["flux-dev"], config={**FAMILIES["flux-dev"].config, "num_attention_heads": 24})
+WIDE = replace(FLUX, config={**FLUX.config, "num_attention_heads": 4})
 DEADLINE = 30.0  # for a rank to fill its memory, and no watchdog's
 
 
@@ -102,9 +101,9 @@ def test_a_rank_that_has_no_link_to_the_failed_one_learns_of_it_too(own_ranks: N
 def test_any_rank_can_run_out_of_memory_while_it_loads(two: DirectGroup, rank: int, tmp_path: Path) -> None:
     two.load()
     before, pids = two.forward(*SMALL), two.pids()
-    deep = replace(two.family, config={**two.family.config, "num_layers": 12, "joint_attention_dim": 32})
-    weights = deep.save(tmp_path / "deep") / "diffusion_pytorch_model.safetensors"
-    source = replace(two.source, config=deep.config, files=(str(weights),), dtype="bf16")
+    deep = replace(two.family, config={**two.family.config, "num_layers": 4})
+    source = replace(source_of(deep, tmp_path / "deep"), dtype="bfloat16", cast="float32")
+    two.group.park(unload=True)  # or the memory of the model before would be room for this one
     room = sum(map(os.path.getsize, source.files)) * 2 // 5  # less than half of fp32
     with little_memory(pids[rank], room), pytest.raises(OutOfMemory, match=f"Rank {rank} .* loading a model") as raised:
         replace(two, source=source).load()
@@ -120,12 +119,12 @@ def test_a_lack_of_memory_in_a_request_that_was_given_up_is_known_to_the_next(tw
     before, pids = two.forward(*SMALL), two.pids()
 
     def give_up() -> None:
-        if two.group.session.operation == "forward":
+        if two.group.session.operation == "call":
             raise InterruptedError
 
     with little_memory(pids[1]):
         with pytest.raises(InterruptedError):
-            two.group.forward(*two.family.inputs(2, *LARGE), give_up)
+            two.call(*two.family.inputs(2, *LARGE), give_up)
         two.group.trace()  # which waits for its end
     two.load()
     assert torch.equal(two.forward(*SMALL), before)

@@ -15,15 +15,16 @@ import psutil
 import pytest
 import torch
 
-from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES
+from parallel_backend.plan import ParallelPlan
+from tests.support.group.direct_group import DIT, DirectGroup, source_of
+from worker.comfyui.source import HostSource
 from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.host.restarts import WINDOW_SECONDS, Restarts
 from worker.launch import process
 from worker.settings import Settings
 
-PLAN = {"cfg": 1, "ulysses": 2}
+PLAN = ParallelPlan(ulysses=2)
 DEADLINE = 300.0
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -61,27 +62,24 @@ def group(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FAMILIES["dit"].save(tmp_path_factory.mktemp("model"))
+def source(tmp_path_factory: pytest.TempPathFactory) -> HostSource:
+    return source_of(DIT, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
-def load(group: WorkerGroup, folder: Path) -> Callable[[], torch.Tensor]:
+def load(group: WorkerGroup, source: HostSource) -> Callable[[], torch.Tensor]:
     group.supervisor.restarts.forgive()
-    return loading(group, folder)
+    return loading(group, source)
 
 
-def loading(group: WorkerGroup, folder: Path) -> Callable[[], torch.Tensor]:
+def loading(group: WorkerGroup, source: HostSource) -> Callable[[], torch.Tensor]:
     """Loads a tiny model, and runs it once."""
-    family = FAMILIES["dit"]
-    files = (str(folder / "diffusion_pytorch_model.safetensors"),)
-    source = ModelSource(family.model_class, family.config, files, "fp32").to_json()
-    latents, timestep, conditions = family.inputs(1, 16, 16)
+    direct = DirectGroup(group, DIT, source, PLAN)
 
     def run() -> torch.Tensor:
-        group.load(source, PLAN, 2, unchecked)
-        group.adapt(None, lambda: ([], {}), unchecked)
-        return group.forward(latents, timestep, conditions, unchecked).clone()
+        direct.load()
+        direct.group.patch(None, lambda: ([], {}), unchecked)
+        return direct.forward(16, 16, rows=1).clone()
 
     return run
 
@@ -123,9 +121,9 @@ def test_a_stopped_rank_is_taken_for_dead(group: WorkerGroup, load: Callable[[],
         assert torch.equal(load(), before)
 
 
-def test_a_group_that_keeps_dying_is_left_down_and_says_why(group: WorkerGroup, folder: Path) -> None:
+def test_a_group_that_keeps_dying_is_left_down_and_says_why(group: WorkerGroup, source: HostSource) -> None:
     """It has died once if the test before this one has run."""
-    load = loading(group, folder)
+    load = loading(group, source)
     load()
     for death in range(group.status()["deaths"] + 1, 3):
         wait_until(lambda: group.status()["state"] == "ready" and "pids" in group.status())
@@ -142,30 +140,29 @@ def test_a_group_that_keeps_dying_is_left_down_and_says_why(group: WorkerGroup, 
 def test_ranks_that_cannot_be_started_are_an_error_at_once_and_leave_nothing(own_ranks: None, tmp_path: Path) -> None:
     group = WorkerGroup("cpu", tmp_path / "logs", Settings(python=str(tmp_path / "no-python")))
     with pytest.raises(WorkerGroupError, match="cannot be started.*no-python"):
-        group.load({}, PLAN, 2, unchecked)
+        group.load({}, PLAN.to_json(), 2, unchecked)
     assert group.status()["state"] == "failed"
     assert group.session is None
 
 
 def test_an_answer_that_nobody_waits_for_holds_up_no_later_request(
-    group: WorkerGroup, load: Callable[[], torch.Tensor]
+    group: WorkerGroup, source: HostSource, load: Callable[[], torch.Tensor]
 ) -> None:
     """Larger than the sockets hold, both: the answer that was given up, and the request after it."""
-    before = load()
-    family = FAMILIES["dit"]
+    before, direct = load(), DirectGroup(group, DIT, source, PLAN)
     for end in (group.session.job_channel,):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    large = torch.zeros(64, *family.inputs(1, 64, 64)[0].shape[1:])
-    _, timestep, conditions = family.inputs(64, 64, 64)
+    latents, timestep, conditions = DIT.inputs(64, 64, 64)
+    large = torch.zeros_like(latents)
 
     def interrupt() -> None:
-        if group.session.operation == "forward":
+        if group.session.operation == "call":
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        group.forward(large, timestep, conditions, interrupt)
-    result = group.forward(large, timestep, conditions, unchecked)
+        direct.call(large, timestep, conditions, interrupt)
+    result = direct.call(large, timestep, conditions)
     assert result.shape == large.shape
     assert torch.equal(load(), before)
 

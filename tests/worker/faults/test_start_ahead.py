@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.loading import ModelSource
-from tests.support.cases.families import FAMILIES
-from tests.support.group.direct_group import go_on, wait_until
+from tests.support.group.direct_group import DIT, go_on, source_of, wait_until
 from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.host.runs import RunPlan
@@ -25,9 +23,7 @@ SECONDS = 300.0
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    family = FAMILIES["dit"]
-    weights = family.save(tmp_path_factory.mktemp("dit")) / "diffusion_pytorch_model.safetensors"
-    return ModelSource(family.model_class, family.config, (str(weights),)).to_json()
+    return source_of(DIT, tmp_path_factory.mktemp("dit")).to_json()
 
 
 @pytest.fixture(scope="module")

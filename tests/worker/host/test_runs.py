@@ -11,14 +11,14 @@ import torch
 
 from worker.errors import WorkerGroupError
 from worker.host.client import WorkerGroup
-from worker.host.runs import Run, RunPlan, Runs
-from worker.wire.operations import FORWARD, SAMPLE
+from worker.host.runs import RunPlan, RunRecord, Runs
+from worker.wire.operations import CALL, SAMPLE
 
 ALONE, TWO = RunPlan("one rank", {}), RunPlan("cfg=2", {"cfg": 2}, 2)
 SIZE = ((1, 4, 8, 8), 3)
 
 
-def run(runs: Runs, plan: RunPlan, seconds: tuple[float, ...] = (0.9,), **changes: Any) -> Run:
+def run(runs: Runs, plan: RunPlan, seconds: tuple[float, ...] = (0.9,), **changes: Any) -> RunRecord:
     asked = {"model": "a model", "operation": SAMPLE.name, "size": SIZE, **changes}
     with runs.run("3", asked["model"], plan, "a class"):
         runs.sized(asked["operation"], asked["size"])
@@ -37,7 +37,7 @@ def test_the_median_step_of_the_run_on_one_device_is_told() -> None:
     assert runs.kept[1].alone is None, "one device is not compared with itself"
 
 
-@pytest.mark.parametrize("changes", [{"model": "another"}, {"operation": FORWARD.name}, {"size": ((1, 4, 16, 16), 3)}])
+@pytest.mark.parametrize("changes", [{"model": "another"}, {"operation": CALL.name}, {"size": ((1, 4, 16, 16), 3)}])
 def test_a_run_of_something_else_is_none_to_compare_with(changes: dict) -> None:
     runs = Runs(threading.Event())
     run(runs, ALONE, **changes)
@@ -72,4 +72,4 @@ def test_a_stop_within_a_step_ends_the_run_with_that_reason(tmp_path: Path) -> N
         group.turn(lambda: None),
     ):
         group.stop()
-        group.forward(nothing, nothing, {}, lambda: None)
+        group.call([((nothing, nothing), {})], lambda: None)

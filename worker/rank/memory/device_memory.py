@@ -36,13 +36,13 @@ class DeviceMemory:
             return cls(total_bytes(device), allocated_bytes(device), available_bytes(device))
         machine, process = kibibytes("/proc/meminfo"), kibibytes("/proc/self/status")
         rooms = [cls(machine.get("MemTotal", 0), process.get("VmRSS", 0), machine.get("MemAvailable", 0))]
-        for limit, counted in limits():
+        for limit, counted in list_limits():
             used = process.get(counted, 0)
             rooms.append(cls(limit, used, max(0, limit - used)))
         return min(rooms, key=lambda room: room.free)
 
 
-def limits() -> Iterator[tuple[int, str]]:
+def list_limits() -> Iterator[tuple[int, str]]:
     """Returns the limits of this process's memory in bytes, each with its counter in /proc/self/status."""
     try:
         import resource

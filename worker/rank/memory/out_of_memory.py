@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import torch
 
@@ -15,40 +14,17 @@ from parallel_backend.axes import STAGE_AXES, TOKEN_AXES
 from parallel_backend.costs.memory import token_factor
 from parallel_backend.device import count, is_accelerator
 from parallel_backend.errors import PlanError
-from parallel_backend.groups.mesh import Mesh
-from parallel_backend.models import adapter_for
-from parallel_backend.models.adapter import Limits
 from parallel_backend.plan import ParallelPlan
-from parallel_backend.weights.loading import ModelSource
-from parallel_backend.weights.sizes import WeightSizes, sizes_of_source
+from parallel_backend.weights.sizes import WeightSizes
 
 from ...errors import Explanation
 from ...wire.operations import Operation
-from ...wire.protocol import Header
 from ...wire.tensors import Tensors
-from ..sources import source_of
 from .device_memory import DeviceMemory
 
 MORE_RANKS = (1, 2, 4, 8)  # multiples of the present rank count
 MARGIN = 0.9  # share of the memory that an estimate may fill
 NOTABLE = 0.05
-
-
-class HeldModel(Protocol):
-    """What is known of a model on this rank, of either kind."""
-
-    @property
-    def mesh(self) -> Mesh: ...
-
-    @property
-    def resident_bytes(self) -> int: ...
-
-    @property
-    def sizes(self) -> WeightSizes: ...
-
-    def token_count(self, latents: Sequence[int]) -> int: ...
-
-    def check_plan(self, plan: ParallelPlan) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -93,13 +69,13 @@ class OutOfMemoryReport:
             lines.append(f"The model's weights take about {size(self.weights)} on that rank.")
         if self.tokens:
             lines.append(f"The request has {self.tokens:,} tokens of latents.")
-        return Explanation(" ".join(lines), "\n".join(advice(self)))
+        return Explanation(" ".join(lines), "\n".join(advise(self)))
 
 
-def advice(short: OutOfMemoryReport) -> list[str]:
+def advise(short: OutOfMemoryReport) -> list[str]:
     """Says in sentences what would fit. The estimates assume that a rank's need is proportional to its share."""
     found = []
-    plan = fitting_plan(short)
+    plan = find_fitting_plan(short)
     if plan and short.plan:
         name, ranks = f"{plan} with patches=1" if plan.pipefusion > 1 else str(plan), plan.world_size
         if ranks == short.plan.world_size:
@@ -120,7 +96,7 @@ def advice(short: OutOfMemoryReport) -> list[str]:
     return found or ["Use a smaller model, weights in a smaller dtype, or a machine with more memory."]
 
 
-def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
+def find_fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
     """Returns the plan that leaves the most memory, for the fewest ranks with which any fits; None if none fits."""
     own, sizes = short.plan, short.sizes
     if not own or not sizes:
@@ -136,13 +112,13 @@ def fitting_plan(short: OutOfMemoryReport) -> ParallelPlan | None:
     for times in MORE_RANKS:
         if times > 1 and short.devices is not None and own.world_size * times > short.devices:
             return None
-        plans = [plan for plan in alternatives(short, own, times) if estimate(plan) < room]
+        plans = [plan for plan in list_alternatives(short, own, times) if estimate(plan) < room]
         if plans:
             return min(plans, key=estimate)
     return None
 
 
-def alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
+def list_alternatives(short: OutOfMemoryReport, plan: ParallelPlan, times: int) -> Iterator[ParallelPlan]:
     """Yields other plans that the model allows for this many times the ranks, with the batch split as it is."""
     axes = (*STAGE_AXES, *TOKEN_AXES)
     ranks = plan.ways(axes) * times
@@ -173,39 +149,14 @@ def size(count: int) -> str:
     return f"{count / 1e3:.0f} kB"
 
 
-def latents_of(operation: Operation, tensors: Tensors) -> torch.Size | None:
+def read_latents_shape(operation: Operation, tensors: Tensors) -> torch.Size | None:
     """Returns the shape of a request's latents, if it has any."""
     return tensors[operation.latents].shape if operation.latents in tensors else None
 
 
-def plan_of(
-    operation: Operation, header: Header, latents: torch.Size | None, model: HeldModel | None
-) -> dict[str, Any]:
-    """Returns what an OutOfMemoryReport says of a request's model: weights, tokens, plan, check and sizes."""
-    if operation.brings_model:
-        source, plan = source_of(header["source"]), ParallelPlan.from_json(header["plan"])
-        if not isinstance(source, ModelSource):
-            return {"weights": sum(map(os.path.getsize, source.files))}  # a stage may keep less
-        sizes, limits = sizes_of_source(source), adapter_for(source.model_class).limits(source.config)
-        return {"weights": max(sizes.count_kept_bytes(plan)), "plan": plan, "check": within(limits), "sizes": sizes}
-    if operation.without_model or model is None:
-        return {}
-    return {
-        "weights": model.resident_bytes,
-        "tokens": model.token_count(latents) if latents else 0,
-        "plan": model.mesh.plan,
-        "check": model.check_plan,
-        "sizes": model.sizes,
-    }
-
-
-def devices_of(device: torch.device) -> int | None:
+def count_devices(device: torch.device) -> int | None:
     """Returns how many ranks can have a device of their own on the group's machines; None on the CPU. It assumes that
     the machines are alike."""
     if not is_accelerator(device):
         return None
     return count(device.type) * int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
-
-
-def within(limits: Limits) -> Callable[[ParallelPlan], None]:
-    return lambda plan: plan.check_model(**limits)

@@ -27,8 +27,9 @@ from worker.comfyui.model import import_comfyui
 from worker.comfyui.patches import pack_patches
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
+from worker.rank.job import describe_model
 from worker.rank.memory.device_memory import DeviceMemory
-from worker.rank.memory.out_of_memory import OutOfMemoryReport, plan_of
+from worker.rank.memory.out_of_memory import OutOfMemoryReport
 from worker.wire.operations import CALL
 
 CPU = torch.device("cpu")
@@ -97,7 +98,7 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
 
     def call(model: HostModel, size: tuple[int, ...] = SMALL) -> list[torch.Tensor]:
         asked = calls(size)
-        if (working := model.working_of_calls(asked)) > model.working_bytes:
+        if (working := model.estimate_working_of_calls(asked)) > model.working_bytes:
             place.place(direct, model, model.mesh.plan, working)
         return model.call(asked) or []
 
@@ -124,7 +125,7 @@ def main(comfyui: str, file: str, room: str, out: str) -> None:
         found["equal when larger"] = equal(call(model, LARGE), right[LARGE])
         found["resident when larger"] = model.resident_bytes
         found["and smaller again"] = equal(call(model), right[SMALL])
-        asked = plan_of(CALL, {}, torch.Size((1, *LARGE)), model)
+        asked = describe_model(CALL, {}, torch.Size((1, *LARGE)), model)
         room = DeviceMemory(4 * total, model.resident_bytes, total)
         found["out of memory"] = str(OutOfMemoryReport(0, CALL, 2 * total, room, room, **asked).explanation)
     if world > 1:

@@ -52,7 +52,7 @@ def built(case: dict[str, Any], ranks: AllRanks, plan: ParallelPlan) -> tuple[Mo
     """The model without its weights, and the dtype that it computes in."""
     mesh = build_mesh(plan, ranks.device)
     if case["shelf"] == "diffusers":
-        source = ModelSource.from_json(case["source"])
+        source = ModelSource(**case["source"])
         return DiffusersModel.build(source, mesh), DTYPES[source.dtype]
     host_source = HostSource.from_json(case["source"])
     return HostModel.build(host_source, mesh), getattr(torch, host_source.dtype)

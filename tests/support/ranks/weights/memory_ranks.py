@@ -65,7 +65,7 @@ def main(cases_path: str, out_path: str) -> None:
     for case in json.loads(Path(cases_path).read_text()):
         CountingFile.read = 0
         mesh = build_mesh(ParallelPlan.from_json(case["plan"]), torch.device("cpu"))
-        model = DiffusersModel.load(loading.ModelSource.from_json(case["source"]), mesh).model
+        model = DiffusersModel.load(loading.ModelSource(**case["source"]), mesh).model
         held = {name: value.clone() for name, value in model.state_dict().items()}
         metadata = {"bytes_read": str(CountingFile.read)}
         save_file(held, f"{out_path}/{case['name']}.{dist.get_rank()}.safetensors", metadata)

@@ -27,7 +27,7 @@ def main(sources: str, out: str) -> None:
     for name, source in json.loads(Path(sources).read_text()).items():
         for plan in PLANS:
             mesh = build_mesh(ParallelPlan(**plan), torch.device("cpu"))
-            model = DiffusersModel.load(ModelSource.from_json(source), mesh)
+            model = DiffusersModel.load(ModelSource(**source), mesh)
             found.append([name, plan, model.weight_bytes])
             mesh.close()
     Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(found))
