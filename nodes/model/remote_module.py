@@ -215,10 +215,10 @@ class RemoteModule(RemoteWeights):
         self.auto.begin()
         return None
 
-    def decide_plan(self, work: Work, asked: Sequence[Mapping[str, Any]]) -> None:
-        """Decides an automatic plan by the work. The ranks keep the weights. asked: the calls' arguments. Raises
-        Refused if nodes ask for something that the plan does not allow."""
-        options = [each.get("transformer_options", {}) for each in asked]
+    def decide_plan(self, work: Work, arguments: Sequence[Mapping[str, Any]]) -> None:
+        """Decides an automatic plan by the work. The ranks keep the weights. arguments: of the calls. Raises Refused
+        if nodes ask for something that the plan does not allow."""
+        options = [each.get("transformer_options", {}) for each in arguments]
         work = replace(work, **find_allowed_sharing(options))
         self.follow_work(work)
         self.report_prediction(work)
@@ -239,6 +239,7 @@ class RemoteModule(RemoteWeights):
             self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
 
     def follow_work(self, work: Work) -> None:
+        """Changes an automatic plan if this work decides it."""
         if self.auto is None or not self.auto.follow(work):
             return
         self.plan = self.auto.plan
