@@ -19,6 +19,7 @@ import torch
 from tests.engine import test_families as families
 from tests.engine.sampling import test_pipefusion as pipefusion
 from tests.support.cases.families import FAMILIES, UNEVEN
+from tests.support.ranks.pool import RankPool
 
 NO_CASE = "–"
 
@@ -47,10 +48,10 @@ def psnr(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def print_families(names: list[str]) -> float:
     """Prints relative errors against one process on plain diffusers, the worst of the shapes; returns the worst."""
-    wanted = [case for case in families.WANTED if case[0] in names]
-    with tempfile.TemporaryDirectory(prefix="exactness-") as root:
-        folders = {name: FAMILIES[name].save(Path(root) / name) for name in names}
-        results = families.run_cases(wanted, folders, Path(root))
+    wanted = [(*case.values, "fp32") for case in families.CASES if case.values[0] in names]
+    wanted += [(name, plan, UNEVEN, "bf16") for name in names for plan in ({}, *families.BF16_PLANS)]
+    with tempfile.TemporaryDirectory(prefix="exactness-") as root, RankPool(Path(root)) as ranks:
+        results = families.run_cases(wanted, ranks, Path(root))
     exact = {(name, shape): families.plain_diffusers(name, shape) for name in names for shape in FAMILIES[name].shapes}
 
     def error(name: str, plan: dict[str, int], shape: str) -> float:
@@ -90,8 +91,8 @@ def print_families(names: list[str]) -> float:
 def print_pipefusion(names: list[str]) -> float:
     """Prints the errors against the oracle, and the oracle's own distance from exact sampling; returns the worst."""
     cases = [case for case in pipefusion.CASES if case["family"] in names]
-    with tempfile.TemporaryDirectory(prefix="exactness-") as root:
-        results = pipefusion.run_cases(cases, Path(root))
+    with tempfile.TemporaryDirectory(prefix="exactness-") as root, RankPool(Path(root)) as ranks:
+        results = pipefusion.run_cases(cases, ranks, Path(root))
     axes = ("patches", "sync_steps", "pipefusion")
     hybrids = [{axis: n for axis, n in case["plan"].items() if axis not in axes} for case in cases]
     columns = distinct(hybrids)
