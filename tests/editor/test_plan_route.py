@@ -247,5 +247,5 @@ def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost
         editor.screenshot("panel-one-device")
         open_demo(editor, steps=2, seed=74)
         editor.run()
-        expect(note).to_contain_text("auto has one device to use")
+        expect(note).to_contain_text("auto has only one device")
         assert editor.problems == []

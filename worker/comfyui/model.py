@@ -169,7 +169,7 @@ def build(
     try:
         return config.get_model({**beside, **weights}, "", device=device).eval()
     except (RuntimeError, NotImplementedError) as error:
-        if device is not META or META.type not in str(error):
+        if device != META or META.type not in str(error):
             raise
         model = config.get_model({**beside, **weights}, "", device=None).eval()
         model.diffusion_model.to(META)

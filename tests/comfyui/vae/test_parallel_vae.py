@@ -145,7 +145,7 @@ def test_weights_that_a_node_has_written_to_are_sent(host: ComfyHost, vaes: Path
         ("patch", "change of its patches"),
         ("hook", "change of its decoder"),
         ("method", "decode"),
-        ("memory", "not cut into tiles"),  # where ComfyUI's own would be
+        ("memory", "cannot cut its pictures into tiles"),  # where ComfyUI's own would be
     ],
 )
 def test_what_a_node_has_put_on_a_vae_is_refused(host: ComfyHost, vaes: Path, how: str, says: str) -> None:

@@ -55,7 +55,7 @@ UNASKED = {
     "parallel_backend.seams.compiled.lack": "looks for Triton",
     "parallel_backend.seams.compiled.CompiledBlocks.settings_for": "asked where auto compiles: test_compiled_blocks",
     "worker.rank.memory.device_memory.own_bytes": "tells how much of the weights has been read",
-    "worker.rank.memory.out_of_memory.devices_of": "is asked when memory lacks",
+    "worker.rank.memory.out_of_memory.count_devices": "is asked when memory lacks",
     "worker.host.client.WorkerGroup.device_bytes": ELSEWHERE,
     "worker.host.client.WorkerGroup._park": ELSEWHERE,
 }

@@ -45,8 +45,8 @@ def test_nccl_is_aborted_before_gloos_sockets_are_shut_down(monkeypatch: pytest.
         for name in "10 9".split()
     ]
     connection = SimpleNamespace(shutdown=lambda _how: done.append("shutdown"))
-    monkeypatch.setattr(job_groups, "socket_name", lambda _descriptor: "socket:[1]")
-    monkeypatch.setattr(job_groups, "opened", lambda _descriptor: nullcontext(connection))
+    monkeypatch.setattr(job_groups, "read_socket_name", lambda _descriptor: "socket:[1]")
+    monkeypatch.setattr(job_groups, "open_socket", lambda _descriptor: nullcontext(connection))
     groups = job_groups.JobGroups(torch.device("cuda", 0), Timeline(CPU))
     groups.mesh, groups.sockets, groups.job = SimpleNamespace(groups=lambda: several), {7: "socket:[1]"}, 3
     groups.cut(2)  # another job
