@@ -74,6 +74,21 @@ def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """Returns a module's own parameters, to be replaced without the checks of `register_parameter`. Since torch 1.0."""
+    return module._parameters
+
+
+def parts_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """Returns a module's own parts, the dict itself, to be compared fast. Since torch 1.0."""
+    return module._modules
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Returns a module's own buffers, to be replaced likewise. Since torch 1.0."""
+    return module._buffers
+
+
 def kept_in_fp32(model: torch.nn.Module) -> Collection[str]:
     """Returns the name parts of weights that must stay in fp32. Only diffusers' `from_pretrained` reads them."""
     return getattr(model, "_keep_in_fp32_modules", None) or ()

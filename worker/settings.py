@@ -16,7 +16,12 @@ PREFIX = "PARALLELDIT_"
 FILE_NAME = "paralleldit.json"
 DEVICES = ("cpu", "cuda", "xpu")
 ON_FREE = ("park", "unload", "keep")
+RUN, REFUSE = WHEN_NOT_PARALLEL = ("run", "refuse")
 WITH_LOADER, WITH_COMFYUI, WITH_SAMPLER = START = ("loader", "comfyui", "sampler")
+
+CHOICES = {
+    "on_free": ON_FREE, "device": ("", *DEVICES), "start": START, "when_not_parallel": WHEN_NOT_PARALLEL,
+}  # fmt: skip
 
 
 class SettingsError(Explained, ValueError):
@@ -41,6 +46,8 @@ class Settings:
     silence_seconds: after so many seconds without a sign of life, a rank counts as dead.
     log_megabytes: the size at which a rank's log is rotated.
     measured: the folder for this machine's measurements. Empty: the pack's own folder.
+    when_not_parallel: what happens to a sampling that the ranks cannot run. run: ComfyUI's own model of the same file
+    takes it, as stock. refuse: it ends with an error.
     start: when the ranks start. loader: with the first loader of a prompt. comfyui: with ComfyUI, as many as an
     automatic plan has. sampler: when the first sampler needs them.
     """
@@ -57,6 +64,7 @@ class Settings:
     cpu_ranks: int = 0
     measured: str = ""
     start: str = WITH_LOADER
+    when_not_parallel: str = RUN
 
     @classmethod
     def read(cls, environment: Mapping[str, str], file: Path) -> Settings:
@@ -96,7 +104,7 @@ def convert_value(name: str, value: Any, source: str) -> Any:
             result = type(default)(value)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be {kind}.") from error
-    choices = {"on_free": ON_FREE, "device": ("", *DEVICES), "start": START}.get(name)
+    choices = CHOICES.get(name)
     if choices and result not in choices:
         raise SettingsError(f"{source} sets {name} to {value!r}; it must be one of {', '.join(filter(None, choices))}.")
     if isinstance(result, (int, float)) and (

@@ -21,6 +21,7 @@ from comfy.context_windows import IndexListContextHandler
 from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from ...worker.host.call_batcher import CallBatcher, CallRecorded
+from .remote_module import remote_module
 
 KEY = "ParallelDiT"  # of our own wrappers
 # Whatever nodes may run around a call, or in between.
@@ -29,10 +30,23 @@ CALLBACKS = (CallbacksMP.ON_PREPARE_STATE, CallbacksMP.ON_APPLY_HOOKS)
 REPLACEMENTS = ("model_function_wrapper", "multigpu_clones")
 
 
-def give_zeros(executor: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Wraps ComfyUI's call of a model with its latents. Returns zeros while the calls are only recorded."""
+def send_call(
+    executor: Any,
+    x: torch.Tensor,
+    t: torch.Tensor,
+    c_concat: Any = None,
+    c_crossattn: Any = None,
+    control: Any = None,
+    transformer_options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Wraps ComfyUI's call of a model. Lets ComfyUI's own model take it if the ranks cannot. Returns zeros while calls
+    are only recorded."""
+    options = transformer_options or {}
+    if remote := remote_module(executor.class_obj):
+        remote.check_call(options)
     try:
-        return executor(x, *args, **kwargs)
+        return executor(x, t, c_concat, c_crossattn, control, options, **kwargs)
     except CallRecorded:
         return torch.zeros_like(x)
 
@@ -76,6 +90,6 @@ def is_repeatable(
 
 def add_call_batching(patcher: comfy.model_patcher.ModelPatcher, batcher: CallBatcher) -> None:
     """Batches the calls of this MODEL's steps, if that gains anything."""
-    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, give_zeros)
+    patcher.add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, send_call)
     patcher.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, KEY, functools.partial(batch_conditions, batcher))
     patcher.set_model_sampler_calc_cond_batch_function(functools.partial(batch_windows, batcher))

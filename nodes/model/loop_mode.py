@@ -57,6 +57,8 @@ STEP_OPTIONS = ("sigmas", "sample_sigmas")
 class LoopSampler(comfy.samplers.Sampler):
     """A ComfyUI sampler that sends its call to the worker group."""
 
+    needs_ranks = True
+
     def __init__(self, call: Callable[[float], SamplerCall], report_skipped: Callable[[int, int], None]) -> None:
         """call: returns the request for a guidance scale.
         report_skipped: called at the end, if a cache is used, with how many forwards it skipped, and of how many."""

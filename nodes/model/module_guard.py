@@ -1,99 +1,222 @@
-"""Guards a model's module in ComfyUI's process. Nodes may look at it.
+"""Compares a model's module with what it was when it was loaded, at every call.
 
-Changes of the module or its weights would have no effect, so they are refused.
+Node packs change it: attributes, methods, blocks, hooks, weights, often for the length of one call. They also replace
+functions of ComfyUI for every model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import comfy.model_base
 import torch
 
-from ...parallel_backend.compat import hooks_of
-from ..errors import Refused
+from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
 
-SET_BY_COMFYUI = ("training",)  # attributes that ComfyUI itself sets
-HARMLESS = ("requires_grad_", "detach_", "retain_grad")
-WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
-DATA: Any = torch.Tensor.data  # a property that writes to weights without torch's checks
-Attributes = dict[str, Any]
-
-
-def weights_error(asked: str) -> Refused:
-    return Refused(
-        f"The parallel model cannot take {asked}: its weights are in worker processes.",
-        "Remove that node, or use the stock loader.",
-    )
+# Attributes that ComfyUI sets while it loads, moves or runs a model.
+COMFYUIS = (
+    *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
+    *("prev_comfy_cast_weights", "weight_function", "bias_function"),
+)
+INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
+OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
 
 
-class RemoteParameter(torch.nn.Parameter):
-    """A weight whose numbers are in the ranks. Writing to it is refused."""
+class Watched(NamedTuple):
+    """now: a dict that a node may change. before: a copy of it. path: the words before a name in it. kind: which
+    changes matter. part: of the module, if these are its attributes."""
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
-        if in_place or name in WRITES or func == DATA.__set__:
-            raise weights_error("a node that writes over weights")
-        given = kwargs or {}
-        others = [
-            each for each in (*args, *given.values()) if isinstance(each, torch.Tensor) and not isinstance(each, cls)
-        ]
-        if not all(each.is_meta for each in others):
-            raise weights_error("a node or a sampler that runs a part of it")
-        try:
-            result: Any = super().__torch_function__(func, types, args, given)
-        except NotImplementedError as error:  # torch raises it for a tensor without numbers
-            raise weights_error("a node that reads weights") from error
-        return result.as_subclass(cls) if func == DATA.__get__ else result
+    now: Mapping[Any, Any]
+    before: dict[Any, Any]
+    path: str
+    kind: str
+    part: torch.nn.Module | None = None
 
 
-def replace_weights(module: torch.nn.Module) -> None:
-    """Makes the module's weights RemoteParameters. Quantised layers keep theirs, which have a class of their own."""
-    for part in module.modules():
-        for name, parameter in part.named_parameters(recurse=False):
-            if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
-                part.register_parameter(name, RemoteParameter(parameter.data, requires_grad=False))
+ATTRIBUTES, PARTS, HOOKS, WEIGHTS, METHODS, FUNCTIONS = (
+    "attributes",
+    "parts",
+    "hooks",
+    "weights",
+    "methods",
+    "functions",
+)
 
 
 class ModuleGuard:
-    """Remembers what a module's parts hold, to compare with later."""
+    """Remembers what a module is made of.
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-        self.before = {name: list_attributes(part) for name, part in module.named_modules()}
+    Most calls change nothing, and then one comparison of two lists of dicts is all that is done: Python compares values
+    by identity first. Only if the lists differ are the names looked for.
+    """
 
-    def check(self, allowed: Collection[str]) -> None:
-        """Raises Refused if a node has changed the module since. allowed: names of attributes that may have changed."""
-        found = []
-        for name, part in self.module.named_modules():
-            path, before = f"{name}." if name else "", self.before.get(name, {})
-            if any(hooks_of(part)):
-                found.append(name or "the model")
-            for own, value in list_attributes(part).items():
-                new = own not in before
-                if path + own not in allowed and (is_change(value) if new else before[own] is not value):
-                    found.append(path + own)
-        if found:
-            raise Refused(
-                f"The parallel model cannot honour a change of its {', '.join(found[:3])}: its inside runs "
-                "in worker processes.",
-                "Remove that node, or use the stock loader.",
-            )
+    def __init__(self, module: torch.nn.Module, own: Collection[str]) -> None:
+        """own: names of the module's attributes that are the stand-in's."""
+        self.own = set(own)
+        self.replaced = list(foreign_functions(module))
+        code = [*watch_structure(module), *watch_classes(module), *watch_functions(module)]
+        # By whether the module has its weights now, which are not compared then.
+        self.watched = {True: code, False: [*code, *watch_weights(module)]}
+        self.lists = {
+            key: ([each.now for each in watched], [each.before for each in watched])
+            for key, watched in self.watched.items()
+        }
+
+    def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[str]:
+        """Returns what differs from what it was, by name.
+
+        allowed: names of attributes that may differ. is_filled: whether the module has its weights now.
+        """
+        now, before = self.lists[is_filled]
+        if not self.replaced and are_equal(now, before):
+            return []
+        found = [*self.replaced]
+        for each in self.watched[is_filled]:
+            for name in differing(each.now, each.before):
+                if is_filled and name in self.own and not each.path:
+                    continue
+                if not matters(each, name):
+                    note(each, name)
+                elif each.kind == HOOKS:
+                    found.append(each.path.rstrip(".") or "the model")
+                elif each.path + name not in allowed:
+                    found.append(each.path + name)
+        return list(dict.fromkeys(found))
 
 
-def list_attributes(part: torch.nn.Module) -> Attributes:
-    """Returns the attributes of a module, with its own weights and parts."""
-    own = {name: value for name, value in vars(part).items() if is_attribute(name, value)}
-    parts = dict(part.named_children())
-    return {**own, **parts, **dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+def are_equal(now: list, before: list) -> bool:
+    try:
+        return now == before
+    except (RuntimeError, ValueError):  # tensors that were replaced: their comparison has no single truth
+        return False
 
 
-def is_attribute(name: str, value: Any) -> bool:
-    return name not in SET_BY_COMFYUI and (not name.startswith("_") or callable(value))
+def differing(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
+    return [
+        name for name in {**before, **now} if name not in now or name not in before or now[name] is not before[name]
+    ]
 
 
-def is_change(value: Any) -> bool:
-    """Whether a new attribute may be more than a node's own note."""
-    return callable(value) or isinstance(value, torch.Tensor)
+def matters(watched: Watched, name: str) -> bool:
+    """Whether the difference may change what the model computes. A new attribute may be a node's own note."""
+    value, was_there = watched.now.get(name), name in watched.before
+    if watched.kind == ATTRIBUTES:
+        if name in COMFYUIS or name.startswith("_") and not callable(value):
+            return False
+        if is_own_method(watched.part, name, value):  # a node has put it back
+            return False
+        is_more = callable(value) or isinstance(value, torch.Tensor)
+        return is_more or was_there and not equal(value, watched.before[name])
+    if watched.kind in (METHODS, FUNCTIONS):
+        return is_code(value) or is_code(watched.before.get(name))
+    return True
+
+
+def is_own_method(part: torch.nn.Module | None, name: str, value: Any) -> bool:
+    own = getattr(value, "__func__", None)
+    return own is not None and value.__self__ is part and own is getattr(type(part), name, None)
+
+
+def equal(value: Any, other: Any) -> bool:
+    try:
+        return type(value) is type(other) and bool(value == other)
+    except (RuntimeError, ValueError):
+        return False
+
+
+def is_code(value: Any) -> bool:
+    return callable(value) or isinstance(value, (property, staticmethod, classmethod))
+
+
+def note(watched: Watched, name: str) -> None:
+    """Takes over a difference that does not matter, so that the next comparison is fast."""
+    if name in watched.now:
+        watched.before[name] = watched.now[name]
+    else:
+        watched.before.pop(name, None)
+
+
+def watch(now: Mapping[Any, Any], path: str, kind: str, part: torch.nn.Module | None = None) -> Watched:
+    return Watched(now, dict(now), path, kind, part)
+
+
+def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
+    for path, part in paths_of(module):
+        yield watch(vars(part), path, ATTRIBUTES, part)
+        yield watch(parts_of(part), path, PARTS)
+        for hooks in hooks_of(part):
+            yield watch(hooks, path, HOOKS)
+
+
+def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
+    for path, part in paths_of(module):
+        for weights in (parameters_of(part), buffers_of(part)):
+            yield watch(weights, path, WEIGHTS)
+
+
+def paths_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    for name, part in module.named_modules():
+        yield f"{name}." if name else "", part
+
+
+def classes_of(module: torch.nn.Module) -> list[type]:
+    return list(dict.fromkeys(each for part in module.modules() for each in type(part).__mro__ if each is not object))
+
+
+def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
+    for each in classes_of(module):
+        yield watch(vars(each), f"{each.__name__}.", METHODS)
+
+
+def namespaces_of(module: torch.nn.Module) -> dict[str, ModuleType]:
+    """Returns the modules of ComfyUI with the code of the classes, and those whose functions and classes they call."""
+    names = [each.__module__ for each in classes_of(module)]
+    found: dict[str, ModuleType] = {}
+    while names:
+        name = names.pop()
+        place = sys.modules.get(name)
+        if place is None or name in found or not is_comfyuis(getattr(place, "__file__", None)):
+            continue
+        found[name] = place
+        names += [str(getattr(value, "__module__", "")) for value in vars(place).values() if callable(value)]
+    return found
+
+
+def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
+    for name, place in namespaces_of(module).items():
+        yield watch(vars(place), f"{name}.", FUNCTIONS)
+
+
+def is_comfyuis(file: Any) -> bool:
+    """Whether a file is of ComfyUI's own code."""
+    path = Path(file or "/")
+    return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in OWN_FOLDERS
+
+
+def foreign_functions(module: torch.nn.Module) -> Iterator[str]:
+    """Returns functions, classes and methods of ComfyUI that a node pack replaced before this model was loaded."""
+    places = [(each, f"{name}.") for name, each in namespaces_of(module).items()]
+    places += [(each, f"{each.__name__}.") for each in classes_of(module) if is_comfyuis(file_of(each))]
+    for place, path in places:
+        for name, value in vars(place).items():
+            if is_foreign(getattr(value, "__func__", value)):
+                yield path + name
+
+
+def file_of(value: Any) -> str | None:
+    return getattr(sys.modules.get(getattr(value, "__module__", None) or ""), "__file__", None)
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether it is code of a node pack: neither of ComfyUI nor of an installed package."""
+    if not is_code(value):
+        return False
+    code = getattr(value, "__code__", None)
+    file = Path(str(code.co_filename if code else file_of(value)))
+    return file.is_absolute() and not is_comfyuis(file) and not any(map(file.is_relative_to, INSTALLED))

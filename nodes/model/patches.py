@@ -48,8 +48,8 @@ def list_functions(options: Options) -> Iterator[tuple[str, Any]]:
             yield name, function
 
 
-def check_inside(options: Options) -> None:
-    """Raises Refused for an option that the ranks cannot honour under any plan. Names it."""
+def reasons_inside(options: Options) -> list[str]:
+    """Returns what the ranks cannot do inside of the model under any plan, by name."""
     asked = [
         f"the model patch {name!r} of {find_owner(each)}"
         for name, each in list_functions(options)
@@ -59,17 +59,14 @@ def check_inside(options: Options) -> None:
         words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
     ]
     asked += [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
-    if asked:
-        raise Refused(
-            f"The parallel model cannot honour {', '.join(dict.fromkeys(asked))}: its inside runs in worker processes.",
-            "Remove that node, or use the stock loader.",
-        )
+    return list(dict.fromkeys(asked))
 
 
 def list_known_functions(options: Options) -> Iterator[tuple[str, Known]]:
     """Returns the requested functions by place, from options as the ranks get them or as nodes have them."""
     for name, function in list_functions(options):
-        yield name, KNOWN[home_of(function)]
+        if is_known(function):
+            yield name, KNOWN[home_of(function)]
     described = options.get(FUNCTIONS) or {PATCHES: {}, REPLACED: {}}
     for name, functions in described[PATCHES].items():
         yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for each in functions)
@@ -77,25 +74,23 @@ def list_known_functions(options: Options) -> Iterator[tuple[str, Known]]:
         yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for _, each in functions)
 
 
-def check_plan(options: Options, plan: ParallelPlan) -> None:
-    """Raises Refused if a function would see only a part of what it needs."""
-    for name, shares in list_known_functions(options):
-        check_shares(name, shares, plan)
+def reasons_of_plan(options: Options, plan: ParallelPlan) -> list[str]:
+    """Returns the functions that would see only a part of what they need, by name."""
+    found = (reason for name, shares in list_known_functions(options) for reason in unshared(name, shares, plan))
+    return list(dict.fromkeys(found))
 
 
-def check_shares(name: str, shares: Known, plan: ParallelPlan) -> None:
+def unshared(name: str, shares: Known, plan: ParallelPlan) -> Iterator[str]:
     needs = (
-        (STAGE_AXES, False, "blocks", "ulysses or ring"),
-        (TOKEN_AXES, shares.tokens, "tokens", "cfg or dp"),
-        (BATCH_AXES, shares.rows, "rows of the batch", "ulysses or ring"),
+        (STAGE_AXES, False, "blocks"),
+        (TOKEN_AXES, shares.tokens, "tokens"),
+        (BATCH_AXES, shares.rows, "rows of the batch"),
     )
-    for axes, is_right, what, others in needs:
+    for axes, is_right, what in needs:
         split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
         if split and not is_right:
-            raise Refused(
-                f"The parallel model cannot honour the model patch {name!r} of {shares.node} under "
-                f"{', '.join(split)}: it needs all {what} in one place.",
-                f"Use {others} in the Parallel Plan in place of {' and '.join(axes)}, or remove that node.",
+            yield (
+                f"the model patch {name!r} of {shares.node} under {', '.join(split)} (it needs all {what} in one place)"
             )
 
 
@@ -173,8 +168,7 @@ def log_once(words: str) -> None:
 
 
 def encode_options(options: Options, name_object: Callable[[Any], str]) -> dict[str, Any]:
-    """Returns the options in the form that goes to the ranks. Raises Refused, see `check_inside`."""
-    check_inside(options)
+    """Returns the options in the form that goes to the ranks. Raises Refused. They have no `reasons_inside`."""
     left_out = {*KEPT_HERE, PATCHES, REPLACED}
     found = {name: value for name, value in options.items() if name not in left_out and is_data(name, options)}
     try:

@@ -9,11 +9,13 @@ import functools
 import inspect
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_base
+import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
@@ -25,7 +27,7 @@ from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, RUN
+from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
 from ...worker.errors import RequestRefused
@@ -33,19 +35,25 @@ from ...worker.host.call_batcher import Answer, CallBatcher, ModelCall
 from ...worker.host.client import WorkerGroup
 from ...worker.host.runs import RunPlan
 from ...worker.host.session import OnStep
+from ...worker.settings import REFUSE
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import pack
-from ..compat import replace_inner_forward
+from ..compat import has_inner_forward
 from ..costs.machine import measure
 from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..errors import Refused
 from ..plan_words import Remark, join_remarks
-from .module_guard import ModuleGuard, replace_weights
+from .local_weights import DeferredParameter, LocalWeights
+from .module_guard import ModuleGuard
 from .own_schedule import Schedule
-from .patches import check_inside, check_plan, encode_options, find_allowed_sharing
+from .patches import encode_options, find_allowed_sharing, reasons_inside, reasons_of_plan
 from .remote_weights import Patches, RemoteWeights, check_interrupt
 
+if TYPE_CHECKING:
+    from .remote_patcher import RemoteModelPatcher
+
+SHOWN = 3  # of the changes of a module
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
@@ -105,32 +113,45 @@ class RemoteModule(RemoteWeights):
         self.signature = inspect.signature(module.forward)
         spec = spec_of(type(module))
         self.computed = spec.computed if spec else {}
-        if not replace_inner_forward(module, self.send):
-            module.forward = self.run_wrappers
-        for method in METHODS:
-            if hasattr(module, method):
-                module.__dict__[method] = functools.partial(self.send_method, method)
-        module.__dict__[ATTRIBUTE] = self
-        replace_weights(module)
-        self.module_guard = ModuleGuard(module)
+        self.weights = LocalWeights(module, source)
+        self.stand_ins = self.methods()  # attributes of the module while the ranks run it
+        vars(module).update(self.stand_ins)
+        vars(module)[ATTRIBUTE] = self
+        self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins])
         self.own_source = self.source
         self.attributes: dict[str, Any] = {}  # set by nodes on the module, by path
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
         self.sampling = Sampling()
+        self.runs_here = False
+        self.why_here = ""  # why ComfyUI's own model runs in place of the ranks
+        self.patcher: Callable[[], RemoteModelPatcher | None] = lambda: None  # the one that ComfyUI has loaded
+
+    def methods(self) -> dict[str, Any]:
+        """Returns the methods of the module that become requests, by name."""
+        parts = {name: functools.partial(self.send_method, name) for name in METHODS if hasattr(self.module, name)}
+        if has_inner_forward(self.module):
+            return {"_forward": self.send, **parts}
+        return {"forward": self.run_wrappers, **parts}
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """Calls a class in which our call has no place inside of the wrappers."""
-        options = self.name_arguments(args, kwargs).get("transformer_options") or {}
+        options = self.name_arguments(args, kwargs).get(OPTIONS) or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs one call of the model in the ranks. Returns its result on the device of the latents. Raises Refused for
-        what would have to run inside of the model, and for what cannot be sent."""
-        values = self.name_arguments(args, kwargs)
+        """Runs one call of the model in the ranks. Returns its result on the device of the latents. What has to run
+        inside of the model, and cannot in the ranks, makes ComfyUI's own model run it here. Raises Refused for what
+        cannot be sent."""
+        values = {
+            name: value.read() if isinstance(value, DeferredParameter) else value
+            for name, value in self.name_arguments(args, kwargs).items()
+        }
+        if reasons := self.reasons(values.get(OPTIONS) or {}):
+            return self.run_here(reasons, args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        options = encode_options(values.get("transformer_options") or {}, self.sampling.name_object)
-        values["transformer_options"] = {
+        options = encode_options(values.get(OPTIONS) or {}, self.sampling.name_object)
+        values[OPTIONS] = {
             **options,
             RUN: self.sampling.name,
             ATTRIBUTES: self.attributes,
@@ -147,7 +168,7 @@ class RemoteModule(RemoteWeights):
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
-        branches = values["transformer_options"].get(BRANCHES) or [0]
+        branches = values[OPTIONS].get(BRANCHES) or [0]
         if self.recording:
             if isinstance(latents, (list, tuple)):
                 raise Refused(
@@ -161,6 +182,90 @@ class RemoteModule(RemoteWeights):
             self.group.runs.sent_residuals(size)
             logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
+
+    def reasons(self, options: Mapping[str, Any]) -> list[str]:
+        """Returns why the ranks cannot run a call with these options; empty if they can."""
+        changes = [f"a change of its {name}" for name in self.guard.changes(self.attributes)[:SHOWN]]
+        return [*changes, *reasons_inside(options)]
+
+    def check_call(self, options: Mapping[str, Any]) -> None:
+        """Lets ComfyUI's own model take a call with these options, and all after it, if the ranks cannot run it."""
+        if not self.runs_here and (reasons := self.reasons(options)):
+            self.take_over(reasons, self.patcher(), load=True)
+
+    def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs one call, and all after it, on ComfyUI's own model. The wrappers of nodes are around it already."""
+        self.take_over(reasons, self.patcher(), load=True)
+        if "_forward" in self.stand_ins:
+            return self.module._forward(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
+        for given in (bound.arguments, bound.kwargs):
+            if OPTIONS in given:
+                wrappers = {**given[OPTIONS].get("wrappers", {}), WrappersMP.DIFFUSION_MODEL: {}}
+                given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
+        return self.module.forward(*bound.args, **bound.kwargs)
+
+    def choose_place(self, patcher: RemoteModelPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+        """Called before a sampling. Lets ComfyUI's own model run it if the ranks cannot, and the ranks otherwise.
+
+        needs_ranks: whether it can run in the ranks alone. Raises Refused.
+        """
+        patcher.eject_clones()
+        reasons = [f"a change of its {name}" for name in self.changes_for(patcher)[:SHOWN]]
+        reasons += reasons_inside(options) + patcher.reasons()
+        if self.auto is None:
+            reasons += reasons_of_plan(options, self.plan)
+        if reasons and needs_ranks:
+            raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
+        if reasons or self.weights.is_changed:
+            self.take_over(reasons or ["weights that a node has written over"], patcher)
+        else:
+            self.give_back(patcher)
+
+    def changes_for(self, patcher: RemoteModelPatcher) -> list[str]:
+        """Returns the changes of the module that do not come from a patcher, which takes its own off again."""
+        own = [name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup]
+        found = self.guard.changes(own, self.weights.is_here)
+        here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
+        return [*found, *(name for name in here if name not in own)]
+
+    def take_over(self, reasons: Sequence[str], patcher: RemoteModelPatcher | None, load: bool = False) -> None:
+        """Lets ComfyUI's own model of the file compute from here on: the stand-in becomes it.
+
+        patcher: of the calls that follow. load: whether ComfyUI has loaded it, without weights until now. Raises
+        Refused if the operator wants an error instead, and ModelFileError.
+        """
+        why = join(reasons)
+        if self.recording or self.group.settings.when_not_parallel == REFUSE:
+            raise Refused(
+                f"The parallel model cannot honour {why}: its inside runs in worker processes.",
+                "Remove that node, or use the stock loader.",
+            )
+        if why != self.why_here:
+            logging.warning("[ParallelDiT] %s runs as stock, on ComfyUI's own device alone, for %s.", self.name, why)
+        self.why_here = why
+        if self.runs_here:
+            return
+        self.free()
+        self.weights.bring()
+        self.runs_here = True
+        for name, method in self.stand_ins.items():
+            if vars(self.module).get(name) is method:
+                del vars(self.module)[name]
+        if patcher:
+            patcher.forget_load()
+            if load:
+                comfy.model_management.load_models_gpu([patcher])
+
+    def give_back(self, patcher: RemoteModelPatcher) -> None:
+        """Lets the ranks compute from here on."""
+        if not self.runs_here:
+            return
+        patcher.unload_here()
+        self.weights.drop()
+        self.runs_here = False
+        vars(self.module).update(self.stand_ins)
+        self.why_here = ""
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:
         """Runs calls of the model in the ranks."""
@@ -206,7 +311,7 @@ class RemoteModule(RemoteWeights):
 
     def shares_calls(self) -> bool:
         """Whether the ranks run the calls of one request at the same time, or may."""
-        return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
+        return not self.runs_here and (bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1)
 
     def begin_run(self) -> RunPlan | None:
         """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
@@ -223,7 +328,8 @@ class RemoteModule(RemoteWeights):
         self.follow_work(work)
         self.report_prediction(work)
         for each in options:
-            check_plan(each, self.plan)
+            if reasons := reasons_of_plan(each, self.plan):
+                raise Refused(f"The parallel model cannot honour {join(reasons)}.", "Use plan: auto.")
 
     def report_prediction(self, work: Work) -> None:
         """Reports the predicted time of a step, also on one device, once for each plan and size."""
@@ -262,7 +368,12 @@ class RemoteModule(RemoteWeights):
         return {**values, **more}
 
     def use_patches(
-        self, key: str | None, patches: Patches, objects: Mapping[str, Any], compiled: Mapping[str, Any]
+        self,
+        patcher: RemoteModelPatcher,
+        key: str | None,
+        patches: Patches,
+        objects: Mapping[str, Any],
+        compiled: Mapping[str, Any],
     ) -> None:
         """Makes the following calls those of a patcher, with its changes of the weights, and what it replaces.
 
@@ -270,6 +381,7 @@ class RemoteModule(RemoteWeights):
         objects: of ComfyUI's model, by path.
         compiled: see `compile_settings`.
         """
+        self.patcher = weakref.ref(patcher)
         self.patched, self.compiled = (key, patches), compiled
         prefix = f"{MODULE}."
         self.attributes = {
@@ -292,13 +404,13 @@ class RemoteModule(RemoteWeights):
 
         self.group.patch(key, build, check_interrupt)
 
-    def begin_sampling(self, options: Mapping[str, Any]) -> None:
-        """Called before a sampling, with what nodes ask for. Raises Refused for what cannot be honoured."""
-        self.module_guard.check(self.attributes)
-        check_inside(options)
-        if self.auto is None:
-            check_plan(options, self.plan)
+    def begin_sampling(self) -> None:
+        """Called before a sampling."""
         self.sampling = Sampling()
+
+
+def join(reasons: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(reasons))
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

@@ -14,10 +14,13 @@ from comfy.patcher_extension import WrappersMP
 from comfy_api.torch_helpers.torch_compile import COMPILE_KEY, TORCH_COMPILE_KWARGS
 from comfy_execution.utils import get_executing_context
 
+from ...worker.comfyui.model import cast_weights, map_model
+from ...worker.comfyui.patches import pack_patches
+from ...worker.comfyui.source import HostSource
+from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN
 from ..errors import Refused
 from .call_batching import KEY, add_call_batching
-from .module_guard import RemoteParameter, weights_error
 from .patches import compile_settings
 from .remote_module import MODULE, RemoteModule, remote_module
 
@@ -38,6 +41,9 @@ def record_run(
 ) -> torch.Tensor:
     """Wraps a sampling. Its steps in the worker group belong to one run."""
     patcher, node = executor.class_obj.model_patcher, get_executing_context()
+    if isinstance(patcher, RemoteModelPatcher) and patcher.stand_in:
+        asked = executor.class_obj.model_options.get("transformer_options", {})
+        patcher.stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
     remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
     if remote is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
@@ -75,9 +81,50 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     """
 
     @property
-    def remote(self) -> RemoteModule | None:
-        """None if a node has put another module in its place."""
+    def stand_in(self) -> RemoteModule | None:
+        """What stands in for the module. None if a node has put another module in its place."""
         return remote_module(self.model)
+
+    @property
+    def remote(self) -> RemoteModule | None:
+        """The same, while the ranks run the model. While ComfyUI's own model runs here, this is a plain patcher."""
+        found = self.stand_in
+        return None if found is None or found.runs_here else found
+
+    def reasons(self) -> list[str]:
+        """Returns what the ranks cannot do of what this patcher does to the model; empty if they can."""
+        found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
+        found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
+        names = (name for name, value in self.object_patches.items() if type(value) not in PLAIN)
+        found += [f"a replacement of {name}" for name in names if name.startswith(MODULE)]
+        changes = [each for of_one in self.patches.values() for each in of_one]
+        if any(each[2] != 1.0 and each[1] != (None,) for each in changes):
+            found.append("a model merge")
+        elif not is_sendable(self.patches):
+            found.append("a change of weights that cannot be sent")
+        return found
+
+    def forget_load(self) -> None:
+        """Tells ComfyUI that nothing is loaded: the weights have just come into this process."""
+        self.model.model_loaded_weight_memory = 0
+        self.model.current_weight_patches_uuid = None
+        self.model.device = self.offload_device
+
+    def loaded_clones(self) -> list[comfy.model_management.LoadedModel]:
+        """Returns ComfyUI's entries of loaded models that are patchers of the same model."""
+        loaded_models = comfy.model_management.current_loaded_models
+        return [each for each in loaded_models if each.model is not None and each.model.model is self.model]
+
+    def eject_clones(self) -> None:
+        """Takes off what another patcher, which ran before, has injected."""
+        for loaded in self.loaded_clones():
+            loaded.model.eject_model()
+
+    def unload_here(self) -> None:
+        """Takes the patches off the weights in this process."""
+        for loaded in self.loaded_clones():
+            loaded.model_unload()
+            comfy.model_management.current_loaded_models.remove(loaded)
 
     def loaded_size(self) -> int:
         return self.remote.loaded_bytes() if self.remote else super().loaded_size()
@@ -85,7 +132,9 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def model_size(self) -> int:
         """Returns what is loaded, or what the next use will take. Once loaded, it equals `loaded_size`: no part is
         missing."""
-        return self.remote.needed_bytes() if self.remote else super().model_size()
+        if self.remote:
+            return self.remote.needed_bytes()
+        return self.stand_in.weights.count_bytes() if self.stand_in else super().model_size()
 
     def current_loaded_device(self) -> torch.device:
         """Tells ComfyUI whether it has to make room for all of the model."""
@@ -144,8 +193,6 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
 
     def add_patches(self, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0) -> list:
         """Keeps the patches for this model. `(None,)` only scales a weight. Raises Refused if none is for it."""
-        if strength_model != 1.0 and not all(value == (None,) for value in patches.values()):
-            raise weights_error("a model merge, or another node that scales weights")
         known = self.model.state_dict().keys()
         own = {key: value for key, value in patches.items() if (key if isinstance(key, str) else key[0]) in known}
         if not own and strength_patch:
@@ -157,7 +204,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         super().pre_run()
         self.use_patches()
         if self.remote:
-            self.remote.begin_sampling(self.model_options["transformer_options"])
+            self.remote.begin_sampling()
             self.remote.group.resident = self.find_origin()
 
     def use_patches(self, more: Mapping[str, list] = NONE, hooks: Sequence[tuple[int, float]] = ()) -> None:
@@ -168,7 +215,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             patches = {name: [*self.patches.get(name, ()), *more.get(name, ())] for name in {**self.patches, **more}}
             key = f"{self.patches_uuid} {list(hooks)}" if more else key
             compiled = compile_settings(self.model_options.get(TORCH_COMPILE_KWARGS, {}))
-            self.remote.use_patches(key, patches, self.object_patches, compiled)
+            self.remote.use_patches(self, key, patches, self.object_patches, compiled)
 
     def find_origin(self) -> RemoteModelPatcher:
         """Returns the loader's patcher, of which this one is a clone. While it lives, ComfyUI remembers the model as
@@ -178,21 +225,15 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             patcher = patcher.parent
         return patcher
 
-    def clone(self, disable_dynamic: bool = False, model_override: Any = None, force_deepcopy: bool = False) -> Any:
-        if force_deepcopy:
-            raise weights_error("training, or another node that copies weights")
-        return super().clone(disable_dynamic, model_override)
-
     def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
         raise weights_error("a copy of the model on another device (the plan's ranks are on all of them)")
 
-    def model_state_dict(self, filter_prefix: str | None = None) -> dict:
-        """Returns names and shapes. Reading a weight's numbers is refused later. Asking for a part of the weights is
-        refused here, because it is meant to compute with them."""
-        if filter_prefix is not None:
-            raise weights_error("a node that reads weights")
-        found = super().model_state_dict()
-        return {name: tensor.as_subclass(RemoteParameter) for name, tensor in found.items()}
+    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> dict:
+        """Called after ComfyUI has loaded the model to save it. Its weights come here with all patches."""
+        if self.remote:
+            self.use_patches()
+            self.remote.take_over(["a node that saves the model"], self, load=True)
+        return super().state_dict_for_saving(*args, **kwargs)
 
     def add_hook_patches(
         self, hook: Any, patches: dict, strength_patch: float = 1.0, strength_model: float = 1.0
@@ -218,24 +259,25 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         elif self.current_hooks is not None:
             self.patch_hooks(None)
 
-    def set_injections(self, key: str, injections: list) -> None:
-        raise weights_error(f"the injection {key!r}")
-
-    def get_key_patches(self, filter_prefix: str | None = None) -> dict:
-        raise weights_error("a model merge")
-
-    def state_dict_for_saving(self, *_args: Any, **_kwargs: Any) -> dict:
-        raise weights_error("a node that saves the model")
-
-    def add_object_patch(self, name: str, obj: Any) -> None:
-        if name.startswith(MODULE) and type(obj) not in PLAIN:
-            raise weights_error(f"a replacement of {name}")
-        super().add_object_patch(name, obj)
-
     def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper: Any) -> None:
         if self.remote and key == COMPILE_KEY:  # the ranks compile it, and get its settings in `use`
             return
         super().add_wrapper_with_key(wrapper_type, key, wrapper)
+
+
+def is_sendable(patches: Mapping[str, list]) -> bool:
+    try:
+        pack_patches(patches)
+    except UnsendableError:
+        return False
+    return True
+
+
+def weights_error(asked: str) -> Refused:
+    return Refused(
+        f"The parallel model cannot take {asked}: its weights are in worker processes.",
+        "Remove that node, or use the stock loader.",
+    )
 
 
 def lora_error() -> Refused:
@@ -244,6 +286,14 @@ def lora_error() -> Refused:
         "model.",
         "Remove that node; if only its text-encoder part is wanted, set strength_model to 0.",
     )
+
+
+def stock_patcher(source: HostSource, disable_dynamic: bool = False) -> comfy.model_patcher.ModelPatcher:
+    """Returns the MODEL of a file as the stock loader does, its weights in this process. Raises ModelFileError."""
+    model, _, dtypes = map_model(source)
+    cast_weights(model.diffusion_model, dtypes)
+    devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
+    return comfy.model_patcher.ModelPatcher(model, *devices)
 
 
 def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> RemoteModelPatcher:
@@ -255,11 +305,14 @@ def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> R
         size=remote.weight_bytes,
     )
 
+    patcher.cached_patcher_init = (stock_patcher, (remote.weights.source,))  # for deep copies, to train
     # In a reference cycle, it would outlive its last use. ComfyUI would take it for a leaked model.
     whole_call = weakref.WeakMethod(model.memory_required)
 
     def memory_required(input_shape: Sequence[int], cond_shapes: Mapping[str, list] = NONE) -> float:
         estimate = whole_call()
+        if estimate and remote.runs_here:
+            return estimate(input_shape, cond_shapes)
         return remote.working_bytes(estimate(input_shape, cond_shapes), input_shape[0]) if estimate else 0
 
     model.memory_required = memory_required

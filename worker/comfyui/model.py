@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -174,6 +174,30 @@ def build(
         model = config.get_model({**beside, **weights}, "", device=None).eval()
         model.diffusion_model.to(META)
         return model
+
+
+def map_model(
+    source: HostSource, check: Callable[[], None] = lambda: None
+) -> tuple[comfy.model_base.BaseModel, set[str], dict[str, torch.dtype]]:
+    """Returns ComfyUI's model with its parameters as the file has them, the names of those that are in the file's pages
+    (with `diffusion_model.` before them), and the dtypes of those that the model has in another dtype.
+
+    check: called between the steps; raises to give up. Raises ModelFileError.
+    """
+    config, weights, beside = detect(source.file, source.config)
+    if config is None:
+        raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
+    check()
+    model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
+    pages = {weight.data_ptr() for weight in weights.values()}
+    missing, dtypes = load_weights(model, weights)
+    if missing:
+        raise ModelFileError(
+            f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
+            "the file is incomplete or of another model."
+        )
+    check()
+    return model, {name for name, held in model.named_parameters() if held.data_ptr() in pages}, dtypes
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:

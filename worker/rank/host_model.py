@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallel_backend.costs.memory import token_factor
-from parallel_backend.errors import ModelFileError, RequestError
+from parallel_backend.errors import RequestError
 from parallel_backend.groups.calls import Call, Output, share_out
 from parallel_backend.groups.mesh import Axis, Mesh
 from parallel_backend.parallel_model import ParallelModel, moved
@@ -27,7 +27,7 @@ from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
 from ..comfyui.functions import FunctionDecoder
-from ..comfyui.model import build, cast_weights, detect, dtype_of, import_comfyui, load_weights
+from ..comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
 from ..comfyui.patched_options import COMPILED, OPTIONS, CallContext, decode_options, set_attributes
 from ..comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
 from ..comfyui.source import METHODS, HostSource
@@ -74,7 +74,8 @@ class HostModel:
         import_comfyui(source)
         import comfy.model_patcher
 
-        model, in_file, dtypes = map_model(source, check)
+        model, in_pages, dtypes = map_model(source, check)
+        in_file = aliases(model, in_pages)
         uncast = dict(dtypes)
         compute = dtype_of(source.cast) or dtype_of(source.dtype) or torch.bfloat16
         module = ParallelModel(model.diffusion_model, mesh, compute, uncast)
@@ -209,7 +210,7 @@ class HostModel:
         cast = {f"{PREFIX}{name}" for name in self.dtypes} if self.fetched.blocks else set()
         others = wanted.keys() & (fetched.keys() | cast)
         again = self.rewritten | others
-        in_file = self.in_file if all(name in self.in_file for name in again) else map_model(self.source)[1]
+        in_file = self.in_file if all(name in self.in_file for name in again) else aliases(*map_model(self.source)[:2])
         for name in sorted(again):
             stored = in_file[name]
             original = stored if self.is_as_stored(name) else stored.to(self.dtypes[name.removeprefix(PREFIX)])
@@ -295,23 +296,6 @@ class HostModel:
         return {**kwargs, OPTIONS: options}, context
 
 
-def map_model(source: HostSource, check: Check = go_on) -> tuple[Any, dict[str, torch.Tensor], dict[str, torch.dtype]]:
-    """Builds ComfyUI's model on the file's pages.
-
-    Returns the model; by name, its parameters that are in these pages; and by name, the dtypes of those that the file
-    has in another dtype. Raises ModelFileError, or what `check` raises.
-    """
-    config, weights, beside = detect(source.file, source.config)
-    if config is None:
-        raise ModelFileError(f"ComfyUI does not know what model {source.file} holds.", "Download it again.")
-    check()
-    model = build(config, weights, beside, dtype_of(source.dtype), dtype_of(source.cast), None, source.fast_fp8)
-    pages = {weight.data_ptr() for weight in weights.values()}
-    missing, dtypes = load_weights(model, weights)
-    if missing:
-        raise ModelFileError(
-            f"{len(missing)} weights of {source.model_class} are not in {source.file}, the first is {missing[0]}; "
-            "the file is incomplete or of another model."
-        )
-    check()
-    return model, {name: alias(held) for name, held in model.named_parameters() if held.data_ptr() in pages}, dtypes
+def aliases(model: Any, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """Returns these parameters, by name, as tensors of their own: what replaces a parameter's data leaves them."""
+    return {name: alias(held) for name, held in model.named_parameters() if name in names}

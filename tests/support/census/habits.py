@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from tests.support.census.rows import Row, equal, ignored, of_folder, refused
+from tests.support.census.rows import Row, as_stock, equal, ignored, of_folder, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 
@@ -57,24 +60,45 @@ def wrapped(kind: str) -> Does:
     return does
 
 
-def replace_forward(module: torch.nn.Module) -> None:
-    module.forward_orig = lambda *_args, **_kwargs: None
+def louder(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a result that is a little larger, as it is or in each of its parts."""
+
+    def louder_function(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        return tuple(1.1 * each for each in found) if isinstance(found, tuple) else 1.1 * found
+
+    return louder_function
+
+
+def replace_forward(module: Any) -> None:
+    module.forward_orig = louder(module.forward_orig)
 
 
 def replace_inner_forward(module: torch.nn.Module) -> None:
-    vars(module)["_forward"] = lambda *_args, **_kwargs: None
+    vars(module)["_forward"] = louder(functools.partial(type(module)._forward, module))
 
 
 def replace_a_blocks_forward(module: Any) -> None:
-    module.double_blocks[0].forward = lambda *_args, **_kwargs: None
+    module.double_blocks[0].forward = louder(module.double_blocks[0].forward)
+
+
+class Louder(torch.nn.Module):
+    """A block with another result."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block, self.dtype = block, getattr(block, "dtype", None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return louder(self.block)(*args, **kwargs)
 
 
 def replace_a_block(module: Any) -> None:
-    module.double_blocks[0] = torch.nn.Identity()
+    module.double_blocks[0] = Louder(module.double_blocks[0])
 
 
 def hook_a_block(module: Any) -> None:
-    module.single_blocks[0].register_forward_hook(lambda *_args: None)
+    module.single_blocks[0].register_forward_hook(lambda _block, _args, result: 1.1 * result)
 
 
 def write_weights(module: torch.nn.Module) -> None:
@@ -84,19 +108,22 @@ def write_weights(module: torch.nn.Module) -> None:
 
 def write_data(module: torch.nn.Module) -> None:
     for _name, weight in module.named_parameters():
-        weight.data.copy_(torch.zeros(weight.shape))
+        weight.data.copy_(torch.full(weight.shape, 0.02))
 
 
 def replace_weights(module: Any) -> None:
-    module.img_in.weight = torch.nn.Parameter(torch.zeros(module.img_in.weight.shape), requires_grad=False)
+    module.img_in.weight = torch.nn.Parameter(torch.full(module.img_in.weight.shape, 0.02), requires_grad=False)
 
 
-def read_weights(module: Any) -> None:
-    module.img_in.weight.to("cpu", torch.float64)
+def read_weights(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    module = model.model.diffusion_model
+    first, second = module.img_in.weight, module.state_dict()["txt_in.bias"]
+    read = first.to("cpu", torch.float64)
+    return [census.sample(row, model), read, first[2:5].sum(), second.detach().clone(), first @ torch.ones(64)]
 
 
-def run_a_part(module: Any) -> None:
-    module.img_in(torch.zeros(1, 7, 64))
+def run_a_part(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    return [census.sample(row, model), model.model.diffusion_model.img_in(torch.ones(1, 7, 64))]
 
 
 def note_a_number(module: Any) -> None:
@@ -133,20 +160,20 @@ def apply_after_load(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
 
 
 def late_patch(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
-    """A patch that would do something in the last steps alone."""
+    """A patch of attention."""
     patched = model.clone()
-    patched.set_model_attn1_output_patch(lambda out, _options: out)
-    calls = []
+    patched.set_model_attn1_output_patch(lambda out, _options: 1.1 * out)
+    return [census.sample(row, patched)]
 
-    def count(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return executor(*args, **kwargs)
 
-    patched.add_wrapper_with_key("diffusion_model", "count", count)
+def refusing(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """What the ranks cannot run, where the operator wants an error."""
+    settings = census.group.settings
+    census.group.settings = replace(settings, when_not_parallel="refuse")
     try:
-        return [census.sample(row, patched)]
+        return late_patch(census, row, model)
     finally:
-        assert not calls, "refused after a forward"
+        census.group.settings = settings
 
 
 def style(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
@@ -195,7 +222,8 @@ def replaced(name: str) -> Does:
 
     def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
         patched = model.clone()
-        patched.add_object_patch(name, lambda *_args, **_kwargs: None)
+        part = patched.get_model_object(name)
+        patched.add_object_patch(name, Louder(part) if isinstance(part, torch.nn.Module) else louder(part))
         return [census.sample(row, patched)]
 
     return does
@@ -247,8 +275,76 @@ def attention_of_another_kind(func: Any, *args: Any, **kwargs: Any) -> Any:
     return 2 * func(*args, **kwargs)
 
 
+def attention_louder(*args: Any, **kwargs: Any) -> Any:
+    return 1.1 * importlib.import_module("comfy.ldm.modules.attention").attention_pytorch(*args, **kwargs)
+
+
+# What packs change for the length of one call, and take back.
+Changes = Callable[[Any], AbstractContextManager[Any]]
+DURING: dict[str, Changes] = {
+    "forward_orig": lambda module: patch.multiple(module, forward_orig=louder(module.forward_orig)),
+    "the class's _forward": lambda module: patch.object(type(module), "_forward", louder(type(module)._forward)),
+    "a block's forward": lambda module: patch.object(
+        module.double_blocks[0], "forward", louder(module.double_blocks[0].forward)
+    ),
+    "a block's class": lambda module: patch.object(
+        type(module.single_blocks[0]), "forward", louder(type(module.single_blocks[0]).forward)
+    ),
+    "a hook": lambda module: removing(
+        module.single_blocks[0].register_forward_hook(lambda _b, _a, result: 1.1 * result)
+    ),
+    "fewer blocks": lambda module: patch.dict(
+        module._modules, single_blocks=torch.nn.ModuleList(list(module.single_blocks)[:1])
+    ),
+    "a function of ComfyUI": lambda _module: patch.object(
+        importlib.import_module("comfy.ldm.flux.math"), "optimized_attention", attention_louder
+    ),
+    "an attribute": lambda module: patch.object(module.double_blocks[0].img_norm1, "eps", 0.5),
+}
+
+
+@contextmanager
+def removing(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def changed_in_wrapper(change: Changes) -> Does:
+    """A change for the length of a call, in a function around it."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched = model.clone()
+
+        def wrapper(apply_model: Any, given: dict[str, Any]) -> Any:
+            with change(model.model.diffusion_model):
+                return apply_model(given["input"], given["timestep"], **given["c"])
+
+        patched.set_model_unet_function_wrapper(wrapper)
+        return [census.sample(row, patched), census.sample(row, model)]
+
+    return does
+
+
+def changed_inside(change: Changes) -> Does:
+    """A change for the length of a call, in a wrapper right around the module, from the second step on."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        patched, calls = model.clone(), []
+
+        def wrapper(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            with change(model.model.diffusion_model) if len(calls) > 1 else nullcontext():
+                return executor(*args, **kwargs)
+
+        patched.add_wrapper_with_key("diffusion_model", "census", wrapper)
+        return [census.sample(row, patched), census.sample(row, model)]
+
+    return does
+
+
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
-CHANGE = "cannot honour a change of its "
 
 
 def habit(row: Row, does: Does) -> Row:
@@ -258,19 +354,25 @@ def habit(row: Row, does: Does) -> Row:
 HABITS: dict[str, Row] = {
     "attributes, isinstance, hasattr, names": habit(equal(), look),
     "a number noted on the module": habit(ignored(), changed(note_a_number)),
-    "forward_orig": habit(refused(CHANGE + "forward_orig"), changed(replace_forward)),
-    "_forward": habit(refused(CHANGE + "_forward"), changed(replace_inner_forward)),
-    "a block's forward": habit(refused(CHANGE + "double_blocks.0.forward"), changed(replace_a_blocks_forward)),
-    "a block": habit(refused(CHANGE + "double_blocks.0"), changed(replace_a_block)),
-    "a hook": habit(refused(CHANGE + "single_blocks.0"), changed(hook_a_block)),
-    "weights written": habit(refused("cannot take a node that writes over weights"), changed(write_weights)),
-    "weights' data written": habit(refused("cannot take a node that writes over weights"), changed(write_data)),
-    "weights read": habit(refused("a node that reads weights"), changed(read_weights)),
-    "a part of it run": habit(refused("runs a part of it"), changed(run_a_part)),
-    "weights replaced": habit(refused(CHANGE + "img_in.weight"), changed(replace_weights)),
+    "forward_orig": habit(as_stock(), changed(replace_forward)),
+    "_forward": habit(as_stock(), changed(replace_inner_forward)),
+    "a block's forward": habit(as_stock(), changed(replace_a_blocks_forward)),
+    "a block": habit(as_stock(), changed(replace_a_block)),
+    "a hook": habit(as_stock(), changed(hook_a_block)),
+    "weights written": habit(as_stock(), changed(write_weights)),
+    "weights' data written": habit(as_stock(), changed(write_data)),
+    "weights read": habit(ignored(), read_weights),
+    "a part of it run": habit(ignored(), run_a_part),
+    "weights replaced": habit(as_stock(), changed(replace_weights)),
+    **{f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(DURING[name])) for name in DURING},
+    **{
+        f"{name}, in a wrapper of the module": habit(as_stock(), changed_inside(DURING[name]))
+        for name in DURING
+        if name != "the class's _forward"  # ComfyUI has found the method by then
+    },
     **{f"a wrapper at {kind}": habit(equal(), wrapped(kind)) for kind in WRAPPERS},
     "apply_model replaced": habit(equal(), replace_apply_model),
-    "a part replaced": habit(refused("a replacement of diffusion_model.img_in"), replaced("diffusion_model.img_in")),
+    "a part replaced": habit(as_stock(), replaced("diffusion_model.img_in")),
     "CLIP vision on a text-to-video model": habit(
         ignored("wan"),
         conditioned(clip_vision_output=lambda: SimpleNamespace(penultimate_hidden_states=torch.ones(1, 257, 1280))),
@@ -279,13 +381,15 @@ HABITS: dict[str, Row] = {
         ignored("wan"), conditioned(concat_latent_image=lambda: torch.ones(1, 16, 5, 8, 12))
     ),
     "apply_model after a load": habit(equal(), apply_after_load),
-    "a patch": habit(refused("the model patch 'attn1_output_patch' of late_patch"), late_patch),
+    "the model replaced": habit(as_stock(), replaced("diffusion_model")),
+    "a patch": habit(as_stock("unet"), late_patch),
+    "a patch, where errors are wanted": replace(
+        habit(refused("cannot honour the model patch 'attn1_output_patch' of late_patch", "unet"), refusing), ours=True
+    ),
     "an attention override that is faster": habit(
         ignored(), optioned(optimized_attention_override=attention_override_sage)
     ),
-    "another attention override": habit(
-        refused("an attention override"), optioned(optimized_attention_override=attention_of_another_kind)
-    ),
+    "another attention override": habit(as_stock(), optioned(optimized_attention_override=attention_of_another_kind)),
     "a style model with a bias": habit(equal(), style),
     "a ControlNet from 30 % on": habit(equal(), controlled),
     "a ControlNet on a folder": habit(of_folder(equal()), controlled),
@@ -293,7 +397,7 @@ HABITS: dict[str, Row] = {
     "a video with its sound": habit(ignored("minimax"), sample),
     "a folder in fp8": habit(replace(of_folder(equal()), dtype="fp8_e4m3fn"), sample),
     "a folder in fp8 on one rank": habit(replace(of_folder(equal()), dtype="fp8_e5m2", plan={"cfg": 1}), sample),
-    "a video frame by frame": habit(refused("a sampler that runs a part of it", "wan-causal"), frame_by_frame),
+    "a video frame by frame": replace(habit(as_stock("wan-causal"), frame_by_frame), cfg=1.0),
     "a LoRA of one text": habit(equal(), hook_lora),
     "a LoRA of one text, with the rows apart": replace(habit(equal(), hook_lora), plan={"cfg": 2}),
     "a LoRA of one text and some steps, beside another": habit(equal(), hook_lora_by_step),

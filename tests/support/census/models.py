@@ -60,9 +60,9 @@ CENSUS_MODELS = {
     "detector": StockCase("flux.model.Flux", FLUX, (1, 16, 14, 22), text(13, 64), detected_as="RT_DETR_v4"),
     "pose": StockCase(
         "modules.diffusionmodules.openaimodel.UNetModel",
-        UNET | {"heatmap_head": True},
+        UNET | {"heatmap_head": True, "context_dim": 1024},
         (1, 4, 16, 16),
-        text(13, 24),
+        text(13, 1024),
         detected_as="SD15",
     ),
     "triposplat": StockCase(

@@ -52,6 +52,18 @@ class Census:
         self.group = module.WorkerGroup("cpu", self.base / "group")
         self.models: dict[tuple, Any] = {}
         self.plain_latents: dict[tuple, torch.Tensor] = {}
+        self.used: list[Any] = []  # the row's stand-ins
+        self.taken = False  # whether ComfyUI's own model has taken over from the ranks
+        self.watch(self.pack["remote_module"].RemoteModule)
+
+    def watch(self, kind: type) -> None:
+        take_over = kind.take_over
+
+        def watched(*args: Any, **kwargs: Any) -> None:
+            self.taken = True
+            take_over(*args, **kwargs)
+
+        kind.take_over = watched
 
     def model_nodes(self) -> list[str]:
         """The names of ComfyUI's own nodes that take a MODEL."""
@@ -80,6 +92,7 @@ class Census:
         file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
         source = file.source(chosen, True)
         remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs())
+        self.used.append(remote)
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
     @cache  # noqa: B019
@@ -111,13 +124,19 @@ class Census:
                 if name in row.inputs:
                     found[name] = self.value(row, row.inputs[name], model)
                 elif kind_of(value) == "MODEL":
-                    found[name] = model
+                    found[name] = self.other(row, model) if name == "model2" else model
                 elif group == "required":
                     found[name] = self.default(row, name, value, model)
         return found
 
+    def other(self, row: Row, model: Any) -> Any:
+        """The model with a LoRA, to be merged with."""
+        return self.run("LoraLoaderModelOnly", model=model, lora_name=self.a_lora(row, model), strength_model=1.0)[0]
+
     def default(self, row: Row, name: str, value: Any, model: Any) -> Any:
         kind, options = value[0], value[1] if len(value) > 1 else {}
+        if kind == "FLOAT" and row.numbers is not None:
+            return row.numbers
         if "default" in options:
             return options["default"]
         if isinstance(kind, list) or kind == "COMBO":
@@ -155,6 +174,7 @@ class Census:
             encode=lambda _image: torch.zeros(ALL[row.model].latent),
             decode=lambda _latent: self.a_image(row, None),
             spacial_compression_encode=lambda: 8,
+            temporal_compression_decode=lambda: 4,
         )
 
     def a_audio(self, _row: Row, _model: Any) -> Any:
@@ -175,6 +195,8 @@ class Census:
         network.additional_in_dim = 0
         network.process_input_latent_image = lambda latent: latent
         network.project_modules = torch.nn.ModuleList()
+        network.forward = lambda encoded: torch.ones(1, 4, 64).to(encoded)
+        network.control_block = lambda image, _encoded, _block: 0.1 * image
         return self.patcher(network)
 
     def a_uni3c(self, _row: Row, _model: Any) -> Any:
@@ -184,6 +206,7 @@ class Census:
             in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
             add_channels=7, mid_channels=8, operations=operations,
         )  # fmt: skip
+        fill_weights(network)
         return self.patcher(network)
 
     def a_multitalk(self, _row: Row, _model: Any) -> Any:
@@ -215,7 +238,7 @@ class Census:
 
     def a_hypernetwork(self, _row: Row, _model: Any) -> str:
         layers = {
-            f"linear.{layer}.{part}": torch.zeros(*shape)
+            f"linear.{layer}.{part}": torch.full(shape, 0.1)
             for layer in (0, 1)
             for part, shape in {"weight": (24, 24), "bias": (24,)}.items()
         }
@@ -299,12 +322,17 @@ class Census:
 
     def outputs(self, name: str, row: Row, ours: bool) -> Outputs:
         """What comes of a node behind a loader: numbers, and the latents that its MODEL, GUIDER or SAMPLER gives."""
+        torch.manual_seed(SEED)
         if row.does:
             return row.does(self, row, self.load(row, ours))
         model = self.loaded(row, ours)
+        self.used += [model.stand_in] if ours else []
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
+        before = set((self.base / "output").rglob("*.safetensors"))
         results = self.run(name, **self.inputs(node, row, model))
         found: Outputs = []
+        for file in sorted(set((self.base / "output").rglob("*.safetensors")) - before):
+            found += [tensor for _, tensor in sorted(load_file(file).items())]
         for kind, value in zip(node.RETURN_TYPES, results, strict=False):
             if kind == "MODEL":
                 found.append(self.sample(row, value))
@@ -317,7 +345,7 @@ class Census:
             elif kind == "LATENT":
                 found.append(value["samples"])
             elif isinstance(value, dict):
-                found.append(torch.tensor([float(each) for each in value.values()]))
+                found += [torch.as_tensor(each, dtype=torch.float32) for each in value.values()]
             elif isinstance(value, (torch.Tensor, float, int)):
                 found.append(torch.as_tensor(value, dtype=torch.float32))
         return found
@@ -330,22 +358,25 @@ class Census:
         return self.plain_latents[key]
 
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
-        """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours."""
-        started, found = time.monotonic(), {}
+        """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours. stock
+        raised: by the stock loader's. as stock: whether ComfyUI's own model took over."""
+        started, found, self.taken, self.used = time.monotonic(), {}, False, []
         with torch.inference_mode():
-            if row.words is None:
+            try:
                 stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
                 plain = self.plain(row) if row.samples else stock[0][:0]
                 found["effect"] = relative_error(stock[0], plain) if stock[0].shape == plain.shape else 1.0
+            except Exception as error:
+                stock, found["stock raised"] = [], f"{type(error).__name__}: {error}"
             try:
                 ours = self.outputs(name, row, ours=True)
-                if row.words is None:
-                    found["error"] = max(
-                        0.0 if a.equal(b) else relative_error(a, b) for a, b in zip(ours, stock, strict=True)
-                    )
+                found["error"] = max(
+                    0.0 if a.equal(b) else relative_error(a, b) for a, b in zip(ours, stock, strict=True)
+                )
             except Exception as error:
                 found["raised"] = f"{type(error).__name__}: {error}"
                 found["trace"] = traceback.format_exc()[-3000:]
+            found["as stock"] = self.taken or any(remote.runs_here for remote in self.used)
         found["seconds"] = round(time.monotonic() - started, 2)
         return found
 

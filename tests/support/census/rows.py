@@ -13,12 +13,14 @@ class Given(str):
 
 @dataclass(frozen=True)
 class Row:
-    """model: of `models`. inputs: beside the node's defaults. words: of the refusal; None if it equals stock's result.
-    ignored: whether stock's model ignores it. masked: whether a part of the latent is kept. costly: whether stock's
-    model without the node stands for that with it. samples: whether the model can be sampled from. latent: its shape,
-    if not the model's. node: if the row has a name of its own. does: what is done in place of running a node. steps: of
-    each sampling; more than one for what a node keeps from step to step, or does to the schedule. folder: whether ours
-    is of a diffusers folder with the same weights. dtype: of the weights, as both loaders name it."""
+    """model: of `models`. inputs: beside the node's defaults. words: of the error, which stock raises too; None if it
+    equals stock's result. ignored: whether stock's model ignores it. masked: whether a part of the latent is kept.
+    costly: whether stock's model without the node stands for that with it. samples: whether the model can be sampled
+    from. latent: its shape, if not the model's. node: if the row has a name of its own. does: what is done in place of
+    running a node. steps: of each sampling; more than one for what a node keeps from step to step, or does to the
+    schedule. as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's process. numbers: what inputs of
+    numbers get in place of their default. ours: whether the error is of ours alone. folder: whether
+    ours is of a diffusers folder with the same weights. dtype: of the weights, as both loaders name it."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -35,6 +37,9 @@ class Row:
     steps: int = 1
     folder: bool = False
     dtype: str = "default"
+    as_stock: bool = False
+    numbers: float | None = None
+    ours: bool = False
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
@@ -43,6 +48,11 @@ def equal(model: str = "flux", **inputs: Any) -> Row:
 
 def ignored(model: str = "flux", **inputs: Any) -> Row:
     return replace(equal(model, **inputs), ignored=True)
+
+
+def as_stock(model: str = "flux", **inputs: Any) -> Row:
+    """ComfyUI's own model gives it, in ComfyUI's process."""
+    return replace(equal(model, **inputs), as_stock=True)
 
 
 def over_steps(row: Row) -> Row:
@@ -60,10 +70,8 @@ def refused(words: str, model: str = "flux", **inputs: Any) -> Row:
 
 # A tiny model that is there as a file and as a diffusers folder.
 FOLDER_MODEL = "flux-dev"
-READS = "cannot take a node that reads weights"
-MERGES = "cannot take a model merge"
-SAVES = "cannot take a node that saves the model"
 DETECTOR = "holds a detector"
+DETECTORS = ("RTDETR_detect", "SAM3_Detect", "SAM3_VideoTrack")
 ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}
 TWICE = {"q": 2.0, "out": 1.5}
@@ -148,52 +156,52 @@ ROWS: dict[str, Row] = {
         replace(equal(double_layers="0", single_layers="1", **ALWAYS), node="SkipLayerGuidanceDiT")
     ),
     "NAGuidance on a folder": of_folder(replace(equal(), node="NAGuidance")),
-    "NAGuidance with its rows apart": replace(refused("NAGuidance under cfg=2"), plan={"cfg": 2}, node="NAGuidance"),
+    "NAGuidance with its rows apart": replace(as_stock(), plan={"cfg": 2}, node="NAGuidance"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
     "FluxKVCache": over_steps(replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0)),
-    "FluxKVCache with its tokens shared": replace(refused("FluxKVCache under ulysses=2", "flux-2"), node="FluxKVCache"),
+    "FluxKVCache with its tokens shared": over_steps(replace(as_stock("flux-2"), node="FluxKVCache", cfg=1.0)),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
     "PerturbedAttentionGuidance": equal("unet"),
     "FreeU": equal("unet"),
     "FreeU_V2": equal("unet"),
     "PatchModelAddDownscale": equal("unet", **ALWAYS),
-    "HyperTile": refused("of HyperTile", "unet"),
-    "HypernetworkLoader": refused("of hypernetwork_patch", "unet", hypernetwork_name=Given("hypernetwork")),
-    "SelfAttentionGuidance": refused("of SelfAttentionGuidance", "unet"),
-    "TomePatchModel": refused("of TomePatchModel", "unet"),
-    "AnimaLLLiteApply": refused("AnimaLLLite", **PATCH),
-    "QwenImageDiffsynthControlnet": refused("of DiffSynthCnetPatch", "qwen", **PATCH),
-    "ZImageFunControlnet": refused("of DiffSynthCnetPatch", "lumina", **PATCH),
-    "USOStyleReference": refused("of UsoStyleProjectorPatch", **PATCH, clip_vision_output=Given("clip_vision_output")),
-    "SUPIRApply": refused("of SUPIRPatch", "unet", **PATCH),
-    "WanUni3CControlnetApply": refused(
-        "of WanUni3CCnetPatch", "wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
+    "HyperTile": as_stock("unet", tile_size=32),
+    "HypernetworkLoader": as_stock("unet", hypernetwork_name=Given("hypernetwork")),
+    "SelfAttentionGuidance": as_stock("unet"),
+    "TomePatchModel": as_stock("unet"),
+    "AnimaLLLiteApply": refused("KeyError: 'x'", **PATCH),
+    "QwenImageDiffsynthControlnet": as_stock("qwen", **PATCH),
+    "ZImageFunControlnet": as_stock("lumina", **PATCH),
+    "USOStyleReference": replace(as_stock(**PATCH, clip_vision_output=Given("clip_vision_output")), cfg=1.0),
+    "SUPIRApply": refused("no attribute 'control_model'", "unet", **PATCH),
+    "WanUni3CControlnetApply": as_stock("wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
     ),
     "WanInfiniteTalkToVideo": refused(
-        "MultiTalk", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"), vae=Given("vae"), width=96,
-        height=64, length=17, audio_encoder_output_1=Given("spoken"), start_image=Given("image"),
+        "shape '[10, 24, 40, 1]' is invalid", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"),
+        vae=Given("vae"), width=96, height=64, length=17, audio_encoder_output_1=Given("spoken"),
+        start_image=Given("image"),
     ),
     # Weights.
     "LoraLoader": equal(clip=None, lora_name=Given("lora")),
     "LoraLoaderModelOnly": equal(lora_name=Given("lora")),
     "LoraModelLoader": equal(lora=Given("lora_model")),
-    "LoraLoaderBypass": refused("injection", clip=None, lora_name=Given("lora")),
-    "LoraLoaderBypassModelOnly": refused("injection", lora_name=Given("lora")),
+    "LoraLoaderBypass": as_stock(clip=None, lora_name=Given("lora")),
+    "LoraLoaderBypassModelOnly": as_stock(lora_name=Given("lora")),
     "UNetCrossAttentionMultiply": equal("unet", **TWICE),
     "UNetSelfAttentionMultiply": equal("unet", **TWICE),
     "UNetTemporalAttentionMultiply": equal("unet", self_structural=2.0),
-    "DiffControlNetLoader": refused(READS, "unet", control_net_name=Given("difference")),
-    "CheckpointSave": refused(SAVES, clip=None, vae=None, filename_prefix="census"),
-    "ImageOnlyCheckpointSave": refused(SAVES, clip_vision=None, vae=None, filename_prefix="census"),
-    "ModelSave": refused(SAVES, filename_prefix="census"),
-    "LoraSave": refused(READS),
-    "TrainLoraNode": refused("cannot take training", latents=Given("latent"), positive=Given("positive")),
-    "ModelMergeAdd": refused(MERGES),
-    "ModelMergeBlocks": refused(MERGES),
-    "ModelMergeSimple": refused(MERGES),
-    "ModelMergeSubtract": refused(MERGES),
-    **{f"ModelMerge{model}": refused(MERGES) for model in MODEL_SPECIFIC},
+    "DiffControlNetLoader": refused("size mismatch for control_model", "unet", control_net_name=Given("difference")),
+    "CheckpointSave": as_stock(clip=None, vae=None, filename_prefix="census"),
+    "ImageOnlyCheckpointSave": as_stock(clip_vision=None, vae=None, filename_prefix="census"),
+    "ModelSave": as_stock(filename_prefix="census"),
+    "LoraSave": equal(),
+    "TrainLoraNode": equal(latents=Given("latent"), positive=Given("positive")),
+    "ModelMergeAdd": as_stock(),
+    "ModelMergeBlocks": as_stock(**dict.fromkeys(("input", "middle", "out"), 0.3)),
+    "ModelMergeSimple": as_stock(ratio=0.3),
+    "ModelMergeSubtract": as_stock(),
+    **{f"ModelMerge{model}": replace(as_stock(), numbers=0.3) for model in MODEL_SPECIFIC},
     # Others.
     "GetICLoRAParameters": equal(),
     "MultiGPU_WorkUnits": ignored(),
@@ -202,8 +210,6 @@ ROWS: dict[str, Row] = {
     "SeedVR2Conditioning": replace(
         equal("seedvr2", vae_conditioning=Given("latent")), plan={"cfg": 1}, samples=False
     ),
-    "RTDETR_detect": refused(DETECTOR, "detector"),
-    "SAM3_Detect": refused(DETECTOR, "detector"),
-    "SAM3_VideoTrack": refused(DETECTOR, "detector"),
-    "SDPoseKeypointExtractor": refused("of SDPoseKeypointExtractor", "pose", vae=Given("vae"), image=Given("image")),
+    **{name: replace(refused(DETECTOR, "detector"), ours=True) for name in DETECTORS},
+    "SDPoseKeypointExtractor": refused("conv_transpose2d", "pose", vae=Given("vae"), image=Given("image")),
 }  # fmt: skip

@@ -156,11 +156,23 @@ class ChangeInside:
         return {"required": {"model": ("MODEL",), "how": ("STRING", {})}}
 
     def change(self, model, how):
-        module = model.model.diffusion_model
-        if how == "forward_orig":
-            module.forward_orig = lambda *args, **kwargs: None
+        model, module = model.clone(), model.model.diffusion_model
+
+        def around(apply_model, given):
+            forward = module.forward_orig
+            module.forward_orig = lambda *args, **kwargs: 1.1 * forward(*args, **kwargs)
+            try:
+                return apply_model(given["input"], given["timestep"], **given["c"])
+            finally:
+                del module.forward_orig
+
+        def attention(function, *args, **kwargs):
+            return 1.1 * function(*args, **kwargs)
+
+        if how == "for the length of a call":
+            model.set_model_unet_function_wrapper(around)
         else:
-            module.double_blocks[0].register_forward_hook(lambda *args: None)
+            model.model_options["transformer_options"]["optimized_attention_override"] = attention
         return (model,)
 
 

@@ -1,0 +1,191 @@
+"""The weights of a model in ComfyUI's process, for what cannot run in the ranks: nodes that read or change weights, and
+samplings that ComfyUI's own model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...parallel_backend.compat import buffers_of, parameters_of
+from ...worker.comfyui.model import cast_weights, map_model
+from ...worker.comfyui.source import HostSource
+
+HARMLESS = ("requires_grad_", "detach_", "retain_grad")
+WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+DATA: Any = torch.Tensor.data  # a property that reads and writes weights without torch's checks
+ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
+
+
+class Empty(NamedTuple):
+    """A part's own weights without numbers."""
+
+    parameters: dict[str, torch.nn.Parameter | None]
+    buffers: dict[str, torch.Tensor | None]
+
+
+class LocalWeights:
+    """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
+
+    Until somebody needs the weights, nothing of the file is in this process.
+    is_here: whether the module has its weights now.
+    is_changed: whether a node has written over them. The ranks can't have them then.
+    """
+
+    def __init__(self, module: torch.nn.Module, source: HostSource) -> None:
+        """source: the file."""
+        self.source = source
+        self.is_here = self.is_changed = False
+        self.mapped: torch.nn.Module | None = None
+        self.dtypes: dict[str, torch.dtype] = {}  # by name, of the weights that the file has in another dtype
+        self.parts = dict(module.named_modules())
+        self.defer_parameters()
+        self.empty = {
+            path: Empty(dict(parameters_of(part)), dict(buffers_of(part))) for path, part in self.parts.items()
+        }
+        self.filled: list[tuple[dict[str, Any], str, Any]] = []
+
+    def defer_parameters(self) -> None:
+        """Makes the module's weights DeferredParameters. Quantised layers keep theirs, which have a class of their
+        own."""
+        for path, part in self.parts.items():
+            for name, parameter in part.named_parameters(recurse=False):
+                if type(parameter) is torch.nn.Parameter and type(parameter.data) is torch.Tensor:
+                    deferred = DeferredParameter(parameter.data, requires_grad=False)
+                    deferred.weight = Weight(self, f"{path}.{name}" if path else name)
+                    part.register_parameter(name, deferred)
+
+    def map_file(self) -> torch.nn.Module:
+        """Returns a module of the same class whose weights are the file's pages. Raises ModelFileError."""
+        if self.mapped is None:
+            model, _, self.dtypes = map_model(self.source)
+            self.mapped = model.diffusion_model
+        return self.mapped
+
+    def read(self, name: str) -> torch.Tensor:
+        """Returns a weight with its numbers, in the dtype of the stock loader. Raises ModelFileError."""
+        weight = self.map_file().get_parameter(name)
+        return weight.to(self.dtypes.get(name, weight.dtype))
+
+    def count_bytes(self) -> int:
+        """Returns the bytes of the module's weights."""
+        return sum(weight.nbytes for part in self.parts.values() for weight in part.parameters(recurse=False))
+
+    def bring(self) -> None:
+        """Fills the module, but for weights that a node has put in their place. Raises ModelFileError."""
+        if self.is_here:
+            return
+        mapped = self.map_file()
+        cast_weights(mapped, self.dtypes)
+        for path, real in mapped.named_modules():
+            part, empty = self.parts[path], self.empty[path]
+            self.fill(parameters_of(part), empty.parameters, parameters_of(real))
+            self.fill(buffers_of(part), empty.buffers, buffers_of(real))
+            for name, value in vars(real).items():
+                if isinstance(value, torch.Tensor) and getattr(vars(part).get(name), "is_meta", False):
+                    vars(part)[name] = value
+        self.is_here = True
+
+    def fill(self, own: dict[str, Any], empty: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        """own: a part's weights. empty: the same as they were built."""
+        for name, value in found.items():
+            if own.get(name) is empty.get(name):
+                own[name] = value
+                self.filled.append((own, name, empty[name]))
+
+    def drop(self) -> None:
+        """Empties the module. What a node wrote over its weights while they were here is lost."""
+        for own, name, empty in self.filled:
+            own[name] = empty
+        self.filled.clear()
+        self.mapped, self.is_here = None, False
+
+    def change(self, name: str) -> torch.Tensor:
+        """Returns a weight that a node is about to write over, in memory of its own. Raises ModelFileError."""
+        self.bring()
+        self.is_changed = True
+        weight = self.read(name)
+        weight.data = weight.data.clone()  # not the file's pages
+        return weight
+
+
+class Weight:
+    """A weight of a module, by its name."""
+
+    def __init__(self, weights: LocalWeights, name: str) -> None:
+        self.read = lambda: weights.read(name)
+        self.change = lambda: weights.change(name)
+
+
+class DeferredParameter(torch.nn.Parameter):
+    """A weight whose numbers are in the ranks, or what was computed from such weights.
+
+    It has a shape and a dtype, on the meta device. Code that needs the numbers gets those of the file: torch cannot
+    tell the numbers of a tensor on the meta device, or compute with it beside others, and then this class does it with
+    the file's. Code that writes over a weight has the module filled first.
+
+    weight: of the module. compute: returns the numbers of anything else.
+    """
+
+    weight: Weight | None = None
+    compute: Callable[[], torch.Tensor]
+
+    def read(self) -> torch.Tensor:
+        return self.weight.read() if self.weight else self.compute()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+
+        others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls) and not each.is_meta]
+        device = others[0].device if others else None
+
+        def run() -> Any:
+            return func(*with_numbers(args, device), **with_numbers(kwargs, device))
+
+        name, first = getattr(func, "__name__", ""), args[0] if args else None
+        in_place = name.endswith("_") and not name.startswith("_") and name not in HARMLESS
+        if in_place or name in WRITES or func == DATA.__set__:
+            if isinstance(first, cls) and first.weight:
+                return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))
+            return run()
+        if others:
+            return run()
+        try:
+            result = super().__torch_function__(func, types, args, kwargs)
+        except (NotImplementedError, RuntimeError):
+            return run()
+        return cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
+
+    @classmethod
+    def defer(cls, result: Any, compute: Callable[[], Any], weight: Weight | None = None) -> Any:
+        """Returns what torch made of tensors without numbers. compute: makes it of those with numbers."""
+        if isinstance(result, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in result):
+            found = [cls.defer(each, lambda place=place: compute()[place]) for place, each in enumerate(result)]
+            return type(result)(found) if type(result) in (list, tuple) else type(result)(*found)
+        if not isinstance(result, torch.Tensor) or not result.is_meta:
+            return result
+        deferred: DeferredParameter = result.as_subclass(cls)
+        deferred.weight, deferred.compute = weight, compute
+        return deferred
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Returns the tensors in a call's arguments."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(each)
+
+
+def with_numbers(value: Any, device: torch.device | None) -> Any:
+    """Replaces the deferred tensors in a call's arguments. device: where their numbers are needed."""
+    if isinstance(value, DeferredParameter):
+        return value.read().to(device)
+    if isinstance(value, dict):
+        return {name: with_numbers(each, device) for name, each in value.items()}
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return type(value)(with_numbers(each, device) for each in value)
+    return value
