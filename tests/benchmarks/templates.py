@@ -29,6 +29,7 @@ TABLE = "templates"  # by its name in the page
 TOKENS = "loads; tokens are shared over Ulysses and ring"
 BATCH = "loads; the batch alone is shared (cfg, dp)"
 ONE = "loads, on one device: neither can be shared"
+AS_STOCK = "loads; ComfyUI's own device runs it alone, as stock, for a node"
 REFUSED = "is refused"
 NO_MODEL = "has no diffusion model"
 WAYS = (TOKENS, BATCH, ONE)  # of a workflow's models, the last of these counts
@@ -44,7 +45,7 @@ def describe(comfyui: Path, *names: str) -> Mapping[str, Any]:
 
 
 def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]:
-    """What comes of a workflow, and why, where it is refused or has no diffusion model."""
+    """What comes of a workflow, and why, where it runs as stock, is refused, or has no diffusion model."""
     files = [name for name in workflow.models if not other_use(name)]
     if not files:
         return NO_MODEL, "; ".join(sorted({other_use(name) for name in workflow.models})) or "it loads none"
@@ -52,8 +53,8 @@ def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]
     for each in found:
         if "refused" in each:
             return REFUSED, each["refused"]
-        for node in sorted(each["nodes"].keys() & workflow.nodes):
-            return REFUSED, node
+        for node in sorted(each["as_stock"].keys() & workflow.nodes):
+            return AS_STOCK, node
     return max((way_of(each["plan"]) for each in found), key=WAYS.index), ""
 
 
@@ -65,7 +66,7 @@ def way_of(plan: Mapping[str, int]) -> str:
 
 
 def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
-    """A row a kind of outcome, and one a reason where it is refused; uses are by the package's index."""
+    """A row a kind of outcome, and one a node for which it runs as stock; uses are by the package's index."""
     rows = list(outcomes)
     with_model = [workflow for workflow, kind, _ in rows if kind != NO_MODEL]
     uses = sum(workflow.usage for workflow in with_model)
@@ -76,10 +77,11 @@ def table(outcomes: Iterable[tuple[Workflow, str, str]]) -> str:
     lines = [f"| of {len(with_model)} workflows with a diffusion model | workflows | of their uses |", "|---|---|---|"]
     for way in WAYS:
         lines.append(row(way, [workflow for workflow, kind, _ in rows if kind == way]))
-    refused = [(workflow, why) for workflow, kind, why in rows if kind == REFUSED]
-    lines.append(row(REFUSED, [workflow for workflow, _ in refused]))
-    for why in sorted({why for _, why in refused}):
-        lines.append(row(f"– {why}", [workflow for workflow, reason in refused if reason == why]))
+    as_stock = [(workflow, node) for workflow, kind, node in rows if kind == AS_STOCK]
+    lines.append(row(AS_STOCK, [workflow for workflow, _ in as_stock]))
+    for node in sorted({node for _, node in as_stock}):
+        lines.append(row(f"– {node}", [workflow for workflow, reason in as_stock if reason == node]))
+    lines.append(row(REFUSED, [workflow for workflow, kind, _ in rows if kind == REFUSED]))
     return "\n".join(lines) + "\n"
 
 

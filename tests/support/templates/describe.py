@@ -4,7 +4,8 @@ in the workflows, as JSON.
 
 In place of the files stand names and shapes by published proportions (`model_files`); all else is the loader's and
 ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
-"buffers" of its own that nodes can read, the "plan" that auto gives two devices, and "nodes": why it refuses some.
+"buffers" of its own that nodes can read, the "plan" that auto gives two devices, and "as_stock": the nodes for which
+ComfyUI's own model runs, and why.
 """
 
 from __future__ import annotations
@@ -79,31 +80,21 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
     patcher = pack.patcher.remote_patcher(file.model, remote)
-    refused = {}
-    for each in sorted(types):
-        if why := refusal(pack, node_classes, each, patcher, plan):
-            refused[each] = why
+    as_stock = {each: why for each in sorted(types) if (why := reasons_of(pack, node_classes, each, patcher, plan))}
     return {
         "model_class": file.model_class,
         "predicts": file.model.model_type.name,
         "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
         "plan": plan.to_json(),
-        "nodes": refused,
+        "as_stock": as_stock,
     }
 
 
-def refusal(pack: SimpleNamespace, node_classes: Mapping[str, Any], node: str, patcher: Any, plan: Any) -> str:
-    """Why a MODEL of ours refuses a node; empty where it does not."""
-    try:
-        if node in PATCHES:
-            options = PATCHES[node]
-        else:
-            options = executed(node_classes[node], patcher).model_options.get("transformer_options", {})
-        pack.patches.check_inside(options)
-        pack.patches.check_plan(options, plan)
-    except pack.errors.Refused as error:
-        return str(error)
-    return ""
+def reasons_of(pack: SimpleNamespace, node_classes: Mapping[str, Any], node: str, patcher: Any, plan: Any) -> list[str]:
+    """Why the ranks cannot run a MODEL of ours behind a node, so that ComfyUI's own model does; empty if they can."""
+    patched = patcher if node in PATCHES else executed(node_classes[node], patcher)
+    options = PATCHES.get(node) or patched.model_options.get("transformer_options", {})
+    return [*pack.patches.reasons_inside(options), *pack.patches.reasons_of_plan(options, plan), *patched.reasons()]
 
 
 def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -29,6 +29,7 @@ def test_the_environment_goes_before_the_file_and_the_file_before_the_defaults(t
         ('{"restart": 5}', "'restart', which is not a setting. The settings are device, ranks"),
         ('{"restarts": "many"}', "restarts to 'many'; it must be a number"),
         ('{"on_free": "burn"}', "one of park, unload, keep"),
+        ('{"when_not_parallel": "wait"}', "one of run, refuse"),
         ('{"silence_seconds": 0}', "more than 0"),
         ('{"restarts": -1}', "more than 0"),
         ("[1]", "not a JSON object"),
