@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,3 +18,8 @@ def has_inner_forward(module: torch.nn.Module) -> bool:
     inner = getattr(type(module), "_forward", None)
     outer = inspect.signature(module.forward).parameters.keys()
     return inner is not None and inspect.signature(inner).parameters.keys() - {"self"} == outer
+
+
+def inner_forward(module: torch.nn.Module) -> Callable[..., Any]:
+    """Returns the `_forward` of a diffusion model: its forward without the wrappers of nodes around it."""
+    return module._forward  # pyright: ignore[reportReturnType]

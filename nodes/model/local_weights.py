@@ -4,7 +4,7 @@ samplings that ComfyUI's own model takes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,6 +18,20 @@ DATA: Any = torch.Tensor.data  # a property that reads and writes weights withou
 ALIASES = (DATA.__get__, torch.Tensor.detach, torch.Tensor.requires_grad_)  # their result is the same weight
 
 
+class StandInPatcher(Protocol):
+    """ComfyUI's patcher of the model, see `remote_patcher.py`."""
+
+    object_patches_backup: dict[str, Any]
+
+    def reasons(self) -> list[str]: ...
+
+    def forget_load(self) -> None: ...
+
+    def eject_clones(self) -> None: ...
+
+    def unload_here(self) -> None: ...
+
+
 class Empty(NamedTuple):
     """A part's own weights without numbers."""
 
@@ -28,7 +42,7 @@ class Empty(NamedTuple):
 class LocalWeights:
     """Fills a module on the meta device with the weights of its file, as the stock loader would, and empties it again.
 
-    Until somebody needs the weights, nothing of the file is in this process.
+    Until somebody needs the weights, nothing of the file is in this process. After that its pages are mapped.
     is_here: whether the module has its weights now.
     is_changed: whether a node has written over them. The ranks can't have them then.
     """

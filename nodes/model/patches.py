@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -72,6 +72,10 @@ def list_known_functions(options: Options) -> Iterator[tuple[str, Known]]:
         yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for each in functions)
     for name, functions in described[REPLACED].items():
         yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for _, each in functions)
+
+
+def join(reasons: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(reasons))
 
 
 def reasons_of_plan(options: Options, plan: ParallelPlan) -> list[str]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import comfy.model_base
 import comfy.model_management
@@ -38,50 +37,23 @@ from ...worker.host.session import OnStep
 from ...worker.settings import REFUSE
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
-from ...worker.wire.tree import pack
-from ..compat import has_inner_forward
+from ..compat import has_inner_forward, inner_forward
 from ..costs.machine import measure
 from ..costs.plans import ModelCosts, is_covered, pick_usual_step
 from ..errors import Refused
 from ..plan_words import Remark, join_remarks
-from .local_weights import DeferredParameter, LocalWeights
+from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
 from .module_guard import ModuleGuard
 from .own_schedule import Schedule
-from .patches import encode_options, find_allowed_sharing, reasons_inside, reasons_of_plan
+from .patches import encode_options, find_allowed_sharing, join, reasons_inside, reasons_of_plan
 from .remote_weights import Patches, RemoteWeights, check_interrupt
-
-if TYPE_CHECKING:
-    from .remote_patcher import RemoteModelPatcher
+from .sampling import Sampling, show_on_node
 
 SHOWN = 3  # of the changes of a module
 ONE_DEVICE = ParallelPlan()
 BRANCHES = "cond_or_uncond"  # an option: for each part of the batch, 0 for cond and 1 for uncond
 MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of ComfyUI's model
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
-
-
-class Sampling:
-    """One sampling. Objects that nodes run inside of the model live in the ranks for as long as it lasts."""
-
-    def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
-        self.objects: list[Any] = []
-        self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
-
-    def record_residuals(self, control: Any) -> bool:
-        """Records how much of ControlNets goes to the ranks with a step. Returns whether it is more than before."""
-        tensors: Tensors = {}
-        pack(control, "control", tensors)
-        before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))
-        return self.residuals > before
-
-    def name_object(self, value: Any) -> str:
-        """Names an object, and keeps it for the run. Otherwise a new object could get the same name."""
-        for place, known in enumerate(self.objects):
-            if known is value:
-                return str(place)
-        self.objects.append(value)
-        return str(len(self.objects) - 1)
 
 
 class RemoteModule(RemoteWeights):
@@ -124,7 +96,7 @@ class RemoteModule(RemoteWeights):
         self.sampling = Sampling()
         self.runs_here = False
         self.why_here = ""  # why ComfyUI's own model runs in place of the ranks
-        self.patcher: Callable[[], RemoteModelPatcher | None] = lambda: None  # the one that ComfyUI has loaded
+        self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the one that ComfyUI has loaded
 
     def methods(self) -> dict[str, Any]:
         """Returns the methods of the module that become requests, by name."""
@@ -143,7 +115,7 @@ class RemoteModule(RemoteWeights):
         """Runs one call of the model in the ranks. Returns its result on the device of the latents. What has to run
         inside of the model, and cannot in the ranks, makes ComfyUI's own model run it here. Raises Refused for what
         cannot be sent."""
-        values = {
+        values: dict[str, Any] = {
             name: value.read() if isinstance(value, DeferredParameter) else value
             for name, value in self.name_arguments(args, kwargs).items()
         }
@@ -197,7 +169,7 @@ class RemoteModule(RemoteWeights):
         """Runs one call, and all after it, on ComfyUI's own model. The wrappers of nodes are around it already."""
         self.take_over(reasons, self.patcher(), load=True)
         if "_forward" in self.stand_ins:
-            return self.module._forward(*args, **kwargs)
+            return inner_forward(self.module)(*args, **kwargs)
         bound = self.signature.bind(*args, **kwargs)
         for given in (bound.arguments, bound.kwargs):
             if OPTIONS in given:
@@ -205,7 +177,7 @@ class RemoteModule(RemoteWeights):
                 given[OPTIONS] = {**given[OPTIONS], "wrappers": wrappers}
         return self.module.forward(*bound.args, **bound.kwargs)
 
-    def choose_place(self, patcher: RemoteModelPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
+    def choose_place(self, patcher: StandInPatcher, options: Mapping[str, Any], needs_ranks: bool) -> None:
         """Called before a sampling. Lets ComfyUI's own model run it if the ranks cannot, and the ranks otherwise.
 
         needs_ranks: whether it can run in the ranks alone. Raises Refused.
@@ -222,14 +194,14 @@ class RemoteModule(RemoteWeights):
         else:
             self.give_back(patcher)
 
-    def changes_for(self, patcher: RemoteModelPatcher) -> list[str]:
+    def changes_for(self, patcher: StandInPatcher) -> list[str]:
         """Returns the changes of the module that do not come from a patcher, which takes its own off again."""
         own = [name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup]
         found = self.guard.changes(own, self.weights.is_here)
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
         return [*found, *(name for name in here if name not in own)]
 
-    def take_over(self, reasons: Sequence[str], patcher: RemoteModelPatcher | None, load: bool = False) -> None:
+    def take_over(self, reasons: Sequence[str], patcher: StandInPatcher | None, load: bool = False) -> None:
         """Lets ComfyUI's own model of the file compute from here on: the stand-in becomes it.
 
         patcher: of the calls that follow. load: whether ComfyUI has loaded it, without weights until now. Raises
@@ -241,9 +213,11 @@ class RemoteModule(RemoteWeights):
                 f"The parallel model cannot honour {why}: its inside runs in worker processes.",
                 "Remove that node, or use the stock loader.",
             )
+        said = f"{self.name} runs as stock, on ComfyUI's own device alone: the worker processes cannot run {why}."
         if why != self.why_here:
-            logging.warning("[ParallelDiT] %s runs as stock, on ComfyUI's own device alone, for %s.", self.name, why)
+            logging.warning("[ParallelDiT] %s", said)
         self.why_here = why
+        show_on_node(said)
         if self.runs_here:
             return
         self.free()
@@ -257,7 +231,7 @@ class RemoteModule(RemoteWeights):
             if load:
                 comfy.model_management.load_models_gpu([patcher])
 
-    def give_back(self, patcher: RemoteModelPatcher) -> None:
+    def give_back(self, patcher: StandInPatcher) -> None:
         """Lets the ranks compute from here on."""
         if not self.runs_here:
             return
@@ -369,7 +343,7 @@ class RemoteModule(RemoteWeights):
 
     def use_patches(
         self,
-        patcher: RemoteModelPatcher,
+        patcher: StandInPatcher,
         key: str | None,
         patches: Patches,
         objects: Mapping[str, Any],
@@ -407,10 +381,6 @@ class RemoteModule(RemoteWeights):
     def begin_sampling(self) -> None:
         """Called before a sampling."""
         self.sampling = Sampling()
-
-
-def join(reasons: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(reasons))
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:

@@ -68,8 +68,8 @@ def mark_preparation(executor: Any, patcher: comfy.model_patcher.ModelPatcher, *
 
 
 class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
-    """A ModelPatcher without weights. The worker group applies LoRA. Everything else that reads or changes weights is
-    refused.
+    """A ModelPatcher without weights, while the ranks run the model. The worker group applies LoRA. What the ranks
+    cannot do makes the model one of ComfyUI's own, with its weights here, see `RemoteModule.take_over`.
 
     It answers for the group's memory on ComfyUI's device, where rank 0 computes too. What ComfyUI finds free there
     (cudaMemGetInfo) already excludes what the ranks hold, as that of any process. So nothing must be subtracted again.
@@ -118,7 +118,8 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def eject_clones(self) -> None:
         """Takes off what another patcher, which ran before, has injected."""
         for loaded in self.loaded_clones():
-            loaded.model.eject_model()
+            if loaded.model:
+                loaded.model.eject_model()
 
     def unload_here(self) -> None:
         """Takes the patches off the weights in this process."""

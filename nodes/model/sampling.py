@@ -1,0 +1,43 @@
+"""What belongs to one sampling: the objects that nodes run inside of the model, and the words on the node."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from comfy_execution.utils import get_executing_context
+from server import PromptServer
+
+from ...worker.wire.tensors import Tensors
+from ...worker.wire.tree import pack
+
+
+class Sampling:
+    """One sampling. Objects that nodes run inside of the model live in the ranks for as long as it lasts."""
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self.objects: list[Any] = []
+        self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
+
+    def record_residuals(self, control: Any) -> bool:
+        """Records how much of ControlNets goes to the ranks with a step. Returns whether it is more than before."""
+        tensors: Tensors = {}
+        pack(control, "control", tensors)
+        before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))
+        return self.residuals > before
+
+    def name_object(self, value: Any) -> str:
+        """Names an object, and keeps it for the run. Otherwise a new object could get the same name."""
+        for place, known in enumerate(self.objects):
+            if known is value:
+                return str(place)
+        self.objects.append(value)
+        return str(len(self.objects) - 1)
+
+
+def show_on_node(text: str) -> None:
+    """Shows a text on the node that runs, if there is a page."""
+    context, server = get_executing_context(), getattr(PromptServer, "instance", None)
+    if context and server:
+        server.send_progress_text(text, context.node_id)
