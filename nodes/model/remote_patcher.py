@@ -229,11 +229,22 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
     def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
         raise weights_error("a copy of the model on another device (the plan's ranks are on all of them)")
 
-    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> dict:
-        """Called after ComfyUI has loaded the model to save it. Its weights come here with all patches."""
+    def take_over(self, reason: str) -> None:
+        """Brings the weights here, with this patcher's patches."""
         if self.remote:
             self.use_patches()
-            self.remote.take_over(["a node that saves the model"], self, load=True)
+            self.remote.take_over([reason], self, load=True)
+
+    def model_state_dict(self, filter_prefix: str | None = None) -> dict:
+        """Returns the weights. Asking for a part of them is meant to compute with them, with all patches that ComfyUI
+        has loaded: then they come here."""
+        if filter_prefix is not None and self.remote and self.patches:
+            self.take_over("a node that reads weights")
+        return super().model_state_dict(filter_prefix)
+
+    def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> dict:
+        """Called after ComfyUI has loaded the model to save it. Its weights come here with all patches."""
+        self.take_over("a node that saves the model")
         return super().state_dict_for_saving(*args, **kwargs)
 
     def add_hook_patches(

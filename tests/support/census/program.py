@@ -52,7 +52,6 @@ class Census:
         self.group = module.WorkerGroup("cpu", self.base / "group")
         self.models: dict[tuple, Any] = {}
         self.plain_latents: dict[tuple, torch.Tensor] = {}
-        self.used: list[Any] = []  # the row's stand-ins
         self.taken = False  # whether ComfyUI's own model has taken over from the ranks
         self.watch(self.pack["remote_module"].RemoteModule)
 
@@ -92,7 +91,6 @@ class Census:
         file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
         source = file.source(chosen, True)
         remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs())
-        self.used.append(remote)
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
 
     @cache  # noqa: B019
@@ -271,6 +269,9 @@ class Census:
         fill_weights(made)
         return made.eval().requires_grad_(False)
 
+    def a_adapted(self, row: Row, model: Any) -> Any:
+        return self.other(row, model)
+
     def a_latent(self, row: Row, _model: Any) -> Any:
         return self.latent(row)
 
@@ -326,7 +327,8 @@ class Census:
         if row.does:
             return row.does(self, row, self.load(row, ours))
         model = self.loaded(row, ours)
-        self.used += [model.stand_in] if ours else []
+        if ours:
+            model.stand_in.give_back(model)  # from ComfyUI's own model, if the row before left it there
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         before = set((self.base / "output").rglob("*.safetensors"))
         results = self.run(name, **self.inputs(node, row, model))
@@ -360,7 +362,7 @@ class Census:
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
         """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours. stock
         raised: by the stock loader's. as stock: whether ComfyUI's own model took over."""
-        started, found, self.taken, self.used = time.monotonic(), {}, False, []
+        started, found, self.taken = time.monotonic(), {}, False
         with torch.inference_mode():
             try:
                 stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
@@ -376,7 +378,7 @@ class Census:
             except Exception as error:
                 found["raised"] = f"{type(error).__name__}: {error}"
                 found["trace"] = traceback.format_exc()[-3000:]
-            found["as stock"] = self.taken or any(remote.runs_here for remote in self.used)
+            found["as stock"] = self.taken
         found["seconds"] = round(time.monotonic() - started, 2)
         return found
 

@@ -195,7 +195,7 @@ ROWS: dict[str, Row] = {
     "CheckpointSave": as_stock(clip=None, vae=None, filename_prefix="census"),
     "ImageOnlyCheckpointSave": as_stock(clip_vision=None, vae=None, filename_prefix="census"),
     "ModelSave": as_stock(filename_prefix="census"),
-    "LoraSave": equal(),
+    "LoraSave": as_stock(model_diff=Given("adapted")),
     "TrainLoraNode": equal(latents=Given("latent"), positive=Given("positive")),
     "ModelMergeAdd": as_stock(),
     "ModelMergeBlocks": as_stock(**dict.fromkeys(("input", "middle", "out"), 0.3)),

@@ -1,6 +1,6 @@
 """What it costs to compare a model's module with what it was, which is done at every call.
 
-COMFYUI_PATH=… python -m tests.benchmarks.guard
+COMFYUI_PATH=… python -m tests.benchmarks.speed.guard
 
 The model is Flux.1 of its published size, with 57 blocks, without weights.
 """
