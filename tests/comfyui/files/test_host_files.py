@@ -244,11 +244,10 @@ def test_an_automatic_plan_keeps_rows_together_for_a_node_that_needs_them(host: 
 @pytest.mark.parametrize("how", ["for the length of a call", "in attention"])
 def test_comfyuis_own_model_runs_what_the_ranks_cannot(how: str, host: ComfyHost, stock: Callable) -> None:
     """`test_census.py` has what becomes of every node."""
-    plain, changed = ours(QUANTISED, {"ulysses": 2}), behind("Test_ChangeInside", how=how)
-    before, right = latents(host, plain), latents(host, prompt(QUANTISED, patch=changed))
+    changed = behind("Test_ChangeInside", how=how)
+    right = latents(host, prompt(QUANTISED, patch=changed))
     assert relative_error(right, stock(QUANTISED)) > 1e-3, "nothing is changed"
     assert torch.equal(latents(host, ours(QUANTISED, {"ulysses": 2}, patch=changed)), right), "not stock's bits"
-    assert torch.equal(latents(host, plain), before), "the ranks have not come back"
 
 
 @pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)
