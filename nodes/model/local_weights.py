@@ -152,7 +152,9 @@ class DeferredParameter(torch.nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
 
-        others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls) and not each.is_meta]
+        others = [each for each in tensors_in((args, kwargs)) if not isinstance(each, cls)]
+        if any(each.is_meta for each in others):  # shapes alone are asked for
+            return super().__torch_function__(func, types, args, kwargs)
         device = others[0].device if others else None
 
         def run() -> Any:
