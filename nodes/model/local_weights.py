@@ -11,6 +11,7 @@ import torch
 from ...parallel_backend.compat import buffers_of, parameters_of
 from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.source import HostSource
+from ..errors import Refused
 
 HARMLESS = ("requires_grad_", "detach_", "retain_grad")
 WRITES = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
@@ -139,10 +140,12 @@ class DeferredParameter(torch.nn.Parameter):
     tell the numbers of a tensor on the meta device, or compute with it beside others, and then this class does it with
     the file's. Code that writes over a weight has the module filled first.
 
-    weight: of the module. compute: returns the numbers of anything else.
+    weight: of the module. compute: returns the numbers of anything else. is_copy: whether it is a clone, in memory of
+    its own.
     """
 
     weight: Weight | None = None
+    is_copy = False
     compute: Callable[[], torch.Tensor]
 
     def read(self) -> torch.Tensor:
@@ -165,14 +168,28 @@ class DeferredParameter(torch.nn.Parameter):
         if in_place or name in WRITES or func == DATA.__set__:
             if isinstance(first, cls) and first.weight:
                 return func(first.weight.change(), *with_numbers(args[1:], device), **with_numbers(kwargs, device))
-            return run()
+            if not isinstance(first, cls):
+                return run()
+            if not first.is_copy:
+                raise Refused(
+                    "The parallel model cannot take a node that writes over a part of a weight: its weights are in "
+                    "worker processes.",
+                    "Write to a clone of the weight, or use the stock loader.",
+                )
+            target = first.read().clone()
+            result = func(target, *with_numbers(args[1:], device), **with_numbers(kwargs, device))
+            first.compute = lambda: target
+            return first if result is target else result
         if others:
             return run()
         try:
             result = super().__torch_function__(func, types, args, kwargs)
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError):  # without numbers; an error of the caller's is raised again
             return run()
-        return cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
+        found = cls.defer(result, run, first.weight if isinstance(first, cls) and func in ALIASES else None)
+        if isinstance(found, cls):
+            found.is_copy = func == torch.Tensor.clone or func == torch.clone
+        return found
 
     @classmethod
     def defer(cls, result: Any, compute: Callable[[], Any], weight: Weight | None = None) -> Any:

@@ -119,7 +119,16 @@ def read_weights(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
     module = model.model.diffusion_model
     first, second = module.img_in.weight, module.state_dict()["txt_in.bias"]
     read = first.to("cpu", torch.float64)
-    return [census.sample(row, model), read, first[2:5].sum(), second.detach().clone(), first @ torch.ones(64)]
+    copied = first.clone()
+    copied.mul_(2.0)
+    return [
+        census.sample(row, model),
+        read,
+        copied + 0.0,
+        first[2:5].sum(),
+        second.detach().clone(),
+        first @ torch.ones(64),
+    ]
 
 
 def run_a_part(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
