@@ -20,6 +20,12 @@ def has_inner_forward(module: torch.nn.Module) -> bool:
     return inner is not None and inspect.signature(inner).parameters.keys() - {"self"} == outer
 
 
+def runs_wrappers(module: torch.nn.Module) -> bool:
+    """Whether the class of a diffusion model runs the wrappers of nodes. A few of ComfyUI's do not (SD3)."""
+    forwards = (getattr(vars(cls).get("forward"), "__code__", None) for cls in type(module).__mro__)
+    return any("WrapperExecutor" in code.co_names for code in forwards if code)
+
+
 def inner_forward(module: torch.nn.Module) -> Callable[..., Any]:
     """Returns the `_forward` of a diffusion model: its forward without the wrappers of nodes around it."""
     return module._forward  # pyright: ignore[reportReturnType]

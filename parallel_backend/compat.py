@@ -74,6 +74,11 @@ def hooks_of(module: torch.nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
+def hooks_with_kwargs(module: torch.nn.Module) -> tuple[dict[int, bool], dict[int, bool]]:
+    """Returns which of these hooks get keyword arguments, too. Since torch 2.0."""
+    return module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
+
+
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """Returns a module's own parameters, to be replaced without the checks of `register_parameter`. Since torch 1.0."""
     return module._parameters

@@ -2584,12 +2584,13 @@ class RunRow {
     this.word = element('span');
     this.outcome = element('span', { class: 'paralleldit-outcome' }, this.icon, this.word);
     this.about = element('p', { class: 'paralleldit-quiet' });
+    this.reason = element('p', { class: 'paralleldit-quiet', 'data-testid': 'paralleldit-reason' });
     this.numbers = element('span');
     this.factor = element('p', { class: 'paralleldit-factor', 'data-testid': 'paralleldit-factor' });
     this.share = element('span', { class: 'paralleldit-key paralleldit-communication' });
     this.timeline = new Timeline(t);
     const line = element('div', { class: 'paralleldit-line' }, this.model, this.outcome);
-    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about);
+    this.element = element('li', { 'data-testid': 'paralleldit-run' }, line, this.about, this.reason);
     const counted = element('p', { class: 'paralleldit-numbers' }, this.numbers, this.share);
     this.element.append(this.factor, this.timeline.element, counted);
   }
@@ -2604,7 +2605,10 @@ class RunRow {
     setText(this.word, t(`panel.outcome.${run.state}`));
     const began = new Date(run.began * 1000);
     const time = formatTime(began, getLanguage());
-    setText(this.about, [t(`panel.operation.${run.operation}`), describePlans(run.plans, t), time].join(' · '));
+    const how = run.is_stock ? t('panel.asStock') : describePlans(run.plans, t);
+    setText(this.about, [t(`panel.operation.${run.operation}`), how, time].join(' · '));
+    setText(this.reason, run.reason);
+    setShown(this.reason, run.reason);
     setAttribute(this.about, 'title', describeNode(run, began));
     this.showNumbers(run, summarizeSteps(run.steps));
   }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import comfy.cli_args
 import comfy.model_base
+import folder_paths
 import torch
 from comfy.ldm.modules import attention
 
@@ -118,6 +119,7 @@ class HostFile:
             cast=dtype_name(self.cast),
             fast_fp8=self.fast_fp8,
             config=self.folder.config if self.folder else {},
+            packs=tuple(folder_paths.get_folder_paths("custom_nodes")),
         )
 
 

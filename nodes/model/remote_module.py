@@ -18,35 +18,33 @@ import comfy.model_management
 import torch
 from comfy.patcher_extension import WrapperExecutor, WrappersMP, get_all_wrappers
 
-from ...parallel_backend.axes import BATCH_AXES
 from ...parallel_backend.costs.auto import PlanOfRun, Work
-from ...parallel_backend.costs.choose import allows
 from ...parallel_backend.models import spec_of
-from ...parallel_backend.models.checks import check_module
 from ...parallel_backend.plan import ParallelPlan
 from ...parallel_backend.sampling.caches import NONE as NO_CACHE
 from ...worker.comfyui.model import dtype_name
-from ...worker.comfyui.patched_options import ATTRIBUTES, COMPILED, OPTIONS, RUN
+from ...worker.comfyui.patched_options import CHANGES, COMPILED, FACTS, GRAPH, OPTIONS, RUN
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import METHODS, HostSource
-from ...worker.errors import RequestRefused
-from ...worker.host.call_batcher import Answer, CallBatcher, ModelCall
+from ...worker.errors import OutOfMemory, RequestRefused
+from ...worker.host.call_batcher import Answer, CallBatcher, CallRecorded, ModelCall
 from ...worker.host.client import WorkerGroup
-from ...worker.host.runs import RunPlan
 from ...worker.host.session import OnStep
+from ...worker.inside.code_files import CodeFiles
 from ...worker.settings import REFUSE
 from ...worker.wire.sampler_call import SamplerCall, SamplerPass
 from ...worker.wire.tensors import Tensors, UnsendableError
-from ..compat import has_inner_forward, inner_forward
-from ..costs.machine import measure
-from ..costs.plans import ModelCosts, is_covered, pick_usual_step
+from ..compat import has_inner_forward, inner_forward, runs_wrappers
+from ..costs.plans import ModelCosts
 from ..errors import Refused
-from ..plan_words import Remark, join_remarks
+from ..inside.describe import Inside, describe_changes
+from ..inside.module_guard import ModuleGuard, configs_of
+from ..inside.patches import encode_options, join
+from ..plan_words import Remark
 from .local_weights import DeferredParameter, LocalWeights, StandInPatcher
-from .module_guard import ModuleGuard
 from .own_schedule import Schedule
-from .patches import encode_options, find_allowed_sharing, join, reasons_inside, reasons_of_plan
-from .remote_weights import Patches, RemoteWeights, check_interrupt
+from .planned_module import PlannedModule
+from .remote_weights import Patches, check_interrupt
 from .sampling import Sampling, show_on_node
 
 SHOWN = 3  # of the changes of a module
@@ -56,7 +54,7 @@ MODULE, COMPUTE_DTYPE = "diffusion_model", "manual_cast_dtype"  # attributes of 
 ATTRIBUTE = "parallel_module"  # attribute that marks a stand-in module
 
 
-class RemoteModule(RemoteWeights):
+class RemoteModule(PlannedModule):
     """Sends the calls of a module to the worker group. If the class runs wrappers around `_forward` itself, this
     replaces `_forward`, so that the wrappers are called as usual."""
 
@@ -75,13 +73,10 @@ class RemoteModule(RemoteWeights):
         auto: decides the plan by the work of a call; None if the plan does not depend on it.
         name: of the model, as the user chose it.
         schedule: the schedule that a diffusers folder states, if it does."""
-        super().__init__(group, source.to_json(), plan, costs.sizes, note, name)
-        self.auto = auto
-        self.costs = costs
+        super().__init__(group, source.to_json(), plan, costs, note, auto, name)
         self.schedule = schedule
-        self.last_work: Work | None = None  # of the last request
-        self.module = module = costs.module
-        self.batcher = CallBatcher(self.call, self.shares_calls)
+        module = self.module
+        self.batcher = CallBatcher(self.call, lambda: not self.runs_here and self.shares_calls())
         self.signature = inspect.signature(module.forward)
         spec = spec_of(type(module))
         self.computed = spec.computed if spec else {}
@@ -91,9 +86,11 @@ class RemoteModule(RemoteWeights):
         vars(module)[ATTRIBUTE] = self
         self.guard = ModuleGuard(module, [ATTRIBUTE, *self.stand_ins])
         self.own_source = self.source
-        self.attributes: dict[str, Any] = {}  # set by nodes on the module, by path
+        self.object_patches: Mapping[str, Any] = {}  # of nodes, on the module, by path
+        self.parts = {id(part): path for path, part in {**self.weights.parts, **configs_of(module)}.items()}
+        self.code_files = CodeFiles(source.comfyui, source.packs)
         self.compiled: Mapping[str, Any] = {}  # see `compile_settings`
-        self.sampling = Sampling()
+        self.begin_sampling()
         self.runs_here = False
         self.why_here = ""  # why ComfyUI's own model runs in place of the ranks
         self.patcher: Callable[[], StandInPatcher | None] = lambda: None  # the one that ComfyUI has loaded
@@ -107,6 +104,8 @@ class RemoteModule(RemoteWeights):
 
     def run_wrappers(self, *args: Any, **kwargs: Any) -> Any:
         """Calls a class in which our call has no place inside of the wrappers."""
+        if not runs_wrappers(self.module):
+            return self.send(*args, **kwargs)
         options = self.name_arguments(args, kwargs).get(OPTIONS) or {}
         wrappers = get_all_wrappers(WrappersMP.DIFFUSION_MODEL, options)
         return WrapperExecutor.new_class_executor(self.send, self.module, wrappers).execute(*args, **kwargs)
@@ -119,16 +118,11 @@ class RemoteModule(RemoteWeights):
             name: value.read() if isinstance(value, DeferredParameter) else value
             for name, value in self.name_arguments(args, kwargs).items()
         }
-        if reasons := self.reasons(values.get(OPTIONS) or {}):
+        branches = (values.get(OPTIONS) or {}).get(BRANCHES) or [0]
+        values[OPTIONS], reasons = self.describe(values.get(OPTIONS) or {})
+        if reasons:
             return self.run_here(reasons, args, kwargs)
         latents, timestep = (values.pop(name) for name in list(self.signature.parameters)[:2])
-        options = encode_options(values.get(OPTIONS) or {}, self.sampling.name_object)
-        values[OPTIONS] = {
-            **options,
-            RUN: self.sampling.name,
-            ATTRIBUTES: self.attributes,
-            **({COMPILED: self.compiled} if self.compiled else {}),
-        }
         like = latents[0] if isinstance(latents, (list, tuple)) else latents
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -140,7 +134,6 @@ class RemoteModule(RemoteWeights):
             if isinstance(whole := values.get(name), dict):
                 values[name] = {part: value for part, value in whole.items() if part not in parts}
         given = {name: value for name, value in values.items() if value is not None}
-        branches = values[OPTIONS].get(BRANCHES) or [0]
         if self.recording:
             if isinstance(latents, (list, tuple)):
                 raise Refused(
@@ -148,26 +141,43 @@ class RemoteModule(RemoteWeights):
                     "Use a stock KSampler for it, with a plan without PipeFusion.",
                 )
             return self.recording.add(latents, timestep, given, branches)
-        parts = [part.to(like) for part in self.batcher.answer(ModelCall([latents, timestep], given, branches))]
+        try:
+            answer = self.batcher.answer(ModelCall([latents, timestep], given, branches))
+        except CallRecorded:
+            if not self.runs_here:
+                raise
+            return self.run_here((), args, kwargs)
+        parts = [part.to(like) for part in answer]
         if self.sampling.record_residuals(given.get("control")):
             size = self.sampling.residuals
             self.group.runs.sent_residuals(size)
             logging.info("[ParallelDiT] With each step go %.1f MB of ControlNet residuals to the ranks.", size / 1e6)
         return parts if isinstance(latents, (list, tuple)) else parts[0]
 
-    def reasons(self, options: Mapping[str, Any]) -> list[str]:
-        """Returns why the ranks cannot run a call with these options; empty if they can."""
-        changes = [f"a change of its {name}" for name in self.guard.changes(self.attributes)[:SHOWN]]
-        return [*changes, *reasons_inside(options)]
+    def describe(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Returns the options of a call in the form that goes to the ranks, with the changes of the module; and why the
+        ranks cannot run it, if they cannot."""
+        inside = self.sampling.inside
+        inside.begin()
+        changes, reasons = describe_changes(inside, self.guard.changes(self.object_patches), self.object_patches)
+        encoded, more = encode_options(options, inside)
+        encoded |= {RUN: self.sampling.name}
+        encoded |= {COMPILED: self.compiled} if self.compiled else {}
+        encoded |= {CHANGES: changes} if changes else {}
+        encoded |= {FACTS: [(place, tuple(facts)) for place, facts in inside.asked]} if inside.asked else {}
+        return encoded, [*reasons[:SHOWN], *more]
 
     def check_call(self, options: Mapping[str, Any]) -> None:
         """Lets ComfyUI's own model take a call with these options, and all after it, if the ranks cannot run it."""
-        if not self.runs_here and (reasons := self.reasons(options)):
+        if not self.runs_here and (reasons := self.describe(options)[1]):
             self.take_over(reasons, self.patcher(), load=True)
 
     def run_here(self, reasons: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Runs one call, and all after it, on ComfyUI's own model. The wrappers of nodes are around it already."""
-        self.take_over(reasons, self.patcher(), load=True)
+        """Runs one call, and all after it, on ComfyUI's own model. The wrappers of nodes are around it already.
+
+        reasons: empty if it has taken over."""
+        if reasons:
+            self.take_over(reasons, self.patcher(), load=True)
         if "_forward" in self.stand_ins:
             return inner_forward(self.module)(*args, **kwargs)
         bound = self.signature.bind(*args, **kwargs)
@@ -183,10 +193,7 @@ class RemoteModule(RemoteWeights):
         needs_ranks: whether it can run in the ranks alone. Raises Refused.
         """
         patcher.eject_clones()
-        reasons = [f"a change of its {name}" for name in self.changes_for(patcher)[:SHOWN]]
-        reasons += reasons_inside(options) + patcher.reasons()
-        if self.auto is None:
-            reasons += reasons_of_plan(options, self.plan)
+        reasons = self.reasons_now(patcher, options) + patcher.reasons()
         if reasons and needs_ranks:
             raise Refused(f"The Parallel Sampler cannot honour {join(reasons)}.", "Use a stock sampler, or remove it.")
         if reasons or self.weights.is_changed:
@@ -194,12 +201,15 @@ class RemoteModule(RemoteWeights):
         else:
             self.give_back(patcher)
 
-    def changes_for(self, patcher: StandInPatcher) -> list[str]:
-        """Returns the changes of the module that do not come from a patcher, which takes its own off again."""
-        own = [name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup]
-        found = self.guard.changes(own, self.weights.is_here)
+    def reasons_now(self, patcher: StandInPatcher, options: Mapping[str, Any]) -> list[str]:
+        """Returns why the ranks cannot run a call with these options, as far as it is known before a sampling. What a
+        patcher has changed of the module it takes off again."""
+        self.begin_sampling()
+        own = {name.removeprefix(f"{MODULE}.") for name in patcher.object_patches_backup}
+        _, reasons = describe_changes(self.sampling.inside, self.guard.changes(own, self.weights.is_here))
         here = [name for name in self.stand_ins if self.runs_here and name in vars(self.module)]
-        return [*found, *(name for name in here if name not in own)]
+        reasons += [f"a change of its {name}" for name in here if name not in own]
+        return [*reasons[:SHOWN], *encode_options(options, self.sampling.inside)[1]]
 
     def take_over(self, reasons: Sequence[str], patcher: StandInPatcher | None, load: bool = False) -> None:
         """Lets ComfyUI's own model of the file compute from here on: the stand-in becomes it.
@@ -214,9 +224,10 @@ class RemoteModule(RemoteWeights):
                 "Remove that node, or use the stock loader.",
             )
         said = f"{self.name} runs as stock, on ComfyUI's own device alone: the worker processes cannot run {why}."
-        if why != self.why_here:
+        if said != self.why_here:
             logging.warning("[ParallelDiT] %s", said)
-        self.why_here = why
+        self.why_here = said
+        self.group.runs.explained(said, True)
         show_on_node(said)
         if self.runs_here:
             return
@@ -242,14 +253,31 @@ class RemoteModule(RemoteWeights):
         self.why_here = ""
 
     def call(self, calls: list[ModelCall]) -> list[Answer]:
-        """Runs calls of the model in the ranks."""
-        with self.group.turn(check_interrupt):
-            work = Work.of([call.size for call in calls], [call.branches for call in calls])
-            self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), [call.kwargs for call in calls])
-            self.load()
-            found = self.group.call([(call.args, call.kwargs) for call in calls], check_interrupt)
-            self.learn_steps()
-            return found
+        """Runs calls of the model in the ranks. If they cannot run what nodes put inside, ComfyUI's own model takes
+        over, and CallRecorded says that the calls have no answer yet."""
+        given = [(call.args, call.kwargs) for call in calls]
+        options = [call.kwargs[OPTIONS] for call in calls]
+        try:
+            with self.group.turn(check_interrupt):
+                work = Work.of([call.size for call in calls], [call.branches for call in calls])
+                self.decide_plan(self.count_work(work, calls[0].args, calls[0].kwargs), options)
+                self.load()
+                given[0] = (calls[0].args, self.add_objects(calls[0].kwargs))
+                found = self.group.call(given, check_interrupt, on_state=self.sampling.inside.absorb)
+                self.learn_steps()
+                return found
+        except OutOfMemory:
+            raise
+        except RequestRefused as error:
+            if not any(FACTS in each for each in options):
+                raise
+            self.take_over([f"what nodes run inside of it: {error}"], self.patcher(), load=True)
+            raise CallRecorded from error
+
+    def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a call's arguments with what the ranks lack of the functions and objects in them."""
+        changed = self.sampling.inside.encoder.changes()
+        return {**kwargs, OPTIONS: {**kwargs[OPTIONS], GRAPH: changed}} if changed else {**kwargs}
 
     def sample(
         self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], on_step: OnStep
@@ -262,70 +290,15 @@ class RemoteModule(RemoteWeights):
         if first.channels is not None:
             latents = torch.cat([latents, first.channels.to(latents)], dim=1)
         work = self.count_work(work, (latents, latents.new_zeros(len(latents))), first.kwargs)
-        self.decide_plan(work, [each.kwargs for each in passes])
+        self.decide_plan(work, [each.kwargs[OPTIONS] for each in passes])
+        first = replace(first, kwargs=self.add_objects(first.kwargs))
         with self.group.turn(check_interrupt):
             self.load()
-            found = self.group.sample(call, tensors, passes, check_interrupt, on_step)
+            absorb = self.sampling.inside.absorb
+            found = self.group.sample(call, tensors, [first, *passes[1:]], check_interrupt, on_step, absorb)
         if call.cache == NO_CACHE:  # with a cache, some steps run only some of the blocks
             self.learn_steps()
         return found
-
-    def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
-        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is still to be
-        decided, the ranks measure their speed first."""
-        if self.auto and self.auto.is_open:
-            measure(self.group, self.costs.dtype, check_interrupt)
-        return replace(work, forward=self.costs.count_call(args, kwargs))
-
-    def learn_steps(self) -> None:
-        """Corrects the predictions of this plan by the run's steps."""
-        run, work = self.group.runs.current, self.last_work
-        if work and work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
-            self.costs.learn(work, self.plan, *pick_usual_step(steps))
-
-    def shares_calls(self) -> bool:
-        """Whether the ranks run the calls of one request at the same time, or may."""
-        return not self.runs_here and (bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1)
-
-    def begin_run(self) -> RunPlan | None:
-        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
-        if self.auto is None:
-            return describe_plan(self.plan)
-        self.auto.begin()
-        return None
-
-    def decide_plan(self, work: Work, arguments: Sequence[Mapping[str, Any]]) -> None:
-        """Decides an automatic plan by the work. The ranks keep the weights. arguments: of the calls. Raises Refused
-        if nodes ask for something that the plan does not allow."""
-        options = [each.get("transformer_options", {}) for each in arguments]
-        work = replace(work, **find_allowed_sharing(options))
-        self.follow_work(work)
-        self.report_prediction(work)
-        for each in options:
-            if reasons := reasons_of_plan(each, self.plan):
-                raise Refused(f"The parallel model cannot honour {join(reasons)}.", "Use plan: auto.")
-
-    def report_prediction(self, work: Work) -> None:
-        """Reports the predicted time of a step, also on one device, once for each plan and size."""
-        if work == self.last_work and not self.group.runs.is_new:
-            return
-        self.last_work = work
-        if work.forward and self.plan.world_size > 1:
-            alone = self.costs.predict(work, ONE_DEVICE)
-            has_run = self.costs.has_run(work, ONE_DEVICE)
-            self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
-        if work.forward and is_covered(self.plan):
-            predicted = self.costs.predict(work, self.plan)
-            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
-
-    def follow_work(self, work: Work) -> None:
-        """Changes an automatic plan if this work decides it."""
-        if self.auto is None or not self.auto.follow(work):
-            return
-        self.plan = self.auto.plan
-        self.note = tuple(self.auto.why)
-        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
-        self.group.runs.planned(describe_plan(self.plan))
 
     def send_method(self, method: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Runs another method of the module in the ranks, one that computes with its weights."""
@@ -349,24 +322,20 @@ class RemoteModule(RemoteWeights):
         objects: Mapping[str, Any],
         compiled: Mapping[str, Any],
     ) -> None:
-        """Makes the following calls those of a patcher, with its changes of the weights, and what it replaces.
+        """Makes the following calls those of a patcher, with its changes of the weights.
 
         key: tells these changes from others.
-        objects: of ComfyUI's model, by path.
+        objects: that it replaces of ComfyUI's model, by path.
         compiled: see `compile_settings`.
         """
         self.patcher = weakref.ref(patcher)
         self.patched, self.compiled = (key, patches), compiled
         prefix = f"{MODULE}."
-        self.attributes = {
+        self.object_patches = {
             name.removeprefix(prefix): value for name, value in objects.items() if name.startswith(prefix)
         }
         cast = {"cast": dtype_name(objects[COMPUTE_DTYPE])} if COMPUTE_DTYPE in objects else {}
         self.source = {**self.own_source, **cast}
-
-    def allows(self, plan: ParallelPlan) -> bool:
-        """Whether the model can run under this plan."""
-        return allows(functools.partial(check_module, model=self.module), plan)
 
     def adapt(self, key: str | None, patches: Patches) -> None:
         def build() -> tuple[list, dict]:
@@ -380,14 +349,9 @@ class RemoteModule(RemoteWeights):
 
     def begin_sampling(self) -> None:
         """Called before a sampling."""
-        self.sampling = Sampling()
+        self.sampling = Sampling(Inside(self.parts, self.code_files, self.stand_ins))
 
 
 def remote_module(model: comfy.model_base.BaseModel) -> RemoteModule | None:
     """Returns the RemoteModule behind a model's module, if it has one."""
     return vars(model.diffusion_model).get(ATTRIBUTE)
-
-
-def describe_plan(plan: ParallelPlan) -> RunPlan:
-    """Returns the plan in the form in which runs report it."""
-    return RunPlan(str(plan), plan.to_json(), plan.world_size)

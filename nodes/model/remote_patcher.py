@@ -18,10 +18,9 @@ from ...worker.comfyui.model import cast_weights, map_model
 from ...worker.comfyui.patches import pack_patches
 from ...worker.comfyui.source import HostSource
 from ...worker.wire.tensors import UnsendableError
-from ...worker.wire.tree import PLAIN
 from ..errors import Refused
+from ..inside.patches import compile_settings
 from .call_batching import KEY, add_call_batching
-from .patches import compile_settings
 from .remote_module import MODULE, RemoteModule, remote_module
 
 NONE: Mapping[str, list] = {}
@@ -44,17 +43,19 @@ def record_run(
     if isinstance(patcher, RemoteModelPatcher) and patcher.stand_in:
         asked = executor.class_obj.model_options.get("transformer_options", {})
         patcher.stand_in.choose_place(patcher, asked, getattr(sampler, "needs_ranks", False))
-    remote = patcher.remote if isinstance(patcher, RemoteModelPatcher) else None
-    if remote is None:
+    stand_in = patcher.stand_in if isinstance(patcher, RemoteModelPatcher) else None
+    if stand_in is None:
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, callback, *args, **options)
-    runs = remote.group.runs
+    runs = stand_in.group.runs
 
     def report_step(step: int, denoised: torch.Tensor, latents: torch.Tensor, total: int) -> None:
         runs.reached(step + 1, total)
         if callback is not None:
             callback(step, denoised, latents, total)
 
-    with runs.run(node and node.node_id, remote.name, remote.begin_run(), remote.source["model_class"]):
+    with runs.run(node and node.node_id, stand_in.name, stand_in.begin_run(), stand_in.source["model_class"]):
+        if stand_in.runs_here:
+            runs.explained(stand_in.why_here, True)
         return executor(noise, latent_image, sampler, sigmas, denoise_mask, report_step, *args, **options)
 
 
@@ -95,8 +96,7 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
         """Returns what the ranks cannot do of what this patcher does to the model; empty if they can."""
         found = [f"the injection {key!r}" for key, each in self.injections.items() if each]
         found += [f"the weight wrapper of {name}" for name in self.weight_wrapper_patches]
-        names = (name for name, value in self.object_patches.items() if type(value) not in PLAIN)
-        found += [f"a replacement of {name}" for name in names if name.startswith(MODULE)]
+        found += [f"a replacement of {name}" for name in self.object_patches if name == MODULE]
         changes = [each for of_one in self.patches.values() for each in of_one]
         if any(each[2] != 1.0 and each[1] != (None,) for each in changes):
             found.append("a model merge")

@@ -10,14 +10,15 @@ from server import PromptServer
 
 from ...worker.wire.tensors import Tensors
 from ...worker.wire.tree import pack
+from ..inside.describe import Inside
 
 
 class Sampling:
     """One sampling. Objects that nodes run inside of the model live in the ranks for as long as it lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: Inside) -> None:
         self.name = uuid.uuid4().hex
-        self.objects: list[Any] = []
+        self.inside = inside
         self.residuals = 0  # the most bytes of ControlNets that went to the ranks with a step
 
     def record_residuals(self, control: Any) -> bool:
@@ -26,14 +27,6 @@ class Sampling:
         pack(control, "control", tensors)
         before, self.residuals = self.residuals, max(self.residuals, sum(each.nbytes for each in tensors.values()))
         return self.residuals > before
-
-    def name_object(self, value: Any) -> str:
-        """Names an object, and keeps it for the run. Otherwise a new object could get the same name."""
-        for place, known in enumerate(self.objects):
-            if known is value:
-                return str(place)
-        self.objects.append(value)
-        return str(len(self.objects) - 1)
 
 
 def show_on_node(text: str) -> None:

@@ -30,7 +30,8 @@ class Work:
     """What a model has to compute at a time: `parts` of one size that can be computed independently.
 
     has_branches: whether some parts are cond and others uncond.
-    tokens, rows: whether the nodes' patches allow sharing the tokens, or the rows of a batch.
+    tokens, rows: whether the nodes' functions allow sharing the tokens, or the rows of a call.
+    whole_calls: if they do not allow the latter, how many calls may run at the same time.
     forward: the cost of one part, if known.
     """
 
@@ -38,6 +39,7 @@ class Work:
     has_branches: bool = False
     tokens: bool = True
     rows: bool = True
+    whole_calls: int = 1
     forward: ForwardCost | None = None
 
     @classmethod
@@ -69,8 +71,9 @@ def list_model_plans(devices: int, model: torch.nn.Module, work: Work) -> list[P
     tokens = shareable(model)
 
     def check(plan: ParallelPlan) -> None:
-        if plan.ways(BATCH_AXES) > 1 and not work.rows or plan.token_ways > 1 and not work.tokens:
-            raise PlanError("A node's patch needs them together.")
+        cuts_rows = not work.rows and work.whole_calls % plan.ways(BATCH_AXES)
+        if cuts_rows or plan.token_ways > 1 and not work.tokens:
+            raise PlanError("A node's function needs them together.")
         check_module(plan, model)
 
     heads = sizes_of(model, tokens).heads if tokens else 1

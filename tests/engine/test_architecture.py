@@ -48,9 +48,10 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "worker": (
-        ("__init__", "errors"),
+        ("__init__", "errors", "compat"),
         ("settings",),
         ("wire",),
+        ("inside",),
         ("comfyui",),
         ("launch",),
         ("host", "join", "rank"),
@@ -59,7 +60,7 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "nodes": (
         ("errors", "compat"),
         ("workers", "plan_words"),
-        ("costs",),
+        ("costs", "inside"),
         ("model",),
         ("class_label", "comparison", "parallel_plan", "remote_vae"),
         ("load_model", "parallel_sampler", "parallel_vae"),
@@ -77,6 +78,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
         "worker.errors",
         "worker.settings",
         "worker.wire",
+        "worker.inside",
         "worker.comfyui",
         "worker.launch",
         "worker.host",
@@ -89,6 +91,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy"),
+    "worker.inside": ("comfy",),
     "worker.rank.host_model": ("comfy",),
     "nodes": (
         "torch",

@@ -1,17 +1,17 @@
-"""Applies in a rank what nodes change inside the model: functions, attributes, and compilation of its blocks."""
+"""Decodes in a rank what nodes ask for inside of the model: functions, changes, and compilation of its blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .functions import FunctionDecoder
+from ..inside.decoder import Decoder
 
-# Names in the options that go to the ranks: encoded functions; the run during which objects live; attributes of the
-# model; and arguments of `torch.compile` for its blocks.
-FUNCTIONS, RUN, ATTRIBUTES = "paralleldit_functions", "paralleldit_run", "paralleldit_attributes"
-COMPILED = "paralleldit_compiled"
+# Names in the options that go to the ranks: encoded functions; the run during which objects live; changes of the
+# objects, and of the model; arguments of `torch.compile` for its blocks; and facts that the plan is chosen by.
+FUNCTIONS, RUN, GRAPH = "paralleldit_functions", "paralleldit_run", "paralleldit_graph"
+CHANGES, COMPILED, FACTS = "paralleldit_changes", "paralleldit_compiled", "paralleldit_facts"
+PATCHES, REPLACED, OTHER_OPTIONS = "patches", "patches_replace", "others"  # the parts of FUNCTIONS
 OPTIONS = "transformer_options"  # among the arguments of a call
 SCHEDULE = "sample_sigmas"  # in ComfyUI's own options: the noise level before the first step, and after each
 
@@ -19,33 +19,36 @@ SCHEDULE = "sample_sigmas"  # in ComfyUI's own options: the noise level before t
 class CallContext(NamedTuple):
     """How the model is set up while a call runs.
 
-    attributes: by path. compiled: arguments of `torch.compile` for the blocks; empty: do not compile; None: no node
-    asks for either. steps: of the sampling.
+    changes: of the model, see `apply_changes`. compiled: arguments of `torch.compile` for the blocks; empty: do not
+    compile; None: no node asks for either. steps: of the sampling.
     """
 
-    attributes: Mapping[str, Any] = {}
+    changes: Sequence[Sequence[Any]] = ()
     compiled: Mapping[str, Any] | None = None
     steps: int = 1
 
 
-def decode_options(options: dict[str, Any], decoder: FunctionDecoder) -> tuple[dict[str, Any], CallContext]:
+def decode_options(options: dict[str, Any], decoder: Decoder) -> tuple[dict[str, Any], CallContext]:
     """Returns the options as ComfyUI's classes read them, and the context that they ask for. Raises RequestError."""
     options = dict(options)
-    decoder.start_run(options.pop(RUN, ""))
-    attributes, compiled, asked = options.pop(ATTRIBUTES, {}), options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
-    if asked is not None:
+    for name in (RUN, GRAPH, FACTS):  # what they name is there
+        options.pop(name, None)
+    changes = [decoder.decode(each) for each in options.pop(CHANGES, [])]
+    compiled, asked = options.pop(COMPILED, None), options.pop(FUNCTIONS, None)
+    if asked is not None or changes:
         compiled = {}  # a graph would keep the functions of one call
-    context = CallContext(attributes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
+    context = CallContext(changes, compiled, len(options.get(SCHEDULE, (0, 0))) - 1)
     return (options if asked is None else {**options, **decode_functions(asked, decoder)}), context
 
 
-def decode_functions(asked: dict[str, Any], decoder: FunctionDecoder) -> dict[str, Any]:
-    patches = {name: [decoder.decode(each) for each in functions] for name, functions in asked["patches"].items()}
+def decode_functions(asked: dict[str, Any], decoder: Decoder) -> dict[str, Any]:
+    patches = {name: decoder.decode(functions) for name, functions in asked[PATCHES].items()}
     replaced = {
         name: {tuple(key): decoder.decode(each) for key, each in functions}
-        for name, functions in asked["patches_replace"].items()
+        for name, functions in asked[REPLACED].items()
     }
-    return {"patches": patches, "patches_replace": replaced}
+    others = {name: decoder.decode(value) for name, value in asked[OTHER_OPTIONS].items()}
+    return {**others, PATCHES: patches, REPLACED: replaced}
 
 
 def compile_key(kwargs: Mapping[str, Any]) -> tuple[int, str]:
@@ -53,19 +56,3 @@ def compile_key(kwargs: Mapping[str, Any]) -> tuple[int, str]:
     step."""
     options = kwargs.get(OPTIONS) or {}
     return len(options.get(SCHEDULE, ())), str(options.get(COMPILED))
-
-
-@contextmanager
-def set_attributes(model: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """While entered, the model has these attributes, by path."""
-    if not values:
-        yield
-        return
-    import comfy.utils
-
-    before = {name: comfy.utils.set_attr(model, name, value) for name, value in values.items()}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            comfy.utils.set_attr(model, name, value)

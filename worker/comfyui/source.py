@@ -22,7 +22,8 @@ class HostSource:
     file: safetensors or GGUF, or the folder of a diffusers transformer. model_class: of the diffusion model, to show
     to people. config: of a folder, its config.json and the class of its pipeline.
     dtype: of the weights on the device, as torch's name; empty: as the file's format says. cast: the dtype to compute
-    in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can.
+    in; empty: the same. fast_fp8: multiply fp8 weights without converting them, where the device can. packs: the
+    folders of node packs, whose functions may run inside of the model.
     """
 
     comfyui: str
@@ -33,18 +34,20 @@ class HostSource:
     cast: str
     fast_fp8: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
+    packs: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(map(str, weight_files(self.file)))
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "arguments": list(self.arguments)}
+        return {**asdict(self), "arguments": list(self.arguments), "packs": list(self.packs)}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> HostSource:
         """Raises TypeError and AttributeError for what none can be."""
-        return cls(**{**fields, "arguments": tuple(fields["arguments"]), "config": {**fields.get("config", {})}})
+        lists = {name: tuple(fields.get(name, ())) for name in ("arguments", "packs")}
+        return cls(**{**fields, **lists, "config": {**fields.get("config", {})}})
 
 
 def weight_files(file: str | Path) -> list[Path]:

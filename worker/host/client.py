@@ -19,7 +19,7 @@ from ..wire import operations as ops
 from ..wire.protocol import MEMORY, Header
 from ..wire.sampler_call import SamplerCall, SamplerPass
 from ..wire.tensors import Tensors, UnsendableError
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, Arguments, pack_call
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, Arguments, pack_call
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
@@ -27,6 +27,16 @@ from .session import Check, OnStep, Session
 from .supervision import Supervisor
 
 SETTLE_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
+
+OnState = Callable[[Header, Tensors], None]
+
+
+def take_state(results: Tensors) -> tuple[Header, Tensors]:
+    """Takes what functions of nodes changed out of a request's results, see `Decoder.state`."""
+    state, prefix = results.pop(STATE, None), f"{STATE}."
+    names = [name for name in results if name.startswith(prefix)]
+    tensors = {name.removeprefix(prefix): results.pop(name) for name in names}
+    return {} if state is None else json.loads(state.numpy().tobytes()), tensors
 
 
 class WorkerGroup:
@@ -113,12 +123,19 @@ class WorkerGroup:
             self._request(ops.PATCH.header(patches=patches), tensors, check)
             known.patches = key
 
-    def call(self, calls: Sequence[Arguments], check: Check, method: str = ops.FORWARD) -> list[list[torch.Tensor]]:
+    def call(
+        self,
+        calls: Sequence[Arguments],
+        check: Check,
+        method: str = ops.FORWARD,
+        on_state: OnState = lambda state, tensors: None,
+    ) -> list[list[torch.Tensor]]:
         """Calls a method of the loaded model. Returns the tensors of each call.
 
         Calls of the forward run at the same time, as far as the plan shares the batch. Their args are latents and
         timestep, which change each time. Tensors in kwargs that the group still has from an earlier request are not
-        sent again. method: the forward, or one of METHODS in `comfyui/source.py`, which rank 0 runs.
+        sent again. method: the forward, or one of METHODS in `comfyui/source.py`, which rank 0 runs. on_state: called
+        with what functions of nodes changed, see `Decoder.state`.
         Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         tensors: Tensors = {}
@@ -132,19 +149,26 @@ class WorkerGroup:
             header = ops.CALL.header(method=method, calls=packed, conditions=keys, drop=dropped)
             size = (tuple(tuple(tensor.shape) for tensor in fresh.values()), compile_key(calls[0][1]))
             results = self._request(header, {**fresh, **new}, check, size=size if method == ops.FORWARD else None)
+            on_state(*take_state(results))
             found: list[list[torch.Tensor]] = [[] for _ in calls]
             for call, place in sorted(tuple(map(int, path.split(".")[1:])) for path in results):
                 found[call].append(results[f"{PREDICTION}.{call}.{place}"])
             return found
 
     def sample(
-        self, call: SamplerCall, tensors: Tensors, passes: Sequence[SamplerPass], check: Check, on_step: OnStep
+        self,
+        call: SamplerCall,
+        tensors: Tensors,
+        passes: Sequence[SamplerPass],
+        check: Check,
+        on_step: OnStep,
+        on_state: OnState = lambda state, tensors: None,
     ) -> torch.Tensor:
         """Runs a whole sampler call on the loaded model, and returns the denoised latents.
 
         tensors: noise, and the others of SAMPLER_TENSORS that the call has. passes: the forwards of each step.
-        on_step: called after every step. An exception in it or in `check` cancels the call at its next step.
-        Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
+        on_step: called after every step. An exception in it or in `check` cancels the call at its next step. on_state:
+        as in `call`. Raises RequestRefused, also for values that cannot be sent, and WorkerGroupError.
         """
         given: Tensors = {}
         try:
@@ -161,7 +185,9 @@ class WorkerGroup:
                 self.runs.reached(event["step"] + 1, event["steps"])
                 on_step(event, denoised)
 
-            return self._request(header, {**tensors, **new}, check, noted, size)["latents"]
+            results = self._request(header, {**tensors, **new}, check, noted, size)
+            on_state(*take_state(results))
+            return results["latents"]
 
     def run_vae(
         self, direction: str, source: Header, given: Tensors, weights: Callable[[], Tensors], ranks: int, check: Check

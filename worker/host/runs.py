@@ -45,7 +45,8 @@ class RunRecord:
     predicted: the predicted seconds of a step. is_measured: the prediction uses this machine's measurements. of_plan:
     the steps since the prediction. alone: the seconds of such a step on one device, predicted or as it ran
     (is_alone_run); None if the run itself is on one device. size: the size of its first step; only runs of equal size
-    are compared.
+    are compared. reason: why it is less parallel than asked, in words. is_stock: ComfyUI's own model runs it, in
+    ComfyUI's process.
     """
 
     id: int
@@ -68,6 +69,8 @@ class RunRecord:
     state: str = "running"
     began: float = field(default_factory=time.time)
     seconds: float | None = None
+    reason: str = ""
+    is_stock: bool = False
     is_ended: bool = False  # someone stopped the group; the run's next request must not start it again
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +133,13 @@ class Runs:
         run = self.current
         if run:
             run.plans.append(plan)
+            self.changed.set()
+
+    def explained(self, reason: str, is_stock: bool) -> None:
+        """Notes why the current run is less parallel than asked from now on, see `RunRecord`."""
+        run = self.current
+        if run:
+            run.reason, run.is_stock = reason, is_stock
             self.changed.set()
 
     @property

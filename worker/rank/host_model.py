@@ -26,11 +26,14 @@ from parallel_backend.weights.prefetcher import BlockPrefetcher
 from parallel_backend.weights.sizes import WeightSizes
 from parallel_backend.weights.stores import Store
 
-from ..comfyui.functions import FunctionDecoder
 from ..comfyui.model import cast_weights, dtype_of, import_comfyui, map_model
-from ..comfyui.patched_options import COMPILED, OPTIONS, CallContext, decode_options, set_attributes
+from ..comfyui.patched_options import COMPILED, GRAPH, OPTIONS, RUN, CallContext, decode_options
 from ..comfyui.patches import Patch, offload_patched, patch_weight, restore_weight, set_patches
 from ..comfyui.source import METHODS, HostSource
+from ..inside.changes import Leftovers, apply_changes
+from ..inside.code_files import CodeFiles
+from ..inside.decoder import Decoder
+from ..inside.object_graph import State
 from ..wire.tensors import Tensors
 from .request_checks import parse_field
 
@@ -51,12 +54,13 @@ class HostModel:
     patcher: Any
     module: ParallelModel
     parking: Parking
-    decoder: FunctionDecoder
+    decoder: Decoder
     in_file: Mapping[str, torch.Tensor]
     dtypes: Mapping[str, torch.dtype]
     uncast: dict[str, torch.dtype]
     rewritten: set[str] = field(default_factory=set)  # weights changed here, not by the patcher
     on_use: list[torch.Tensor] = field(default_factory=list)  # tensors that change weights as they are dequantised
+    leftovers: Leftovers = field(default_factory=Leftovers)
     is_patched: bool = False  # whether the weights differ from the file's
     working_bytes: int = 0  # room on the device beside the weights, by ComfyUI's estimate
 
@@ -85,7 +89,9 @@ class HostModel:
         dtypes = dict(uncast)
         patcher = comfy.model_patcher.ModelPatcher(model, load_device=mesh.device, offload_device=CPU)
         parking = Parking(model.diffusion_model, mesh.device)
-        return cls(source, patcher, module, parking, FunctionDecoder(source.comfyui), in_file, dtypes, uncast)
+        files = CodeFiles(source.comfyui, source.packs)
+        decoder = Decoder(files, model.diffusion_model, lambda: module.mesh.device)
+        return cls(source, patcher, module, parking, decoder, in_file, dtypes, uncast)
 
     def bring(self, places: Collection[int], store: Store | None, check: Check = go_on) -> None:
         """Lets the weights of these blocks be fetched from a store. Puts all others on the device, or where ComfyUI
@@ -140,7 +146,27 @@ class HostModel:
 
     def forget(self) -> None:
         """Forgets the last run."""
-        self.decoder.start_run("")
+        self.start_run("")
+
+    def start_run(self, run: str) -> None:
+        """Forgets another run, and takes back what its functions left on the model."""
+        if run != self.decoder.run:
+            self.leftovers.end()
+        self.decoder.start_run(run)
+
+    def asks_for_code(self, kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call's arguments describe functions or objects that are not here yet."""
+        return bool((kwargs.get(OPTIONS) or {}).get(GRAPH))
+
+    def take_objects(self, kwargs: Mapping[str, Any]) -> None:
+        """Takes over the functions and objects in a call's arguments. Raises RequestError."""
+        options = moved(dict(kwargs[OPTIONS]), self.mesh.device)
+        self.start_run(options.get(RUN, ""))
+        parse_field(self.decoder.apply, options[GRAPH], "functions and objects")
+
+    def changed_state(self) -> tuple[State, Tensors]:
+        """Returns what functions changed of their objects, see `Decoder.state`."""
+        return self.decoder.state()
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
@@ -276,8 +302,10 @@ class HostModel:
 
     @contextmanager
     def apply_context(self, context: CallContext) -> Iterator[None]:
-        """While entered, the model has the attributes and compiles as the context says."""
-        with set_attributes(self.module.model, context.attributes):
+        """While entered, the model is changed and compiles as the context says."""
+        if self.decoder.objects:
+            self.leftovers.begin(self.module.model)
+        with apply_changes(self.module.model, context.changes):
             self.module.compiled.asked = context.compiled
             try:
                 yield
@@ -292,6 +320,7 @@ class HostModel:
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
+        self.start_run(kwargs[OPTIONS].get(RUN, ""))
         options, context = parse_field(lambda values: decode_options(values, self.decoder), kwargs[OPTIONS], "options")
         return {**kwargs, OPTIONS: options}, context
 

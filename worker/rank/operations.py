@@ -29,7 +29,7 @@ from ..wire import operations as ops
 from ..wire.protocol import Header
 from ..wire.sampler_call import SAMPLER_TENSORS, SamplerCall
 from ..wire.tensors import Tensors
-from ..wire.tree import NEW_EACH_CALL, PREDICTION, unpack_call
+from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, unpack_call
 from .agreement import DONE, Ended
 from .host_model import HostModel
 from .job import Cancelled, Job, ModelFailed
@@ -149,21 +149,26 @@ class Operations:
             lambda values: [Call(*unpack_call(each, given)) for each in values], job.header["calls"], "calls"
         )
         if (method := job.header["method"]) == ops.FORWARD:
-            self.check_compiler(job, model, calls[0].kwargs)
+            self.prepare_options(job, model, calls[0].kwargs)
             self.make_room(job, model, job.alone(lambda: model.estimate_working_of_calls(calls)))
             outputs = run_model_code(lambda: model.call(calls), model.refuses_alike([call.size for call in calls]))
         else:
             outputs = run_model_code(lambda: model.call_method(method, calls), refuses_alike=True)
+        state = pack_state(model)
         if outputs is None:
             return None
-        return {
+        found = {
             f"{PREDICTION}.{call}.{place}": part.cpu()
             for call, output in enumerate(outputs)
             for place, part in enumerate(tensors_of(output))
         }
+        return {**found, **state}
 
-    def check_compiler(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
-        """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments."""
+    def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
+        """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments, or has not the
+        code that a node runs inside of the model."""
+        if model.asks_for_code(kwargs):
+            job.together(lambda: model.take_objects(kwargs))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
             job.together(lambda: check_compiler(asked, self.state.device))
@@ -182,7 +187,7 @@ class Operations:
         shape = (max(sizes), *own["noise"].shape[1:])
         working = job.alone(lambda: model.estimate_working(shape))
         self.make_room(job, model, working + estimate_cache_bytes(cache, working, len(passes)))
-        self.check_compiler(job, model, passes[0].conditions.kwargs)
+        self.prepare_options(job, model, passes[0].conditions.kwargs)
         passes, context = model.prepare_passes(passes)
 
         def tell(event: Header, preview: Tensors) -> None:
@@ -213,7 +218,8 @@ class Operations:
             watch.close()
             raise
         watch.close()
-        return None if latents is None or dist.get_rank() else {"latents": latents.cpu()}
+        state = pack_state(model)
+        return None if latents is None or dist.get_rank() else {"latents": latents.cpu(), **state}
 
     def run_vae(self, job: Job, tensors: Tensors) -> Tensors | None:
         """Decodes latents or encodes pictures with a VAE, which stays loaded until another is needed. If the ranks lack
@@ -317,6 +323,15 @@ class Operations:
             raise RequestError("No model is loaded in the worker group.", "Queue the prompt again.")
         self.unpark(job, model.parking)
         return model
+
+
+def pack_state(model: HostModel) -> Tensors:
+    """Returns what functions of nodes changed, as a result; nothing if they changed nothing."""
+    state, tensors = model.changed_state()
+    if not state:
+        return {}
+    encoded = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+    return {STATE: encoded, **{f"{STATE}.{name}": tensor.cpu() for name, tensor in tensors.items()}}
 
 
 def run_model_code(run: Callable[[], Output], refuses_alike: bool) -> Output:

@@ -16,6 +16,7 @@ TENSOR, TUPLE, DICT = "tensor", "tuple", "dict"
 # other tensors may have been sent before.
 NEW_EACH_CALL = re.compile(r"\w+\.\d+\.(args|kwargs\.control)\.")
 PREDICTION = "prediction"  # a result's path is PREDICTION, the number of the call, and the number of its tensor
+STATE = "state"  # a result: what functions of nodes changed, as JSON bytes
 PLAIN = (bool, int, float, str, type(None))
 
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]

@@ -24,7 +24,7 @@ CALLS = 200
 
 def main() -> None:
     mount(os.environ["COMFYUI_PATH"])
-    guard = importlib.import_module("pack.nodes.model.module_guard")
+    guard = importlib.import_module("pack.nodes.inside.module_guard")
     flux = importlib.import_module("comfy.ldm.flux.model").Flux
     operations = importlib.import_module("comfy.ops").manual_cast
     module = flux(**FLUX, dtype=None, device="meta", operations=operations, image_model="flux")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from demo.host import REPOSITORY
 from tests.support.cases.files.single_file_cases import PUBLISHED, original
 from tests.support.census.habits import HABITS
 from tests.support.census.models import CENSUS_MODELS
+from tests.support.census.pack_rows import PACK
 from tests.support.census.rows import FOLDER_MODEL, ROWS
 from tests.support.host.graphs import TINY_MODELS
 from tests.support.host.stock_prompts import write_cases
@@ -36,6 +38,7 @@ def census(comfyui: Path, own_ranks: None, tmp_path_factory: pytest.TempPathFact
     weights = {name: tensor.contiguous() for name, tensor in original(FOLDER_MODEL).items()}
     save_file(weights, base / "models" / "diffusion_models" / f"{FOLDER_MODEL}.safetensors")
     PUBLISHED[FOLDER_MODEL].family.save(base / "models" / "diffusers" / FOLDER_MODEL)
+    shutil.copytree(PACK, base / "custom_nodes" / PACK.name, ignore=shutil.ignore_patterns("__pycache__"))
     out = base / "census.json"
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.census.program", str(comfyui), str(base), str(out)],
@@ -60,6 +63,7 @@ def test_it_gives_what_it_gives_on_the_stock_loaders_model(name: str, census: di
     assert found["error"] <= TOLERANCE
     assert (found["effect"] < EFFECT) == RUN[name].ignored, "the row shows nothing"
     assert found["as stock"] == RUN[name].as_stock
+    assert RUN[name].shared in ("", found["plan"])
 
 
 @pytest.mark.parametrize("name", [name for name, row in RUN.items() if row.words is not None])

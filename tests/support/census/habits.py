@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 import torch
 
-from tests.support.census.rows import Row, as_stock, equal, ignored, of_folder, refused
+from tests.support.census.pack_rows import PACK_ROWS
+from tests.support.census.rows import Row, as_stock, equal, habit, ignored, of_folder, refused
 
 Does = Callable[[Any, Row, Any], list[torch.Tensor]]
 
@@ -312,6 +313,9 @@ DURING: dict[str, Changes] = {
 }
 
 
+WITHOUT_CODE = ("fewer blocks", "an attribute")  # the ranks have what they need
+
+
 @contextmanager
 def removing(handle: Any) -> Iterator[None]:
     try:
@@ -356,11 +360,8 @@ def changed_inside(change: Changes) -> Does:
 WRAPPERS = ("outer_sample", "sampler_sample", "predict_noise", "calc_cond_batch", "apply_model", "diffusion_model")
 
 
-def habit(row: Row, does: Does) -> Row:
-    return replace(row, does=does, steps=3)
-
-
 HABITS: dict[str, Row] = {
+    **PACK_ROWS,
     "attributes, isinstance, hasattr, names": habit(equal(), look),
     "a number noted on the module": habit(ignored(), changed(note_a_number)),
     "forward_orig": habit(as_stock(), changed(replace_forward)),
@@ -373,9 +374,16 @@ HABITS: dict[str, Row] = {
     "weights read": habit(ignored(), read_weights),
     "a part of it run": habit(ignored(), run_a_part),
     "weights replaced": habit(as_stock(), changed(replace_weights)),
-    **{f"{name}, in a function around a call": habit(as_stock(), changed_in_wrapper(DURING[name])) for name in DURING},
     **{
-        f"{name}, in a wrapper of the module": habit(as_stock(), changed_inside(DURING[name]))
+        f"{name}, in a function around a call": habit(
+            equal() if name in WITHOUT_CODE else as_stock(), changed_in_wrapper(DURING[name])
+        )
+        for name in DURING
+    },
+    **{
+        f"{name}, in a wrapper of the module": habit(
+            equal() if name in WITHOUT_CODE else as_stock(), changed_inside(DURING[name])
+        )
         for name in DURING
         if name != "the class's _forward"  # ComfyUI has found the method by then
     },

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
 from tests.support.census.habits import HABITS
+from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.rows import ROWS, Given, Row
 from tests.support.host.graphs import relative_error
 from tests.support.host.mounted import mount
@@ -44,6 +45,7 @@ class Census:
         self.nodes = importlib.import_module("nodes")
         asyncio.run(self.nodes.init_builtin_extra_nodes())
         self.base = Path(base)
+        self.load_pack()
         self.pack = {
             name: importlib.import_module(f"pack.nodes.model.{name}")
             for name in ("host_file", "remote_module", "remote_patcher")
@@ -52,22 +54,43 @@ class Census:
         self.group = module.WorkerGroup("cpu", self.base / "group")
         self.models: dict[tuple, Any] = {}
         self.plain_latents: dict[tuple, torch.Tensor] = {}
+        self.remote: Any = None  # of the last model of ours that was loaded
+        self.why: list[str] = []
+        self.plans: list[str] = []  # of this row's calls
         self.taken = False  # whether ComfyUI's own model has taken over from the ranks
         self.watch(self.pack["remote_module"].RemoteModule)
+
+    def load_pack(self) -> None:
+        """Loads the pack of habits as ComfyUI loads one of its packs."""
+        server: Any = importlib.import_module("server").PromptServer
+        server.instance = SimpleNamespace(routes=None)
+        try:
+            assert asyncio.run(self.nodes.load_custom_node(str(self.base / "custom_nodes" / PACK.name)))
+        finally:
+            del server.instance
 
     def watch(self, kind: type) -> None:
         take_over = kind.take_over
 
-        def watched(*args: Any, **kwargs: Any) -> None:
-            self.taken = True
-            take_over(*args, **kwargs)
+        def watched(remote: Any, reasons: Any, *args: Any, **kwargs: Any) -> None:
+            self.taken, self.why = True, list(reasons)
+            take_over(remote, reasons, *args, **kwargs)
 
         kind.take_over = watched
+        call = self.group.call
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.plans.append(str(self.remote.plan))
+            return call(*args, **kwargs)
+
+        self.group.call = noted
 
     def model_nodes(self) -> list[str]:
         """The names of ComfyUI's own nodes that take a MODEL."""
         found = []
         for name, node in self.nodes.NODE_CLASS_MAPPINGS.items():
+            if name == HABIT_NODE:
+                continue
             inputs = node.INPUT_TYPES()
             given = {**inputs.get("required", {}), **inputs.get("optional", {})}
             if any(kind_of(value) == "MODEL" for value in given.values()):
@@ -86,12 +109,19 @@ class Census:
         if not ours:
             (model,) = self.run("UNETLoader", unet_name=path.name, weight_dtype=row.dtype)
             return model
-        chosen, files = ParallelPlan(**row.plan), self.pack["host_file"]
+        chosen, files = ParallelPlan(**row.plan or {"ulysses": 2}), self.pack["host_file"]
         path = self.base / "models" / "diffusers" / row.model if row.folder else path
         file = files.describe_host_file(path, files.WEIGHT_DTYPES[row.dtype])
         source = file.source(chosen, True)
-        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs())
+        auto = None if row.plan else self.auto(file.module)
+        remote = self.pack["remote_module"].RemoteModule(self.group, source, chosen, file.costs(), auto=auto)
+        self.remote = remote
         return self.pack["remote_patcher"].remote_patcher(file.model, remote)
+
+    def auto(self, module: torch.nn.Module) -> Any:
+        """Chooses among the plans of two ranks without predictions."""
+        costs = importlib.import_module("pack.parallel_backend.costs.auto")
+        return costs.PlanOfRun(lambda work: (costs.list_model_plans(2, module, work)[0], ()))
 
     @cache  # noqa: B019
     def conditioning(self, name: str, which: str) -> list:
@@ -362,7 +392,7 @@ class Census:
     def outcome(self, name: str, row: Row) -> dict[str, Any]:
         """error: of ours against stock's, of all outputs. effect: of the node on stock's. raised: by ours. stock
         raised: by the stock loader's. as stock: whether ComfyUI's own model took over."""
-        started, found, self.taken = time.monotonic(), {}, False
+        started, found, self.taken, self.plans = time.monotonic(), {}, False, []
         with torch.inference_mode():
             try:
                 stock = [self.plain(row)] if row.costly else self.outputs(name, row, ours=False)
@@ -372,13 +402,15 @@ class Census:
                 stock, found["stock raised"] = [], f"{type(error).__name__}: {error}"
             try:
                 ours = self.outputs(name, row, ours=True)
-                found["error"] = max(
+                found["errors"] = [
                     0.0 if a.equal(b) else relative_error(a, b) for a, b in zip(ours, stock, strict=True)
-                )
+                ]
+                found["error"] = max(found["errors"])
             except Exception as error:
                 found["raised"] = f"{type(error).__name__}: {error}"
                 found["trace"] = traceback.format_exc()[-3000:]
-            found["as stock"] = self.taken
+            found |= {"as stock": self.taken, "plan": self.plans[0] if self.plans else ""}
+            found |= {"why": self.why} if self.taken else {}
         found["seconds"] = round(time.monotonic() - started, 2)
         return found
 

@@ -16,11 +16,12 @@ class Row:
     """model: of `models`. inputs: beside the node's defaults. words: of the error, which stock raises too; None if it
     equals stock's result. ignored: whether stock's model ignores it. masked: whether a part of the latent is kept.
     costly: whether stock's model without the node stands for that with it. samples: whether the model can be sampled
-    from. latent: its shape, if not the model's. node: if the row has a name of its own. does: what is done in place of
-    running a node. steps: of each sampling; more than one for what a node keeps from step to step, or does to the
-    schedule. as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's process. numbers: what inputs of
-    numbers get in place of their default. ours: whether the error is of ours alone. folder: whether
-    ours is of a diffusers folder with the same weights. dtype: of the weights, as both loaders name it."""
+    from. latent: its shape, if not the model's. plan: of ours; empty is auto. node: if the row has a name of its own.
+    does: what is done in place of running a node. steps: of each sampling; more than one for what a node keeps from
+    step to step, or does to the schedule. folder: whether ours is of a diffusers folder with the same weights. dtype:
+    of the weights, as both loaders name it. as_stock: whether ComfyUI's own model takes a sampling, in ComfyUI's
+    process. numbers: what inputs of numbers get in place of their default. ours: whether the error is of ours alone.
+    shared: the plan that the first call ran under, if it matters."""
 
     model: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Row:
     as_stock: bool = False
     numbers: float | None = None
     ours: bool = False
+    shared: str = ""
 
 
 def equal(model: str = "flux", **inputs: Any) -> Row:
@@ -57,6 +59,11 @@ def as_stock(model: str = "flux", **inputs: Any) -> Row:
 
 def over_steps(row: Row) -> Row:
     return replace(row, steps=3)
+
+
+def habit(row: Row, does: Callable[..., Any]) -> Row:
+    """The row with what is done in place of running a node."""
+    return replace(row, does=does, steps=3)
 
 
 def of_folder(row: Row) -> Row:
@@ -156,10 +163,12 @@ ROWS: dict[str, Row] = {
         replace(equal(double_layers="0", single_layers="1", **ALWAYS), node="SkipLayerGuidanceDiT")
     ),
     "NAGuidance on a folder": of_folder(replace(equal(), node="NAGuidance")),
-    "NAGuidance with its rows apart": replace(as_stock(), plan={"cfg": 2}, node="NAGuidance"),
+    "NAGuidance with its rows apart": replace(equal(), plan={"cfg": 2}, node="NAGuidance", shared="ulysses=2"),
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
     "FluxKVCache": over_steps(replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0)),
-    "FluxKVCache with its tokens shared": over_steps(replace(as_stock("flux-2"), node="FluxKVCache", cfg=1.0)),
+    "FluxKVCache with its tokens shared": over_steps(
+        replace(equal("flux-2"), node="FluxKVCache", cfg=1.0, shared="one rank")
+    ),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
     "PerturbedAttentionGuidance": equal("unet"),
@@ -168,7 +177,7 @@ ROWS: dict[str, Row] = {
     "PatchModelAddDownscale": equal("unet", **ALWAYS),
     "HyperTile": as_stock("unet", tile_size=32),
     "HypernetworkLoader": as_stock("unet", hypernetwork_name=Given("hypernetwork")),
-    "SelfAttentionGuidance": as_stock("unet"),
+    "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),
     "TomePatchModel": as_stock("unet"),
     "AnimaLLLiteApply": refused("KeyError: 'x'", **PATCH),
     "QwenImageDiffsynthControlnet": as_stock("qwen", **PATCH),

@@ -1,23 +1,25 @@
-"""Sorts what other nodes change inside of a model: some goes to the ranks as data, the rest is refused by name."""
+"""What nodes ask for in the options of a call, in the form that goes to the ranks, and how it may be shared."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from ...parallel_backend.axes import BATCH_AXES, STAGE_AXES, TOKEN_AXES
+from ...parallel_backend.costs.auto import Work
 from ...parallel_backend.plan import ParallelPlan
-from ...worker.comfyui.functions import KNOWN, Known, encode_value, home_of
-from ...worker.comfyui.patched_options import FUNCTIONS
+from ...worker.comfyui.patched_options import FACTS, FUNCTIONS, OTHER_OPTIONS, PATCHES, REPLACED
 from ...worker.wire.tensors import UnsendableError
 from ...worker.wire.tree import PLAIN, pack
 from ..errors import Refused
+from .describe import Inside
+from .facts import Facts
 
 # Options that have done their work in ComfyUI's process by now, or are of no use elsewhere.
 KEPT_HERE = ("wrappers", "callbacks", "uuids", "prefetch_dynamic_vbars")
-PATCHES, REPLACED = "patches", "patches_replace"
 OVERRIDE = "optimized_attention_override"
 # Options that ComfyUI's classes read and that may be more than data. Other options are for the nodes' own wrappers,
 # which run here.
@@ -26,6 +28,8 @@ READ_BY_CLASSES = {
     "model_patch_data": "a model patch's data",
     "x_ref_attn_map": "a map of attention to references",
 }
+# Options that ComfyUI makes anew for each call.
+MADE_FOR_A_CALL = ("cond_or_uncond", "sigmas", "sample_sigmas")
 # Options that a class writes its own results into, for its next call.
 WRITTEN_BY_CLASSES = {"ar_state": "sampling frame by frame (autoregressive)"}
 WITH_CUDA_GRAPHS = (
@@ -48,72 +52,77 @@ def list_functions(options: Options) -> Iterator[tuple[str, Any]]:
             yield name, function
 
 
-def reasons_inside(options: Options) -> list[str]:
-    """Returns what the ranks cannot do inside of the model under any plan, by name."""
-    asked = [
-        f"the model patch {name!r} of {find_owner(each)}"
-        for name, each in list_functions(options)
-        if not is_known(each)
-    ]
-    asked += [
-        words for name, words in READ_BY_CLASSES.items() if not (is_data(name, options) or is_faster(name, options))
-    ]
-    asked += [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
-    return list(dict.fromkeys(asked))
+def encode_options(options: Options, inside: Inside) -> tuple[dict[str, Any], list[str]]:
+    """Returns the options in the form that goes to the ranks, and what cannot go there, by name."""
+    reasons = [words for name, words in WRITTEN_BY_CLASSES.items() if name in options]
 
+    def describe(value: Any, place: str, is_data: bool = False) -> Any:
+        try:
+            return inside.describe(value, f"the model patch {place!r}", find_owner(value), is_data)
+        except UnsendableError as error:
+            reasons.append(f"the model patch {place!r} of {find_owner(value)} ({error})")
+            return None
 
-def list_known_functions(options: Options) -> Iterator[tuple[str, Known]]:
-    """Returns the requested functions by place, from options as the ranks get them or as nodes have them."""
-    for name, function in list_functions(options):
-        if is_known(function):
-            yield name, KNOWN[home_of(function)]
-    described = options.get(FUNCTIONS) or {PATCHES: {}, REPLACED: {}}
-    for name, functions in described[PATCHES].items():
-        yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for each in functions)
-    for name, functions in described[REPLACED].items():
-        yield from ((name, KNOWN[next(iter(each.values()))["home"]]) for _, each in functions)
+    functions = {
+        PATCHES: {name: [describe(each, name) for each in own] for name, own in options.get(PATCHES, {}).items()},
+        REPLACED: {
+            name: [[list(key), describe(each, name)] for key, each in own.items()]
+            for name, own in options.get(REPLACED, {}).items()
+        },
+        OTHER_OPTIONS: {},
+    }
+    found = {}
+    for name, value in options.items():
+        if name in (*KEPT_HERE, PATCHES, REPLACED, *WRITTEN_BY_CLASSES):
+            continue
+        may_keep = inside.has_unknown and isinstance(value, (dict, list)) and name not in MADE_FOR_A_CALL
+        if is_data(name, options) and not may_keep:
+            found[name] = value
+        elif inside.has_unknown or name in READ_BY_CLASSES and not is_faster(name, options):
+            functions[OTHER_OPTIONS][name] = describe(value, name, name not in READ_BY_CLASSES)
+    return {**found, FUNCTIONS: functions} if any(functions.values()) else found, list(dict.fromkeys(reasons))
 
 
 def join(reasons: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(reasons))
 
 
+def list_facts(options: Options) -> Iterator[tuple[str, Facts]]:
+    """Returns the facts of what runs inside, by place, from options as the ranks get them."""
+    return ((place, Facts(*facts)) for place, facts in options.get(FACTS, []))
+
+
 def reasons_of_plan(options: Options, plan: ParallelPlan) -> list[str]:
     """Returns the functions that would see only a part of what they need, by name."""
-    found = (reason for name, shares in list_known_functions(options) for reason in unshared(name, shares, plan))
+    found = (reason for place, facts in list_facts(options) for reason in unshared(place, facts, plan))
     return list(dict.fromkeys(found))
 
 
-def unshared(name: str, shares: Known, plan: ParallelPlan) -> Iterator[str]:
+def unshared(place: str, facts: Facts, plan: ParallelPlan) -> Iterator[str]:
     needs = (
         (STAGE_AXES, False, "blocks"),
-        (TOKEN_AXES, shares.tokens, "tokens"),
-        (BATCH_AXES, shares.rows, "rows of the batch"),
+        (TOKEN_AXES, facts.tokens, "tokens"),
+        (BATCH_AXES, facts.rows, "rows of the batch"),
     )
     for axes, is_right, what in needs:
         split = [f"{axis}={getattr(plan, axis)}" for axis in axes if getattr(plan, axis) > 1]
         if split and not is_right:
-            yield (
-                f"the model patch {name!r} of {shares.node} under {', '.join(split)} (it needs all {what} in one place)"
-            )
+            yield f"{place} of {facts.node} under {', '.join(split)} (it needs all {what} in one place)"
 
 
-def find_allowed_sharing(asked: Iterable[Options]) -> dict[str, bool]:
-    """Whether the nodes' functions allow sharing tokens, and rows. The keys are the names in a Work."""
-    shares = [each for options in asked for _, each in list_known_functions(options)]
-    return {"tokens": all(each.tokens for each in shares), "rows": all(each.rows for each in shares)}
-
-
-def is_known(function: Any) -> bool:
-    return home_of(function) in KNOWN
+def limit_work(work: Work, asked: Sequence[Options]) -> Work:
+    """Returns the work with what the nodes' functions allow to share. asked: the options of its calls."""
+    facts = [each for options in asked for _, each in list_facts(options)]
+    tokens, rows = all(each.tokens for each in facts), all(each.rows for each in facts)
+    if rows or len(asked) == 1 or not all(each.apart for each in facts):
+        return replace(work, tokens=tokens, rows=rows)
+    return replace(work, tokens=tokens, rows=rows, whole_calls=len(asked))
 
 
 def find_owner(function: Any) -> str:
     """Returns the node or class that a function belongs to."""
     if isinstance(function, tuple):  # (modules, function)
         return find_owner(function[-1])
-    if is_known(function):
-        return KNOWN[home_of(function)].node
     owner = getattr(function, "__self__", None)
     if owner is not None:
         return type(owner).__name__
@@ -169,23 +178,3 @@ def compile_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def log_once(words: str) -> None:
     logging.info("[ParallelDiT] %s", words)
-
-
-def encode_options(options: Options, name_object: Callable[[Any], str]) -> dict[str, Any]:
-    """Returns the options in the form that goes to the ranks. Raises Refused. They have no `reasons_inside`."""
-    left_out = {*KEPT_HERE, PATCHES, REPLACED}
-    found = {name: value for name, value in options.items() if name not in left_out and is_data(name, options)}
-    try:
-        functions = {
-            PATCHES: {
-                name: [encode_value(each, name_object) for each in functions]
-                for name, functions in options.get(PATCHES, {}).items()
-            },
-            REPLACED: {
-                name: [[list(key), encode_value(each, name_object)] for key, each in functions.items()]
-                for name, functions in options.get(REPLACED, {}).items()
-            },
-        }
-    except UnsendableError as error:
-        raise Refused(*error.explanation) from error
-    return {**found, FUNCTIONS: functions} if any(functions.values()) else found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,36 +18,31 @@ import comfy.model_base
 import torch
 
 from ...parallel_backend.compat import buffers_of, hooks_of, parameters_of, parts_of
+from ...worker.inside.changes import ATTRIBUTES, COMFYUIS, FUNCTIONS, METHODS, PARTS
 
-# Attributes that ComfyUI sets while it loads, moves or runs a model.
-COMFYUIS = (
-    *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
-    *("prev_comfy_cast_weights", "weight_function", "bias_function"),
-)
 INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 COMFYUI = Path(comfy.model_base.__file__).resolve().parents[1]
+HOOKS, WEIGHTS = "hooks", "weights"
 OWN_FOLDERS = ("comfy", "comfy_api", "comfy_extras")  # of ComfyUI's own code
 
 
 class Watched(NamedTuple):
     """now: a dict that a node may change. before: a copy of it. path: the words before a name in it. kind: which
-    changes matter. part: of the module, if these are its attributes."""
+    changes matter. owner: the part, class or Python module that has them."""
 
     now: Mapping[Any, Any]
     before: dict[Any, Any]
     path: str
     kind: str
-    part: torch.nn.Module | None = None
+    owner: Any
 
 
-ATTRIBUTES, PARTS, HOOKS, WEIGHTS, METHODS, FUNCTIONS = (
-    "attributes",
-    "parts",
-    "hooks",
-    "weights",
-    "methods",
-    "functions",
-)
+class Change(NamedTuple):
+    """Something that is not what it was. name: in words. key: in the dict that is watched."""
+
+    name: str
+    watched: Watched
+    key: Any
 
 
 class ModuleGuard:
@@ -68,8 +64,8 @@ class ModuleGuard:
             for key, watched in self.watched.items()
         }
 
-    def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[str]:
-        """Returns what differs from what it was, by name.
+    def changes(self, allowed: Collection[str] = (), is_filled: bool = False) -> list[Change]:
+        """Returns what differs from what it was.
 
         allowed: names of attributes that may differ. is_filled: whether the module has its weights now.
         """
@@ -78,16 +74,16 @@ class ModuleGuard:
             return []
         found = [*self.replaced]
         for each in self.watched[is_filled]:
-            for name in differing(each.now, each.before):
-                if is_filled and name in self.own and not each.path:
+            for key in differing(each.now, each.before):
+                if is_filled and key in self.own and not each.path:
                     continue
-                if not matters(each, name):
-                    note(each, name)
-                elif each.kind == HOOKS:
-                    found.append(each.path.rstrip(".") or "the model")
-                elif each.path + name not in allowed:
-                    found.append(each.path + name)
-        return list(dict.fromkeys(found))
+                if not matters(each, key):
+                    note(each, key)
+                    continue
+                name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
+                if name not in allowed:
+                    found.append(Change(name, each, key))
+        return found
 
 
 def are_equal(now: list, before: list) -> bool:
@@ -109,7 +105,7 @@ def matters(watched: Watched, name: str) -> bool:
     if watched.kind == ATTRIBUTES:
         if name in COMFYUIS or name.startswith("_") and not callable(value):
             return False
-        if is_own_method(watched.part, name, value):  # a node has put it back
+        if is_own_method(watched.owner, name, value):  # a node has put it back
             return False
         is_more = callable(value) or isinstance(value, torch.Tensor)
         return is_more or was_there and not equal(value, watched.before[name])
@@ -142,22 +138,30 @@ def note(watched: Watched, name: str) -> None:
         watched.before.pop(name, None)
 
 
-def watch(now: Mapping[Any, Any], path: str, kind: str, part: torch.nn.Module | None = None) -> Watched:
-    return Watched(now, dict(now), path, kind, part)
+def watch(now: Mapping[Any, Any], path: str, kind: str, owner: Any) -> Watched:
+    return Watched(now, dict(now), path, kind, owner)
 
 
 def watch_structure(module: torch.nn.Module) -> Iterator[Watched]:
     for path, part in paths_of(module):
         yield watch(vars(part), path, ATTRIBUTES, part)
-        yield watch(parts_of(part), path, PARTS)
+        yield watch(parts_of(part), path, PARTS, part)
         for hooks in hooks_of(part):
-            yield watch(hooks, path, HOOKS)
+            yield watch(hooks, path, HOOKS, part)
+    for path, config in configs_of(module).items():
+        yield watch(vars(config), f"{path}.", ATTRIBUTES, config)
 
 
 def watch_weights(module: torch.nn.Module) -> Iterator[Watched]:
     for path, part in paths_of(module):
         for weights in (parameters_of(part), buffers_of(part)):
-            yield watch(weights, path, WEIGHTS)
+            yield watch(weights, path, WEIGHTS, part)
+
+
+def configs_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the dataclasses that parts have as attributes, such as a Flux's `params`, by path."""
+    parts = paths_of(module)
+    return {path + name: value for path, part in parts for name, value in vars(part).items() if is_dataclass(value)}
 
 
 def paths_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -171,7 +175,7 @@ def classes_of(module: torch.nn.Module) -> list[type]:
 
 def watch_classes(module: torch.nn.Module) -> Iterator[Watched]:
     for each in classes_of(module):
-        yield watch(vars(each), f"{each.__name__}.", METHODS)
+        yield watch(vars(each), f"{each.__name__}.", METHODS, each)
 
 
 def namespaces_of(module: torch.nn.Module) -> dict[str, ModuleType]:
@@ -190,7 +194,7 @@ def namespaces_of(module: torch.nn.Module) -> dict[str, ModuleType]:
 
 def watch_functions(module: torch.nn.Module) -> Iterator[Watched]:
     for name, place in namespaces_of(module).items():
-        yield watch(vars(place), f"{name}.", FUNCTIONS)
+        yield watch(vars(place), f"{name}.", FUNCTIONS, place)
 
 
 def is_comfyuis(file: Any) -> bool:
@@ -199,14 +203,13 @@ def is_comfyuis(file: Any) -> bool:
     return path.is_relative_to(COMFYUI) and path.relative_to(COMFYUI).parts[0] in OWN_FOLDERS
 
 
-def foreign_functions(module: torch.nn.Module) -> Iterator[str]:
+def foreign_functions(module: torch.nn.Module) -> Iterator[Change]:
     """Returns functions, classes and methods of ComfyUI that a node pack replaced before this model was loaded."""
-    places = [(each, f"{name}.") for name, each in namespaces_of(module).items()]
-    places += [(each, f"{each.__name__}.") for each in classes_of(module) if is_comfyuis(file_of(each))]
-    for place, path in places:
-        for name, value in vars(place).items():
+    code = [*watch_functions(module), *(each for each in watch_classes(module) if is_comfyuis(file_of(each.owner)))]
+    for each in code:
+        for name, value in each.now.items():
             if is_foreign(getattr(value, "__func__", value)):
-                yield path + name
+                yield Change(each.path + name, each, name)
 
 
 def file_of(value: Any) -> str | None:

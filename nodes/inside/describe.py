@@ -1,0 +1,202 @@
+"""Describes to the ranks what nodes run or change inside of the model: functions, objects, and the module itself."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import comfy.model_base
+import comfy.model_management
+import comfy.model_patcher
+import torch
+
+from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
+from ...worker.inside.changes import HOOK_AFTER, HOOK_BEFORE, OBJECT_PATCH
+from ...worker.inside.code_files import CodeFiles, codes_in, file_of
+from ...worker.inside.encoder import Encoder
+from ...worker.inside.object_graph import Encoded, State
+from ...worker.wire.tensors import Tensors, UnsendableError
+from ...worker.wire.tree import PLAIN
+from .facts import Facts, find_facts
+from .module_guard import HOOKS, WEIGHTS, Change
+
+# Names in code that draws random numbers. The ranks' are others than ComfyUI's.
+RANDOM = frozenset(
+    "bernoulli bernoulli_ dropout exponential_ manual_seed multinomial normal normal_ rand rand_like randint "
+    "randint_like randn randn_like random random_ randperm shuffle uniform uniform_".split()
+)
+# Instructions and names in code that keeps something from call to call. It may also write to a tensor of its own call.
+WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR", "DELETE_GLOBAL")
+MUTATES = frozenset("add append clear extend insert pop popitem remove setattr delattr setdefault update".split())
+NONE: Mapping[str, Any] = {}
+HELD = (list, dict, set, tuple, torch.Tensor)
+NOT_SENT = (comfy.model_patcher.ModelPatcher, comfy.model_base.BaseModel)
+
+
+class Asked(NamedTuple):
+    """What runs inside of a model. place: in words. facts: how it shares."""
+
+    place: str
+    facts: Facts
+
+
+class Inside:
+    """The graph of what nodes put into the model, for one sampling."""
+
+    def __init__(self, parts: Mapping[int, str], files: CodeFiles, methods: Mapping[str, Any]) -> None:
+        """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's."""
+        self.files = files
+        replaced = {id(method): ("", name) for name, method in methods.items()}
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT)
+        self.asked: list[Asked] = []
+
+    def begin(self) -> None:
+        """Begins the description of a call."""
+        self.asked = []
+        self.encoder.begin()
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether something runs inside that nobody has measured."""
+        return any(not (facts.tokens or facts.rows) for _, facts in self.asked)
+
+    def describe(self, value: Any, place: str, owner: str, is_data: bool = False) -> Encoded:
+        """Describes a value that runs inside. place, owner: in words. is_data: whether it matters only if there is code
+        in it. Raises UnsendableError."""
+        known = find_facts(value, self.files)
+        self.encoder.forget_code()
+        self.encoder.keeps_tensors = known is not None
+        encoded = self.encoder.encode(value)
+        if is_data and not self.encoder.has_code:
+            return encoded
+        if type(value) in PLAIN:
+            known = Facts(owner, tokens=True, rows=True)
+        facts = known or Facts(owner, apart=not any(map(keeps_state, self.follow_code())))
+        self.asked.append(Asked(place, facts))
+        return encoded
+
+    def describe_object_patch(self, path: str, value: Any) -> Encoded:
+        """Describes a value that a patcher puts into the model. Raises UnsendableError."""
+        return [OBJECT_PATCH, path, self.describe(value, path, path)]
+
+    def absorb(self, state: State, tensors: Tensors) -> None:
+        """Takes over what functions in the ranks changed, as if they had run on ComfyUI's device."""
+        device = comfy.model_management.get_torch_device()
+        self.encoder.absorb(state, {name: tensor.to(device) for name, tensor in tensors.items()})
+
+    def describe_change(self, change: Change) -> Encoded:
+        """Describes a change of the module, see `changes.py` of the ranks. Raises UnsendableError."""
+        watched, key = change.watched, change.key
+        value, present = watched.now.get(key), key in watched.now
+        place = self.encoder.encode(watched.owner)
+        if watched.kind == WEIGHTS:
+            raise UnsendableError("It is a weight.")
+        if watched.kind != HOOKS:
+            return [watched.kind, place, key, present, self.describe(value, change.name, change.name)]
+        if not present:
+            raise UnsendableError("It is a hook that was removed.")
+        is_before = watched.now is hooks_of(watched.owner)[0]
+        with_kwargs = key in hooks_with_kwargs(watched.owner)[0 if is_before else 1]
+        kind = HOOK_BEFORE if is_before else HOOK_AFTER
+        return [kind, place, with_kwargs, self.describe(value, f"a hook of {change.name}", change.name)]
+
+    def follow_code(self) -> list[types.CodeType]:
+        """Returns the code of the functions that were named, and of what they call in node packs and in ComfyUI's own
+        nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
+        encoder = self.encoder
+        followed: set[types.FunctionType] = set()
+        names: set[str] = {"forward", "__call__"}
+        found: list[types.CodeType] = []
+        while True:
+            named = [each for name, methods in encoder.methods_of.items() if name in names for each in methods]
+            waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
+            if not waiting:
+                return found
+            for function in waiting:
+                followed.add(function)
+                own = list(codes_in(function.__code__))
+                found += own
+                in_code = {name for code in own for name in code.co_names}
+                if drawn := in_code & RANDOM:
+                    raise UnsendableError(f"{function.__qualname__} draws random numbers ({min(drawn)}).")
+                names |= in_code
+                self.add_variables(function, in_code)
+
+    def add_variables(self, function: types.FunctionType, names: set[str]) -> None:
+        """Takes along the variables that its code names, of a function's module and of modules that this one names."""
+        modules = [module_of(function)]
+        modules += [
+            each for name in names & function.__globals__.keys() if self.is_module(each := vars(modules[0])[name])
+        ]
+        for module in modules:
+            values: dict[str, Any] = {}
+            for name in names & vars(module).keys():
+                value = vars(module)[name]
+                if isinstance(value, types.FunctionType):
+                    self.encoder.functions.append(value)
+                elif isinstance(value, type):
+                    if self.is_of_node(value):
+                        self.add_class(value)
+                elif type(value) in (*PLAIN, *HELD) and not name.startswith("__") or self.is_of_node(type(value)):
+                    values[name] = value
+            if values:
+                self.encoder.add_variables(module, values)
+
+    def is_module(self, value: Any) -> bool:
+        """Whether it is a Python module of a node's."""
+        return isinstance(value, types.ModuleType) and self.is_of_node(value)
+
+    def add_class(self, cls: type) -> None:
+        """Takes along a class's methods and variables."""
+        self.encoder.note_methods(cls)
+        held = {name: value for name, value in vars(cls).items() if type(value) in (*PLAIN, *HELD)}
+        held = {name: value for name, value in held.items() if not name.startswith("__")}
+        if held:
+            self.encoder.add_variables(cls, held)
+
+    def is_of_node(self, value: Any) -> bool:
+        """Whether code belongs to a node: one of ComfyUI's own, or a node pack's."""
+        try:
+            return not self.files.place_of(file_of(value)).startswith("0/comfy/")
+        except UnsendableError:
+            return False
+
+
+def describe_changes(
+    inside: Inside, changes: Iterable[Change], patches: Mapping[str, Any] = NONE
+) -> tuple[list[Encoded], list[str]]:
+    """Returns the description of what differs from the model as it was loaded, and what cannot be described. patches:
+    objects that a patcher put in, by path."""
+    found, reasons = [], []
+    todo = [(path, partial(inside.describe_object_patch, path, value)) for path, value in patches.items()]
+    todo += [(change.name, partial(inside.describe_change, change)) for change in changes]
+    for name, describe in todo:
+        try:
+            found.append(describe())
+        except UnsendableError as error:
+            reasons.append(f"a change of its {name} ({error})")
+    return found, reasons
+
+
+def module_of(function: types.FunctionType) -> types.ModuleType:
+    """Raises UnsendableError for a function without a module."""
+    name = function.__globals__.get("__name__")
+    module = sys.modules.get(str(name))
+    if module is None or vars(module) is not function.__globals__:
+        raise UnsendableError(f"{function.__qualname__} has no module.")
+    return module
+
+
+@cache
+def keeps_state(code: types.CodeType) -> bool:
+    """Whether code may keep something from call to call."""
+    if MUTATES & set(code.co_names):
+        return True
+    for each in dis.get_instructions(code):
+        if each.opname in WRITES or each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in code.co_freevars:
+            return True
+    return False

@@ -1,0 +1,126 @@
+"""Chooses the plan of a model's calls, says why, and learns from the steps how long they take."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...parallel_backend.axes import BATCH_AXES
+from ...parallel_backend.costs.auto import PlanOfRun, Work, list_model_plans
+from ...parallel_backend.costs.choose import allows
+from ...parallel_backend.models.checks import check_module
+from ...parallel_backend.plan import HOST, ParallelPlan
+from ...worker.comfyui.patched_options import CHANGES, OPTIONS
+from ...worker.host.client import WorkerGroup
+from ...worker.host.runs import RunPlan
+from ...worker.wire.protocol import Header
+from ..costs.machine import measure
+from ..costs.plans import ModelCosts, is_covered, pick_usual_step
+from ..inside.patches import join, limit_work, reasons_of_plan
+from ..plan_words import Remark, join_remarks
+from .remote_weights import RemoteWeights, check_interrupt
+from .sampling import show_on_node
+
+ONE_DEVICE = ParallelPlan()
+
+
+class PlannedModule(RemoteWeights):
+    """A module whose calls run under a plan of the user's or an automatic one. auto: decides the plan by the work of a
+    call; None if the user chose it. asked_plan: the user's; a node's functions may not allow it."""
+
+    def __init__(
+        self,
+        group: WorkerGroup,
+        source: Header,
+        plan: ParallelPlan,
+        costs: ModelCosts,
+        note: tuple[Remark, ...],
+        auto: PlanOfRun[tuple[Remark, ...]] | None,
+        name: str,
+    ) -> None:
+        super().__init__(group, source, plan, costs.sizes, note, name)
+        self.asked_plan, self.auto, self.costs, self.module = plan, auto, costs, costs.module
+        self.last_work: Work | None = None  # of the last request
+
+    def allows(self, plan: ParallelPlan) -> bool:
+        """Whether the model can run under this plan."""
+        return allows(functools.partial(check_module, model=self.module), plan)
+
+    def begin_run(self) -> RunPlan | None:
+        """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
+        if self.auto is None:
+            self.plan = self.asked_plan
+            return describe_plan(self.plan)
+        self.auto.begin()
+        return None
+
+    def decide_plan(self, work: Work, options: Sequence[Mapping[str, Any]]) -> None:
+        """Decides an automatic plan by the work. Replaces a user's plan that shares more than the nodes' functions
+        allow. The ranks keep the weights. options: of the calls."""
+        work = limit_work(work, options)
+        self.follow_work(work)
+        if reasons := [reason for each in options for reason in reasons_of_plan(each, self.plan)]:
+            self.share_less(work, reasons)
+        self.report_prediction(work)
+
+    def share_less(self, work: Work, reasons: Sequence[str]) -> None:
+        """Replaces the plan by one for as many ranks that the nodes' functions allow."""
+        asked = self.plan
+        found = list_model_plans(asked.world_size, self.module, work)[0]
+        weights = asked.weights if asked.weights == HOST else found.weights
+        self.plan = replace(found, attention=asked.attention, weights=weights)
+        said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."
+        logging.warning("[ParallelDiT] %s", said)
+        show_on_node(said)
+        self.group.runs.explained(said, False)
+        self.group.runs.planned(describe_plan(self.plan))
+
+    def follow_work(self, work: Work) -> None:
+        """Changes an automatic plan if this work decides it."""
+        if self.auto is None or not self.auto.follow(work):
+            return
+        self.plan = self.auto.plan
+        self.note = tuple(self.auto.why)
+        logging.info("[ParallelDiT] %s: %s. %s", self.source["model_class"], self.plan, join_remarks(self.note))
+        self.group.runs.planned(describe_plan(self.plan))
+
+    def report_prediction(self, work: Work) -> None:
+        """Reports the predicted time of a step, also on one device, once for each plan and size."""
+        if work == self.last_work and not self.group.runs.is_new:
+            return
+        self.last_work = work
+        if work.forward and self.plan.world_size > 1:
+            alone = self.costs.predict(work, ONE_DEVICE)
+            has_run = self.costs.has_run(work, ONE_DEVICE)
+            self.group.runs.compared(alone.seconds, has_run, self.costs.is_measured)
+        if work.forward and is_covered(self.plan):
+            predicted = self.costs.predict(work, self.plan)
+            self.group.runs.predicted(predicted.seconds, self.costs.is_measured)
+
+    def count_work(self, work: Work, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
+        """Returns the work with the cost of one of its parts, counted from one of its calls. If the plan is still to be
+        decided, the ranks measure their speed first. Counting runs the module, and so nodes' functions in it. Then the
+        cost stays unknown."""
+        if CHANGES in kwargs[OPTIONS]:
+            return work
+        if self.auto and self.auto.is_open:
+            measure(self.group, self.costs.dtype, check_interrupt)
+        return replace(work, forward=self.costs.count_call(args, kwargs))
+
+    def learn_steps(self) -> None:
+        """Corrects the predictions of this plan by the run's steps."""
+        run, work = self.group.runs.current, self.last_work
+        if work and work.forward and is_covered(self.plan) and run and (steps := run.of_plan):
+            self.costs.learn(work, self.plan, *pick_usual_step(steps))
+
+    def shares_calls(self) -> bool:
+        """Whether the ranks run the calls of one request at the same time, or may."""
+        return bool(self.auto and self.auto.is_open) or self.plan.ways(BATCH_AXES) > 1
+
+
+def describe_plan(plan: ParallelPlan) -> RunPlan:
+    """Returns the plan in the form in which runs report it."""
+    return RunPlan(str(plan), plan.to_json(), plan.world_size)

@@ -1,0 +1,87 @@
+"""The pack of habits on a model of both loaders: what node packs do inside of a model, in the ways of real packs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.census.rows import Row, as_stock, equal, habit
+
+Does = Callable[[Any, Row, Any], list[torch.Tensor]]
+PACK, HABIT_NODE = Path(__file__).parents[1] / "habit_pack", "ModelHabit"
+BLOCK_HABITS = (
+    "a block's forward", "the forward of a block's class", "a hook", "a hook before", "fewer blocks",
+    "a block with weights", "a block's forward as an object patch", "attention for everybody", "a cache",
+    "a counting closure", "a count on the module", "an attention override",
+)  # fmt: skip
+OF_THE_PATCHER = ("a block's forward as an object patch", "an attention override")
+PACK_MODELS = ("flux", "wan", "sd3", "lumina", "unet")
+MOMENTS = ("begin", "call", "inside", "callback")
+PLANS: tuple[dict[str, int], ...] = ({}, {"ulysses": 2}, {"cfg": 2})
+
+
+def of_pack(name: str, moment: str) -> Does:
+    """A habit of the pack at a moment, and the model without it after that."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        (changed,) = census.run(HABIT_NODE, model=model, habit=name, moment=moment)
+        return [census.sample(row, changed), census.sample(row, model)]
+
+    return does
+
+
+def of_pack_apart(name: str) -> Does:
+    """A habit with texts of two lengths, which ComfyUI gives to the model in two calls."""
+
+    def does(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+        (changed,) = census.run(HABIT_NODE, model=model, habit=name, moment="begin")
+        ((text, given),) = census.conditioning(row.model, "negative")
+        return [census.sample(row, changed, negative=[[text[:, :7], given]])]
+
+    return does
+
+
+def counted(census: Any, row: Row, model: Any) -> list[torch.Tensor]:
+    """What a function inside counts, where its pack reads it."""
+    nodes = sys.modules[census.nodes.NODE_CLASS_MAPPINGS[HABIT_NODE].__module__]
+    before = nodes.count_calls()
+    sampled = of_pack("a count on the module", "call")(census, row, model)
+    return [*sampled, torch.tensor([float(nodes.count_calls() - before)])]
+
+
+def pack_rows() -> Iterator[tuple[str, Row]]:
+    """Each habit on each model. The moments and plans take turns."""
+    for number, (name, model) in enumerate(itertools.product(BLOCK_HABITS, PACK_MODELS)):
+        if model == "unet" and name in ("fewer blocks", "a block with weights"):  # which a UNet cannot take
+            continue
+        moment, plan = MOMENTS[number % 4], PLANS[number % 3 if model != "unet" else number % 2 * 2]
+        said = f"{name}, {moment}, {model}, {'auto' if not plan else next(iter(plan))}"
+        is_unseen = (model, moment) == ("sd3", "inside") and name not in OF_THE_PATCHER  # SD3 runs no such wrapper
+        row = replace(equal(model), plan=plan, ignored=is_unseen, shared="" if is_unseen else "one rank")
+        yield said, habit(row, of_pack(name, moment))
+
+
+PACK_ROWS: dict[str, Row] = {
+    **dict(pack_rows()),
+    "a pack's count, read outside": habit(replace(equal(), shared="one rank"), counted),
+    "a pack's patch of attention": habit(replace(equal(), shared="one rank"), of_pack("attention's output", "begin")),
+    "a pack's patch of a UNet's attention": habit(
+        replace(equal("unet"), shared="one rank"), of_pack("attention's output", "begin")
+    ),
+    "a pack's block": habit(replace(equal(), shared="one rank"), of_pack("a replaced block", "begin")),
+    "a pack's patch that mixes rows": habit(
+        replace(equal("unet"), shared="one rank"), of_pack("rows that mix", "begin")
+    ),
+    "a pack's hook on texts of two lengths": habit(replace(equal(), plan={}, shared="cfg=2"), of_pack_apart("a hook")),
+    "a pack's count on texts of two lengths": habit(
+        replace(equal(), plan={}, shared="one rank"), of_pack_apart("a counting closure")
+    ),
+    "a pack's random numbers": habit(as_stock(), of_pack("random numbers", "begin")),
+    "a function of a pack's __init__": habit(as_stock(), of_pack("a function of the package itself", "begin")),
+}

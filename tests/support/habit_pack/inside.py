@@ -1,0 +1,140 @@
+"""What runs inside of the model: functions, objects and modules."""
+
+import comfy.ldm.modules.attention
+import torch
+
+from . import scale as scales
+from .scale import first, scale
+
+
+def louder(function):
+    """The function with a larger result, as node packs wrap a method."""
+
+    def forward(*args, **kwargs):
+        return scale(function(*args, **kwargs))
+
+    return forward
+
+
+def louder_method(function):
+    def forward(self, *args, **kwargs):
+        return scale(function(self, *args, **kwargs))
+
+    return forward
+
+
+def hook_after(_module, _args, output):
+    return scale(output)
+
+
+def hook_before(_module, args, kwargs):
+    if args:
+        return (scale(args[0]), *args[1:]), kwargs
+    name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))
+    return args, {**kwargs, name: scale(kwargs[name])}
+
+
+def random_hook(_module, _args, output):
+    noise = 1 + 0.1 * torch.rand(1)
+    return noise * output if isinstance(output, torch.Tensor) else tuple(noise * each for each in output)
+
+
+class Adapter(torch.nn.Module):
+    """A block with a small network beside it."""
+
+    def __init__(self, block, width):
+        super().__init__()
+        self.block, self.width = block, width
+        self.down = torch.nn.Linear(width, 4, bias=False)
+        self.register_buffer("gain", torch.tensor(0.5))
+        weight = torch.randn(4, width, generator=torch.Generator().manual_seed(3))
+        self.down.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("block"), name)
+
+    def beside(self, tokens):
+        return self.gain * self.down(tokens[..., : self.width]).sigmoid()[..., :1]
+
+    def forward(self, *args, **kwargs):
+        output = self.block(*args, **kwargs)
+        if isinstance(output, torch.Tensor):
+            return output * (1 + self.beside(output))
+        return (output[0] * (1 + self.beside(output[0])), *output[1:])
+
+
+class Cache:
+    """A block whose result is kept, and used again in every other call, as the caches of steps do."""
+
+    def __init__(self, forward):
+        self.forward = forward
+        self.calls = 0
+        self.kept = None
+        self.skipped = []
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        key = first(args if args else list(kwargs.values())).shape
+        if self.kept is None or self.calls % 2 or self.kept[0] != key:
+            self.kept = (key, self.forward(*args, **kwargs))
+        else:
+            self.skipped.append(self.calls)
+        return self.kept[1]
+
+
+def counting(function):
+    """A closure that counts, and does something else each time."""
+    calls = 0
+    seen = {}
+
+    def forward(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        seen[calls] = True
+        output = function(*args, **kwargs)
+        factor = 1 + 0.1 * calls + 0.01 * len(seen)
+        return factor * output if isinstance(output, torch.Tensor) else tuple(factor * each for each in output)
+
+    return forward
+
+
+def counting_on_the_module(module, _args, output):
+    """Keeps its count on the module, as TeaCache does."""
+    module.habit_calls = getattr(module, "habit_calls", 0) + 1
+    scales.CALLS["count"] += 1
+    factor = 1 + 0.1 * module.habit_calls
+    return factor * output if isinstance(output, torch.Tensor) else tuple(factor * each for each in output)
+
+
+def attention_with_mean(q, k, v, heads, *args, **kwargs):
+    return with_mean(comfy.ldm.modules.attention.attention_pytorch(q, k, v, heads, *args, **kwargs))
+
+
+def attention_override(function, *args, **kwargs):
+    return with_mean(function(*args, **kwargs))
+
+
+def with_mean(output):
+    return output + 0.5 * output.mean(-2, keepdim=True)
+
+
+class Region:
+    """A patch that weighs tokens by a mask, as regional prompting does."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def output(self, out, _options):
+        return out * torch.linspace(1, 1 + self.weight, out.shape[1], device=out.device)[None, :, None].to(out)
+
+    def block(self, given, extra):
+        found = extra["original_block"](given)
+        return {**found, "img": scale(found["img"])}
+
+
+def mixing_rows(out, _options):
+    """Needs all rows of its call."""
+    return out + 0.1 * out.mean(0, keepdim=True)

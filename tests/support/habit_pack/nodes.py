@@ -1,0 +1,66 @@
+"""The pack's node: one habit, at one moment."""
+
+from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+from . import scale as scales
+from .habits import HABITS, changed, set_strength
+
+MOMENTS = ("begin", "call", "inside", "callback")
+
+
+class ModelHabit:
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "habit": (list(HABITS),), "moment": (MOMENTS,)}}
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "patch"
+    CATEGORY = "tests"
+
+    def patch(self, model, habit, moment):
+        set_strength(1.2)
+        patched, asked = model.clone(), HABITS[habit]
+        asked.patch(patched)
+        module = model.model.diffusion_model
+        if moment == "begin":
+
+            def sampling(executor, *args, **kwargs):
+                with changed(module, asked):
+                    return executor(*args, **kwargs)
+
+            patched.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, "habit", sampling)
+        elif moment == "call":
+
+            def call(apply_model, given):
+                with changed(module, asked):
+                    return apply_model(given["input"], given["timestep"], **given["c"])
+
+            patched.set_model_unet_function_wrapper(call)
+        elif moment == "inside":
+
+            def around(executor, *args, **kwargs):
+                with changed(module, asked):
+                    return executor(*args, **kwargs)
+
+            patched.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "habit", around)
+        else:
+            changes = []
+
+            def begin(_patcher):
+                changes.append(changed(module, asked))
+                changes[-1].__enter__()
+
+            def end(_patcher):
+                changes.pop().__exit__(None, None, None)
+
+            patched.add_callback_with_key(CallbacksMP.ON_PRE_RUN, "habit", begin)
+            patched.add_callback_with_key(CallbacksMP.ON_CLEANUP, "habit", end)
+        return (patched,)
+
+
+def count_calls():
+    """How often a function inside ran, as a node might show it."""
+    return scales.CALLS["count"]
+
+
+NODE_CLASS_MAPPINGS = {"ModelHabit": ModelHabit}

@@ -1,0 +1,255 @@
+"""Functions and objects that ComfyUI's process describes, and a rank makes from the same files."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from worker.inside.code_files import CodeFiles
+from worker.inside.decoder import Decoder
+from worker.inside.encoder import Encoder
+from worker.wire.tensors import Tensors, UnsendableError
+from worker.wire.tree import pack, unpack
+
+CODE = """
+import threading
+
+import torch
+
+from .other import double
+
+
+class Keeper:
+    shared = {"uses": 0}
+
+    def __init__(self, tensor):
+        self.tensor, self.steps, self.seen, self.me = tensor, 0, [], self
+        self.by_pair = {(0, 1): "a"}
+
+    def step(self, value):
+        self.steps += 1
+        self.seen.append(value)
+        self.by_pair[0, 2] = self.steps
+        result = double(value) + self.tensor
+        self.last = (self.steps, result)
+        return result
+
+
+def counting(start):
+    count = start
+
+    def add(by=1, *, factor=2):
+        nonlocal count
+        count += by * factor
+        return count
+
+    return add, lambda: count
+
+
+class Locked:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def local():
+    class Inner:
+        pass
+
+    return Inner()
+
+
+network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.SiLU())
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ComfyUI and a node pack."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "packs" / "pack").mkdir(parents=True)
+    (root / "comfy").mkdir()
+    (root / "packs" / "pack" / "__init__.py").write_text("def own():\n    return 1\n")
+    (root / "packs" / "pack" / "inside.py").write_text(CODE)
+    (root / "packs" / "pack" / "other.py").write_text("def double(value):\n    return 2 * value\n")
+    (root / "outside.py").write_text("def away():\n    return 1\n")
+    for file in root.rglob("*.py"):  # as if it had been there before this process began
+        os.utime(file, (time.time() - 1e6,) * 2)
+    return root
+
+
+@pytest.fixture(scope="module")
+def code(root: Path) -> ModuleType:
+    return load(root / "packs" / "pack", "a_pack.inside")
+
+
+def load(folder: Path, name: str) -> ModuleType:
+    """A pack's module, by the name that ComfyUI gives to it."""
+    package, _, own = name.partition(".")
+    spec = importlib.util.spec_from_file_location(
+        package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec and spec.loader
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[package])
+    return importlib.import_module(name) if own else sys.modules[package]
+
+
+class Both:
+    """ComfyUI's process and a rank."""
+
+    def __init__(self, root: Path) -> None:
+        files = CodeFiles(str(root), [str(root / "packs")])
+        self.model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        stand_in = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"))
+        self.stand_in = stand_in
+        self.encoder = Encoder(files, {id(part): path for path, part in stand_in.named_modules()}, {})
+        self.decoder = Decoder(files, self.model, lambda: torch.device("cpu"))
+
+    def send(self, value: Any) -> Any:
+        """The value in the rank, by way of the wire."""
+        self.encoder.begin()
+        encoded = self.encoder.encode(value)
+        tensors: Tensors = {}
+        packed = pack({"value": encoded, "changes": self.encoder.changes()}, "x", tensors)
+        received = unpack(packed, {name: tensor.clone() for name, tensor in tensors.items()})
+        self.decoder.apply(received["changes"])
+        return self.decoder.decode(received["value"])
+
+    def answer(self) -> None:
+        self.encoder.absorb(*self.decoder.state())
+
+
+@pytest.fixture
+def both(root: Path) -> Iterator[Both]:
+    yield Both(root)
+
+
+def test_a_closure_counts_in_the_rank_and_its_count_comes_back(both: Both, code: ModuleType) -> None:
+    add, count = code.counting(10)
+    there = both.send(add)
+    assert (there(), there(3, factor=1)) == (12, 15)
+    assert count() == 10
+    both.answer()
+    assert count() == 15
+    add()
+    assert both.send(add) is there and there() == 19
+
+
+def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both, code: ModuleType) -> None:
+    here = code.Keeper(torch.ones(2))
+    there = both.send(here.step)
+    own: Any = there.__self__
+    assert own is not here and own.me is own and own.by_pair == {(0, 1): "a"}
+    assert there(torch.ones(2)).tolist() == [3.0, 3.0]
+    both.answer()
+    assert (here.steps, here.last[0], here.last[1].tolist()) == (1, 1, [3.0, 3.0])
+    assert here.by_pair == {(0, 1): "a"}  # what has a key that is not plain stays in the rank
+    assert len(here.seen) == 1
+    here.tensor.add_(1)
+    here.label = "new"
+    again: Any = both.send(here.step)
+    assert again.__self__ is own and (own.steps, own.label, len(own.seen)) == (1, "new", 1)
+    assert again(torch.ones(2)).tolist() == [4.0, 4.0] and own.by_pair[0, 2] == 2
+    del here.label
+    both.send(here.step)
+    assert not hasattr(own, "label")
+
+
+def test_tensors_that_nobody_else_reads_stay_in_the_rank(both: Both, code: ModuleType) -> None:
+    here = code.Keeper(torch.ones(2))
+    both.encoder.keeps_tensors = True
+    both.send(here.step)(torch.ones(2))
+    both.answer()
+    assert here.steps == 1 and not hasattr(here, "last")
+
+
+def test_only_changes_are_described(both: Both, code: ModuleType) -> None:
+    add, _ = code.counting(1)
+    both.send(add)
+    both.encoder.begin()
+    both.encoder.encode(add)
+    assert both.encoder.changes() == []
+
+
+def test_modules_keep_their_class_and_name_the_models_parts(both: Both, code: ModuleType) -> None:
+    here = torch.nn.Sequential(code.network, both.stand_in[0])
+    there = both.send({"network": here, "dtype": torch.float16, "size": torch.Size([2]), "cat": torch.cat})
+    assert there["network"][1] is both.model[0]
+    assert there["dtype"] is torch.float16 and there["size"] == torch.Size([2]) and there["cat"] is torch.cat
+    given = torch.arange(6.0).view(2, 3)
+    assert there["network"][0](given).equal(code.network(given))
+    assert isinstance(there["network"][0][0].weight, torch.nn.Parameter)
+
+
+def test_a_tensor_that_two_share_is_one_there(both: Both) -> None:
+    shared = torch.zeros(2)
+    there = both.send([[shared], {"x": shared}])
+    assert there[0][0] is there[1]["x"]
+
+
+def test_what_a_run_kept_is_gone_with_it(both: Both, code: ModuleType) -> None:
+    both.decoder.start_run("one")
+    both.send(code.counting(1)[0])
+    both.decoder.start_run("one")
+    assert both.decoder.objects
+    both.decoder.start_run("two")
+    assert not both.decoder.objects
+
+
+def test_what_cannot_be_described_is_named(both: Both, root: Path, code: ModuleType) -> None:
+    outside = importlib.util.spec_from_file_location("outside", root / "outside.py")
+    assert outside and outside.loader
+    module = importlib.util.module_from_spec(outside)
+    outside.loader.exec_module(module)
+    meta = torch.nn.Parameter(torch.empty(2, device="meta"))
+    cases = {
+        "neither of ComfyUI nor": module.away,
+        "__init__.py, which the ranks do not run": sys.modules["a_pack"].own,
+        "lock": code.Locked(),
+        "inside of a function": code.local(),
+        "A generator": (each for each in ()),
+        "threading.py is neither of ComfyUI": threading.current_thread(),
+        "without numbers": meta,
+        "of this pack": CodeFiles.load,
+    }
+    for words, value in cases.items():
+        both.encoder.begin()
+        with pytest.raises(UnsendableError, match=words):
+            both.encoder.encode(value)
+
+
+def test_a_file_that_changed_after_the_start_is_not_described(root: Path) -> None:
+    folder = root / "packs" / "later"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "code.py").write_text("def late():\n    return 1\n")
+    os.utime(folder / "code.py", (time.time() + 1,) * 2)
+    late = load(folder, "later_pack.code").late
+    with pytest.raises(UnsendableError, match="has changed since ComfyUI started"):
+        Both(root).send(late)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "words"),
+    [
+        ({"class": [{"file": "1/../outside.py", "hash": ""}, "away"]}, "no file of ComfyUI's"),
+        ({"module": {"file": "1/pack/inside.py", "hash": "0"}}, "another file here"),
+        ({"named": "os:system"}, "not of a package"),
+        ({"class": "subprocess:Popen"}, "not of a package"),
+        ({"pickle": "x"}, "not a kind of encoded value"),
+    ],
+    ids=["path", "hash", "function", "class", "kind"],
+)
+def test_a_rank_takes_nothing_else(both: Both, encoded: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        both.decoder.decode(encoded)

@@ -1,0 +1,93 @@
+"""Applies in a rank what nodes change of the model for a call, and takes back what their functions left on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..compat import parts_of
+from ..wire.tree import PLAIN
+
+ATTRIBUTES, PARTS, METHODS, FUNCTIONS = "attributes", "parts", "methods", "functions"
+HOOK_BEFORE, HOOK_AFTER, OBJECT_PATCH = "hook before", "hook after", "object patch"
+# Attributes that ComfyUI sets while it loads, moves or runs a model.
+COMFYUIS = (
+    *("training", "comfy_patched_weights", "comfy_force_cast_weights", "comfy_cast_weights"),
+    *("prev_comfy_cast_weights", "weight_function", "bias_function"),
+)
+MISSING = object()
+
+
+@contextmanager
+def apply_changes(model: torch.nn.Module, changes: Sequence[Sequence[Any]]) -> Iterator[None]:
+    """While entered, the model is as the changes say: of a kind, an owner, a key, whether it is there, and the value.
+    Of a hook: its module, whether it gets keywords, and the function. Of an object patch: the path, and the value."""
+    undo = []
+    try:
+        for kind, *change in changes:
+            apply = {HOOK_BEFORE: add_hook, HOOK_AFTER: add_hook, OBJECT_PATCH: set_path}.get(kind, set_value)
+            undo.append(apply(kind, model, *change))
+        yield
+    finally:
+        for take_back in reversed(undo):
+            take_back()
+
+
+# Each of these makes a change, and returns what takes it back.
+
+
+def set_path(_kind: str, model: torch.nn.Module, path: str, value: Any) -> Callable[[], Any]:
+    import comfy.utils
+
+    before = comfy.utils.set_attr(model, path, value)
+    return lambda: comfy.utils.set_attr(model, path, before)
+
+
+def add_hook(
+    kind: str, _model: torch.nn.Module, module: torch.nn.Module, with_kwargs: bool, hook: Any
+) -> Callable[[], Any]:
+    add = module.register_forward_pre_hook if kind == HOOK_BEFORE else module.register_forward_hook
+    return add(hook, with_kwargs=with_kwargs).remove
+
+
+def set_value(kind: str, _model: torch.nn.Module, owner: Any, key: str, present: bool, value: Any) -> Callable[[], Any]:
+    if kind in (METHODS, FUNCTIONS):
+        before = vars(owner).get(key, MISSING)
+        setattr(owner, key, value) if present else delattr(owner, key)
+        return lambda: delattr(owner, key) if before is MISSING else setattr(owner, key, before)
+    slots: dict[str, Any] = parts_of(owner) if kind == PARTS else vars(owner)
+    before = slots.get(key, MISSING)
+    put(slots, key, value if present else MISSING)
+    return lambda: put(slots, key, before)
+
+
+def put(slots: dict[str, Any], key: str, value: Any) -> None:
+    if value is MISSING:
+        slots.pop(key, None)
+    else:
+        slots[key] = value
+
+
+class Leftovers:
+    """Takes back the attributes that functions set on the model's parts during a sampling."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+
+    def begin(self, model: torch.nn.Module) -> None:
+        """Remembers the attributes. Does nothing within a sampling."""
+        if not self.before:
+            self.before = [(part, dict(vars(part))) for part in model.modules()]
+
+    def end(self) -> None:
+        for part, before in self.before:
+            now = vars(part)
+            for name in [name for name in now if name not in COMFYUIS]:
+                if name not in before:
+                    del now[name]
+                elif now[name] is not before[name] and type(before[name]) in PLAIN:
+                    now[name] = before[name]
+        self.before = []

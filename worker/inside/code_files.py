@@ -1,0 +1,188 @@
+"""Names code of ComfyUI and of node packs by its file, and finds it there again.
+
+ComfyUI's process names it. A rank loads it from the same file, which must be equal. No code is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..wire.tensors import UnsendableError
+
+COMFYUIS = ("comfy", "comfy_extras", "comfy_api")  # the folders of ComfyUI with such code
+# Installed packages whose functions and classes are known by their name alone.
+INSTALLED = ("torch", "builtins", "types", "collections", "functools", "math", "operator", "einops", "numpy")
+INIT = "__init__.py"
+OWN = [str(Path(__file__).resolve().parents[2] / name) for name in ("nodes", "worker", "parallel_backend")]
+PACKAGE = "paralleldit_pack_"  # before the name of a node pack's package in a rank
+
+
+class CodeFiles:
+    """The folders with such code, and the modules in them.
+
+    A file is named by the number of its folder and the path in it: 0 is ComfyUI's, the others hold node packs.
+    """
+
+    def __init__(self, comfyui: str, packs: Sequence[str] = ()) -> None:
+        self.roots = [os.path.abspath(root) for root in (comfyui, *packs)]
+        self.real = [os.path.realpath(root) for root in self.roots]
+
+    def place_of(self, file: str) -> str:
+        """Returns the name of a file. Raises UnsendableError for a file in none of the folders, and for our own."""
+        if any(os.path.realpath(file).startswith(own + os.sep) for own in OWN):
+            raise UnsendableError(f"{file} is of this pack.")
+        for path, roots in ((os.path.abspath(file), self.roots), (os.path.realpath(file), self.real)):
+            for number, root in reversed(list(enumerate(roots))):
+                if path.startswith(root + os.sep):
+                    own = path[len(root) + 1 :]
+                    if number or own.split(os.sep)[0] in COMFYUIS:
+                        return f"{number}/{own.replace(os.sep, '/')}"
+        raise UnsendableError(f"{file} is neither of ComfyUI nor in a folder of custom nodes.")
+
+    def name(self, file: str) -> dict[str, str]:
+        """Returns the name of a file with the hash of what is in it. Raises UnsendableError."""
+        place = self.place_of(file)
+        if place.count("/") == 2 and place.endswith(f"/{INIT}") and place[0] != "0":
+            raise UnsendableError(f"{file} is a node pack's {INIT}, which the ranks do not run.")
+        return {"file": place, "hash": hash_of_loaded(file)}
+
+    def path_of(self, place: str) -> str:
+        """Raises ValueError for what is in none of the folders."""
+        number, _, own = place.partition("/")
+        root = self.roots[int(number)]
+        path = os.path.normpath(os.path.join(root, own))
+        if not path.startswith(root + os.sep) or not path.endswith(".py"):
+            raise ValueError(f"{place!r:.100} is no file of ComfyUI's or of a node pack")
+        return path
+
+    def load(self, named: dict[str, str]) -> types.ModuleType:
+        """Returns the module of a file. Raises ValueError if the file is another than ComfyUI's process has."""
+        place = named["file"]
+        path = self.path_of(place)
+        if hash_of(path) != named["hash"]:
+            raise ValueError(f"{path} is another file here")
+        number, *parts = place.removesuffix(".py").split("/")
+        with first_on_path(self.roots[0]):
+            if number == "0":
+                module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+            else:
+                module = load_of_pack(self.roots[int(number)], parts)
+        if os.path.realpath(str(module.__file__)) != os.path.realpath(path):
+            raise ValueError(f"{path} is hidden by {module.__file__}")
+        return module
+
+
+def load_of_pack(root: str, parts: Sequence[str]) -> types.ModuleType:
+    """Imports a module of a node pack. The pack's own package is there by name and path, and is not run."""
+    package = PACKAGE + hashlib.sha256(root.encode()).hexdigest()[:8]
+    if package not in sys.modules:
+        sys.modules[package] = types.ModuleType(package)
+    sys.modules[package].__path__ = [root]
+    if len(parts) > 1:
+        pack = f"{package}.{parts[0]}"
+        if pack not in sys.modules:
+            sys.modules[pack] = types.ModuleType(pack)
+            sys.modules[pack].__path__ = [os.path.join(root, parts[0])]
+    return importlib.import_module(".".join([package, *parts]).removesuffix(".__init__"))
+
+
+@contextmanager
+def first_on_path(folder: str) -> Iterator[None]:
+    """Puts a folder first on the path: some of ComfyUI's nodes import `nodes`, and a rank would find this package's."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def hash_of(file: str) -> str:
+    return _hash(file, os.stat(file).st_mtime_ns)
+
+
+def hash_of_loaded(file: str) -> str:
+    """Returns the hash of a file whose code runs in this process. Raises UnsendableError if it changed after that."""
+    if os.stat(file).st_mtime > started():
+        raise UnsendableError(f"{file} has changed since ComfyUI started.")
+    return hash_of(file)
+
+
+@cache
+def _hash(file: str, _changed: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@cache
+def started() -> float:
+    """Returns when this process began, in seconds as of a file's change."""
+    import psutil
+
+    return psutil.Process().create_time()
+
+
+def file_of(value: Any) -> str:
+    """Returns the file of a function's, class's or module's code. Raises UnsendableError if it has none."""
+    code = getattr(value, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return code.co_filename
+    try:
+        return inspect.getfile(value)
+    except (TypeError, OSError) as error:
+        raise UnsendableError(f"{value!r:.80} has no file.") from error
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Returns a code object and all that are nested in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from codes_in(each)
+
+
+def mark_of(code: types.CodeType) -> str:
+    """Returns what tells a code object from all others of its file."""
+    words = [code.co_name, code.co_firstlineno, code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars]
+    words += [each for each in code.co_consts if isinstance(each, (int, float, str, bytes, type(None)))]
+    return hashlib.sha256(repr(words).encode()).hexdigest()[:16]
+
+
+@cache
+def codes_of_file(file: str, _hash: str) -> dict[str, types.CodeType]:
+    """Returns every code object in a file, by its mark."""
+    return {mark_of(each): each for each in codes_in(compile(Path(file).read_bytes(), file, "exec"))}
+
+
+def find_code(path: str, digest: str, mark: str) -> types.CodeType:
+    """Raises ValueError if the file has no such code, such as for another release of Python."""
+    found = codes_of_file(path, digest).get(mark)
+    if found is None:
+        raise ValueError(f"{path} has no such function for Python {sys.version.split()[0]}")
+    return found
+
+
+def is_installed(value: Any) -> bool:
+    """Whether a function, class or module is known by its name in an installed package."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return name.partition(".")[0] in INSTALLED
+
+
+def find_installed(name: str) -> Any:
+    """Returns the value of a name like "torch.nn.functional:silu"; a module without a name behind the colon."""
+    module, _, path = name.partition(":")
+    if module.partition(".")[0] not in INSTALLED:
+        raise ValueError(f"{name!r:.100} is not of a package that functions are taken from")
+    found: Any = importlib.import_module(module)
+    for part in path.split(".") if path else ():
+        found = getattr(found, part)
+    return found

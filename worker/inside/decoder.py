@@ -1,0 +1,240 @@
+"""Makes functions and objects in a rank, see `object_graph.py`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..wire.tensors import UnsendableError
+from ..wire.tree import PLAIN
+from .code_files import CodeFiles, find_code, find_installed
+from .object_graph import (
+    CELL,
+    CLASS,
+    DEVICE,
+    DICT,
+    DICTS,
+    DTYPE,
+    FUNCTION,
+    GONE,
+    KEEPS,
+    LIST,
+    MEMBER,
+    METHOD,
+    MODULE,
+    NAMED,
+    NAMESPACE,
+    NEW,
+    OBJECT,
+    OTHER_DEVICE,
+    PART,
+    PART_METHOD,
+    PARTIAL,
+    REF,
+    SET,
+    SIZE,
+    SLICE,
+    SLOTS,
+    TENSOR,
+    TUPLE,
+    Encoded,
+    State,
+    alike,
+    key_of,
+    refs_in,
+    set_slot,
+    slots_of,
+)
+
+
+class Decoder:
+    """The graph in a rank. An object keeps its identity, and what it learned, for as long as a sampling lasts."""
+
+    def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
+        """model: whose parts are named by path. device: of this rank."""
+        self.files, self.model, self.device = files, model, device
+        self.run = ""
+        self.objects: dict[str, Any] = {}
+        self.names: dict[int, str] = {}
+        self.kinds: dict[str, str] = {}
+        self.keep_tensors: set[str] = set()
+        self.known: dict[str, dict[str, Encoded]] = {}  # by name, the slots that ComfyUI's process has
+        self.count = 0
+
+    def start_run(self, run: str) -> None:
+        """Forgets the objects of another run."""
+        if run != self.run:
+            self.run = run
+            self.objects, self.names, self.kinds, self.keep_tensors, self.known = {}, {}, {}, set(), {}
+
+    def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
+        for each in changes:  # objects first, since they may name each other
+            if NEW in each and each[NEW][0] != FUNCTION:
+                self.add(each[REF], each[NEW][0], self.make(*each[NEW]), each[KEEPS])
+        waiting = [each for each in changes if NEW in each and each[NEW][0] == FUNCTION]
+        while waiting:
+            ready = [each for each in waiting if self.can_make(each[NEW][1])] or waiting
+            for each in ready:
+                self.add(each[REF], FUNCTION, self.make_function(**each[NEW][1]), each[KEEPS])
+            waiting = [each for each in waiting if each[REF] not in self.objects]
+        for each in changes:
+            target, kind, known = self.objects[each[REF]], self.kinds[each[REF]], self.known[each[REF]]
+            for key, value in each[SLOTS]:
+                if kind == TENSOR:
+                    self.fill_tensor(target, value)
+                    continue
+                set_slot(target, kind, self.decode(key), self.decode(value), True)
+                if type(key) in PLAIN:
+                    known[key_of(key)] = value
+            for key in each[GONE]:
+                set_slot(target, kind, self.decode(key), None, False)
+                known.pop(key_of(key), None)
+
+    def add(self, name: str, kind: str, value: Any, keeps_tensors: bool) -> None:
+        self.objects[name], self.kinds[name], self.known[name] = value, kind, {}
+        self.names[id(value)] = name
+        if keeps_tensors:
+            self.keep_tensors.add(name)
+
+    def can_make(self, made: Mapping[str, Any]) -> bool:
+        """Whether all that a function's defaults name is there."""
+        return all(name in self.objects for name in refs_in([made["defaults"], made["keywords"]]))
+
+    def make(self, kind: str, made: Encoded) -> Any:
+        """Makes an object without its slots."""
+        if kind in (LIST, SET, CELL):
+            return {LIST: list, SET: set, CELL: types.CellType}[kind]()
+        if kind == DICT:
+            return {each.__name__: each for each in DICTS}[made]()
+        if kind == TENSOR:
+            return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
+        if kind == NAMESPACE:
+            return self.decode(made)
+        if kind == OBJECT:
+            cls = self.decode(made)
+            return cls.__new__(cls)
+        raise ValueError(f"{kind!r:.100} is not a kind of object")
+
+    def fill_tensor(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Gives a tensor its values. It stays the same object."""
+        if target.shape == value.shape and target.dtype == value.dtype and target.device == value.device:
+            target.copy_(value)
+        else:
+            target.data = value.clone()
+
+    def make_function(
+        self, code: Encoded, name: str, cells: list[Encoded], defaults: Encoded, keywords: list[list[Encoded]]
+    ) -> types.FunctionType:
+        """Raises ValueError if its file has no such function here."""
+        named, mark = code
+        module = self.files.load(named)
+        found = find_code(self.files.path_of(named["file"]), named["hash"], mark)
+        closure = tuple(self.decode(cell) for cell in cells)
+        function = types.FunctionType(found, vars(module), found.co_name, self.decode(defaults), closure)
+        function.__kwdefaults__ = {self.decode(key): self.decode(value) for key, value in keywords} or None
+        function.__qualname__ = name
+        return function
+
+    def decode(self, encoded: Encoded) -> Any:
+        """Raises ValueError and KeyError for anything that `Encoder.encode` does not produce."""
+        if isinstance(encoded, (list, tuple)):
+            return [self.decode(item) for item in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        ((kind, value),) = encoded.items()
+        if kind not in self.decoders:
+            raise ValueError(f"{kind!r:.100} is not a kind of encoded value")
+        return self.decoders[kind](self, value)
+
+    def decode_class(self, value: Any) -> type:
+        if isinstance(value, str):
+            return find_installed(value)
+        named, path = value
+        found: Any = self.files.load(named)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found
+
+    def decode_partial(self, value: list[Any]) -> functools.partial:
+        function, args, keywords = value
+        return functools.partial(
+            self.decode(function), *self.decode(args), **{self.decode(key): self.decode(each) for key, each in keywords}
+        )
+
+    def decode_part_method(self, value: list[str]) -> Any:
+        path, name = value
+        return getattr(self.model.get_submodule(path), name)
+
+    decoders: Mapping[str, Callable[[Any, Any], Any]] = {
+        REF: lambda self, value: self.objects[value],
+        TUPLE: lambda self, value: tuple(self.decode(value)),
+        PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
+        PART_METHOD: decode_part_method,
+        CLASS: decode_class,
+        NAMED: lambda _self, value: find_installed(value),
+        MODULE: lambda self, value: find_installed(value) if isinstance(value, str) else self.files.load(value),
+        METHOD: lambda self, value: types.MethodType(*self.decode(value)),
+        PARTIAL: decode_partial,
+        DTYPE: lambda _self, value: getattr(torch, value),
+        DEVICE: lambda self, value: self.device() if value == OTHER_DEVICE else torch.device("cpu"),
+        SIZE: lambda _self, value: torch.Size(value),
+        SLICE: lambda self, value: slice(*self.decode(value)),
+        MEMBER: lambda self, value: self.decode(value[0])[value[1]],
+    }
+
+    def state(self) -> tuple[State, dict[str, torch.Tensor]]:
+        """Returns what functions changed of their objects: by name and key, whether the slot is there, and its value;
+        and new tensors, by name. What they keep in containers and objects that ComfyUI's process has not seen stays
+        here."""
+        found: State = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, target in list(self.objects.items()):
+            kind, known = self.kinds[name], self.known[name]
+            now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
+            changed: dict[str, list[Any]] = {}
+            for key, value in now.items():
+                if kind == NAMESPACE and key not in known:  # another variable
+                    continue
+                try:
+                    encoded = self.encode(value, None if name in self.keep_tensors else tensors, kind in (LIST, SET))
+                except UnsendableError:
+                    continue
+                if key not in known or not alike(known[key], encoded):
+                    changed[key] = [True, encoded]
+                    self.release(known.get(key))
+                    known[key] = encoded
+            for key in [key for key in known if key not in now]:
+                changed[key] = [False, None]
+                self.release(known.pop(key))
+            if changed:
+                found[name] = changed
+        return found, tensors
+
+    def encode(self, value: Any, tensors: dict[str, torch.Tensor] | None, is_list: bool) -> Encoded:
+        """Encodes a value for ComfyUI's process. Raises UnsendableError."""
+        if type(value) in PLAIN:
+            return value
+        if is_list:
+            return [self.encode(each, tensors, False) for each in value]
+        if type(value) is tuple:
+            return {TUPLE: [self.encode(each, tensors, False) for each in value]}
+        if id(value) in self.names:
+            return {REF: self.names[id(value)]}
+        if type(value) is not torch.Tensor or tensors is None:
+            raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
+        name, self.count = f"rank.{self.count}", self.count + 1
+        self.add(name, TENSOR, value, False)
+        tensors[name] = value
+        return {REF: name}
+
+    def release(self, encoded: Encoded) -> None:
+        """Forgets the tensors of a slot that were made here."""
+        for name in refs_in(encoded):
+            if name.startswith("rank."):
+                self.names.pop(id(self.objects.pop(name)))
+                del self.kinds[name], self.known[name]

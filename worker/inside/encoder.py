@@ -1,0 +1,281 @@
+"""Describes functions and objects in ComfyUI's process, see `object_graph.py`."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..compat import version_of
+from ..wire.tensors import UnsendableError
+from ..wire.tree import PLAIN
+from .code_files import CodeFiles, file_of, find_installed, is_installed, mark_of
+from .object_graph import (
+    BUILT_IN,
+    CELL,
+    CLASS,
+    DEVICE,
+    DICT,
+    DICTS,
+    DTYPE,
+    FUNCTION,
+    GONE,
+    KEEPS,
+    LIST,
+    MEMBER,
+    METHOD,
+    MODULE,
+    NAMED,
+    NAMESPACE,
+    NEW,
+    OBJECT,
+    OTHER_DEVICE,
+    PART,
+    PART_METHOD,
+    PARTIAL,
+    REF,
+    SET,
+    SIZE,
+    SLICE,
+    SLOTS,
+    TENSOR,
+    TUPLE,
+    Encoded,
+    Entry,
+    State,
+    Version,
+    alike,
+    kept,
+    key_of,
+    set_slot,
+    unmarked,
+    whole,
+)
+
+
+def installed_name(value: Any) -> str | None:
+    """Returns the name of a function of an installed package."""
+    name = f"{value.__module__}:{value.__qualname__}"
+    if isinstance(value, types.BuiltinFunctionType):
+        name = f"{(value.__module__ or '').replace('._C._nn', '.nn.functional')}:{value.__name__}"
+    try:
+        return name if find_installed(name) is value else None
+    except (ValueError, AttributeError):
+        return None
+
+
+class Encoder:
+    """The graph in ComfyUI's process.
+
+    parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
+    its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process.
+    """
+
+    def __init__(
+        self,
+        files: CodeFiles,
+        parts: Mapping[int, str],
+        methods: Mapping[int, tuple[str, str]],
+        not_sent: Sequence[type] = (),
+    ) -> None:
+        self.files, self.parts, self.methods, self.not_sent = files, parts, methods, not_sent
+        self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
+        self.names: dict[int, str] = {}
+        self.entries: dict[str, Entry] = {}
+        self.seen: set[str] = set()  # those that are as they are now
+        self.sent: dict[str, dict[str, tuple[Encoded, Encoded]]] = {}  # the slots that the ranks have
+        self.keeps_tensors = False  # whether tensors of what is found now stay in the ranks
+        # Functions that the last values name, and methods of their classes, by name.
+        self.functions: list[types.FunctionType] = []
+        self.methods_of: dict[str, list[types.FunctionType]] = {}
+
+    def begin(self) -> None:
+        """Looks at all objects again."""
+        self.seen = set()
+        self.forget_code()
+
+    @property
+    def has_code(self) -> bool:
+        """Whether functions or objects were named."""
+        return bool(self.functions or self.methods_of)
+
+    def forget_code(self) -> None:
+        """Forgets which functions were named."""
+        self.functions, self.methods_of = [], {}
+
+    def changes(self) -> Encoded:
+        """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
+        found = []
+        for name, entry in self.entries.items():
+            known = self.sent.get(name)
+            before = known or {}
+            slots = [[*slot] for key, slot in entry.slots.items() if key not in before or not alike(before[key], slot)]
+            gone = [before[key][0] for key in before.keys() - entry.slots.keys()]
+            new = {NEW: [entry.kind, entry.made], KEEPS: entry.keeps_tensors} if known is None else {}
+            if new or slots or gone:
+                found.append({REF: name, SLOTS: slots, GONE: gone, **new})
+            if known is None or slots or gone:
+                self.sent[name] = kept(entry.slots)
+        return unmarked(found)
+
+    def absorb(self, state: State, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes over what functions in the ranks changed. state: of `Decoder.state`, with the tensors that it names."""
+        for name, tensor in tensors.items():
+            self.objects[name] = tensor
+            self.names[id(tensor)] = name
+            self.entries[name] = Entry(TENSOR, False, whole(Version(tensor, version_of(tensor))))
+            self.sent[name] = kept(self.entries[name].slots)
+        for name, slots in state.items():
+            entry = self.entries[name]
+            for key, (present, value) in slots.items():
+                set_slot(self.objects[name], entry.kind, json.loads(key), self.restore(value), present)
+                for known in (entry.slots, self.sent[name]):
+                    if present:
+                        known[key] = (json.loads(key), value)
+                    else:
+                        known.pop(key, None)
+
+    def restore(self, encoded: Encoded) -> Any:
+        """Returns a value that a rank encoded."""
+        if isinstance(encoded, list):
+            return [self.restore(each) for each in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        return self.objects[encoded[REF]] if REF in encoded else tuple(self.restore(encoded[TUPLE]))
+
+    def encode(self, value: Any) -> Encoded:
+        """Raises UnsendableError for what the ranks cannot have."""
+        if type(value) in PLAIN:
+            return value
+        if id(value) in self.parts:
+            return {PART: self.parts[id(value)]}
+        if id(value) in self.methods:
+            return {PART_METHOD: list(self.methods[id(value)])}
+        encode = self.inline.get(type(value))
+        if encode:
+            return encode(self, value)
+        if isinstance(value, enum.Enum):
+            return {MEMBER: [self.encode_class(type(value)), value.name]}
+        if isinstance(value, type):
+            return self.encode_class(value)
+        if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and (name := installed_name(value)):
+            return {NAMED: name}
+        return self.refer(value)
+
+    def encode_all(self, values: Iterable[Any]) -> list[Encoded]:
+        return [self.encode(each) for each in values]
+
+    def encode_method(self, value: types.MethodType) -> Encoded:
+        return {METHOD: [self.encode(value.__func__), self.encode(value.__self__)]}
+
+    def encode_partial(self, value: functools.partial) -> Encoded:
+        return {PARTIAL: [self.encode(value.func), self.encode_all(value.args), self.encode_pairs(value.keywords)]}
+
+    def encode_pairs(self, values: Mapping[Any, Any]) -> list[list[Encoded]]:
+        return [[self.encode(key), self.encode(value)] for key, value in values.items()]
+
+    def encode_module(self, value: types.ModuleType) -> Encoded:
+        return {MODULE: f"{value.__name__}:" if is_installed(value) else self.files.name(file_of(value))}
+
+    def encode_class(self, value: type) -> Encoded:
+        if is_installed(value):
+            return {CLASS: f"{value.__module__}:{value.__qualname__}"}
+        if "<" in value.__qualname__:
+            raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")
+        return {CLASS: [self.files.name(file_of(value)), value.__qualname__]}
+
+    inline: Mapping[type, Callable[[Any, Any], Encoded]] = {
+        tuple: lambda self, value: {TUPLE: self.encode_all(value)},
+        torch.Size: lambda _self, value: {SIZE: list(value)},
+        slice: lambda self, value: {SLICE: self.encode_all((value.start, value.stop, value.step))},
+        torch.dtype: lambda _self, value: {DTYPE: str(value).removeprefix("torch.")},
+        torch.device: lambda _self, value: {DEVICE: "cpu" if value.type == "cpu" else OTHER_DEVICE},
+        types.MethodType: encode_method,
+        functools.partial: encode_partial,
+        types.ModuleType: encode_module,
+    }
+
+    def name(self, value: Any) -> str:
+        """Returns the name of an object, always the same for the same object."""
+        if id(value) not in self.names:
+            name = self.names[id(value)] = str(len(self.objects))
+            self.objects[name] = value
+        return self.names[id(value)]
+
+    def refer(self, value: Any) -> Encoded:
+        """Names an object that can change, and encodes it once."""
+        name = self.name(value)
+        if name not in self.seen:
+            self.seen.add(name)  # first, because an object may hold itself
+            self.entries[name] = self.enter(value)._replace(keeps_tensors=self.keeps_tensors)
+        return {REF: name}
+
+    def add_variables(self, owner: type | types.ModuleType, values: Mapping[str, Any]) -> None:
+        """Makes variables of a class or of a module those of ComfyUI's process."""
+        name = self.name(owner)
+        made = self.encode_class(owner) if isinstance(owner, type) else self.encode_module(owner)
+        before = self.entries[name].slots if name in self.entries else {}
+        self.entries[name] = Entry(NAMESPACE, made, {**before, **self.slots(values)})
+
+    def enter(self, value: Any) -> Entry:
+        if isinstance(value, torch.Tensor):
+            return self.enter_tensor(value)
+        if isinstance(value, types.FunctionType):
+            return self.enter_function(value)
+        if isinstance(value, types.CellType):
+            try:
+                return Entry(CELL, None, whole(self.encode(value.cell_contents)))
+            except ValueError:  # it is empty
+                return Entry(CELL, None, {})
+        if type(value) is list:
+            return Entry(LIST, None, whole(self.encode_all(value)))
+        if type(value) is set:
+            return Entry(SET, None, whole(self.encode_all(sorted(value, key=repr))))
+        if type(value) in DICTS:
+            return Entry(DICT, type(value).__name__, self.slots(value))
+        kind = type(value)
+        is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
+        if isinstance(value, (*BUILT_IN, *self.not_sent)) or not hasattr(value, "__dict__") or is_torchs:
+            raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
+        self.note_methods(kind)
+        return Entry(OBJECT, self.encode_class(kind), self.slots(vars(value)))
+
+    def enter_tensor(self, value: torch.Tensor) -> Entry:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise UnsendableError("A weight of the model cannot be sent to the ranks, which have it.")
+        if value.is_meta or value.layout != torch.strided:
+            raise UnsendableError("A tensor without numbers cannot be sent to the ranks.")
+        return Entry(TENSOR, type(value) is torch.nn.Parameter, whole(Version(value, version_of(value))))
+
+    def enter_function(self, value: types.FunctionType) -> Entry:
+        self.functions.append(value)
+        code = value.__code__
+        if value.__globals__.get("__file__") and file_of(value) != value.__globals__["__file__"]:
+            raise UnsendableError(f"The code of {value.__qualname__} was made elsewhere.")
+        made = {
+            "code": [self.files.name(code.co_filename), mark_of(code)],
+            "name": value.__qualname__,
+            "cells": self.encode_all(value.__closure__ or ()),
+            "defaults": self.encode(value.__defaults__),
+            "keywords": self.encode_pairs(value.__kwdefaults__ or {}),
+        }
+        return Entry(FUNCTION, made, self.slots(vars(value)))
+
+    def slots(self, values: Mapping[Any, Any]) -> dict[str, tuple[Encoded, Encoded]]:
+        found = {}
+        for key, value in values.items():
+            name = self.encode(key)
+            found[key_of(name)] = (name, self.encode(value))
+        return found
+
+    def note_methods(self, cls: type) -> None:
+        """Remembers the methods of a class, which functions may call."""
+        for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, types.FunctionType):
+                self.methods_of.setdefault(name, []).append(function)

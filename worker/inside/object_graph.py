@@ -1,0 +1,134 @@
+"""Describes functions and objects as data, for as long as a sampling lasts: ComfyUI's process and a rank each hold the
+same graph of objects, by name, and tell each other what changed in it.
+
+An object that can change has a name and slots: the keys of a dict, the attributes of an object, the cells of a
+function. A description has the slots that changed since the last one. So what a function keeps from call to call stays
+in the ranks, and what a node changes in between reaches them.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+from typing import Any, NamedTuple
+
+import torch
+
+LIST, DICT, SET, OBJECT, FUNCTION, CELL, TENSOR = "list", "dict", "set", "object", "function", "cell", "tensor"
+NAMESPACE = "namespace"  # of a module or a class: some of its variables
+REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
+METHOD, PARTIAL = "method", "partial"
+DTYPE, DEVICE, SIZE, SLICE, MEMBER, PART_METHOD = "dtype", "device", "size", "slice", "member", "part method"
+WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
+OTHER_DEVICE = "own"  # any device but the CPU: each rank has its own
+NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"
+DICTS = (dict, collections.OrderedDict)
+BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
+Encoded = Any  # JSON, with tensors in it
+State = dict[str, dict[str, Any]]
+
+
+class Entry(NamedTuple):
+    """An object with a name. kind, made: what is needed to make it. slots: by key in JSON, its key and value.
+    keeps_tensors: whether tensors that a rank puts into it stay there, because nobody else reads them."""
+
+    kind: str
+    made: Encoded
+    slots: dict[str, tuple[Encoded, Encoded]]
+    keeps_tensors: bool = False
+
+
+class Version(NamedTuple):
+    """A tensor as it is, or as it was when it was sent. version: how often it was written to. copy: of what was sent,
+    for an inference tensor, which does not know that."""
+
+    tensor: torch.Tensor
+    version: int
+    copy: torch.Tensor | None = None
+
+    def kept(self) -> Version:
+        """Returns what to compare with later. Weights are not copied: nobody writes to them in a sampling."""
+        is_weight = isinstance(self.tensor, torch.nn.Parameter)
+        return self if is_weight or not self.tensor.is_inference() else self._replace(copy=self.tensor.clone())
+
+    def is_unchanged(self, now: Version) -> bool:
+        if self.tensor is not now.tensor or self.version != now.version:
+            return False
+        return self.copy is None or self.copy.equal(now.tensor)
+
+
+def key_of(encoded: Encoded) -> str:
+    return json.dumps(encoded)
+
+
+def whole(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
+    """Returns the slots of an object that has only one."""
+    return {key_of(WHOLE): (WHOLE, encoded)}
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two encoded values are equal. one: the earlier one. Tensors are equal if they are the same and were not
+    written to since."""
+    if isinstance(one, Version) or isinstance(other, Version):
+        return isinstance(one, Version) and isinstance(other, Version) and one.is_unchanged(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    return type(one) is type(other) and one == other
+
+
+def kept(slots: dict[str, tuple[Encoded, Encoded]]) -> dict[str, tuple[Encoded, Encoded]]:
+    """Returns slots to compare with later."""
+    return {key: (name, value.kept() if isinstance(value, Version) else value) for key, (name, value) in slots.items()}
+
+
+def unmarked(value: Any) -> Any:
+    """Returns an encoded value with its tensors themselves."""
+    if isinstance(value, Version):
+        return value.tensor
+    if isinstance(value, (list, tuple)):
+        return [unmarked(each) for each in value]
+    return {key: unmarked(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def refs_in(encoded: Encoded) -> list[str]:
+    """Returns the names in an encoded value."""
+    if isinstance(encoded, (list, tuple)):
+        return [name for each in encoded for name in refs_in(each)]
+    if not isinstance(encoded, dict):
+        return []
+    return [encoded[REF]] if REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
+
+
+def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> None:
+    """Sets a slot of an object, or removes it."""
+    if kind == CELL:
+        if present:
+            target.cell_contents = value
+        else:
+            del target.cell_contents
+    elif kind == LIST:
+        target[:] = value
+    elif kind == SET:
+        target.clear()
+        target.update(value)
+    elif kind == NAMESPACE:
+        setattr(target, key, value) if present else delattr(target, key)
+    else:
+        slots = target if kind == DICT else vars(target)
+        if present:
+            slots[key] = value
+        else:
+            slots.pop(key, None)
+
+
+def slots_of(target: Any, kind: str) -> dict[Any, Any]:
+    if kind == CELL:
+        try:
+            return {WHOLE: target.cell_contents}
+        except ValueError:
+            return {}
+    if kind in (LIST, SET):
+        return {WHOLE: list(target) if kind == LIST else sorted(target, key=repr)}
+    return {} if kind == TENSOR else dict(target if kind == DICT else vars(target))
