@@ -76,18 +76,24 @@ class Leftovers:
 
     def __init__(self) -> None:
         self.before: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+        self.found: list[tuple[torch.nn.Module, str, Any]] = []  # with the value before
 
     def begin(self, model: torch.nn.Module) -> None:
         """Remembers the attributes. Does nothing within a sampling."""
         if not self.before:
             self.before = [(part, dict(vars(part))) for part in model.modules()]
 
-    def end(self) -> None:
+    def pause(self) -> None:
+        """Called before a plan sets attributes of its own. `begin` goes on."""
         for part, before in self.before:
-            now = vars(part)
-            for name in [name for name in now if name not in COMFYUIS]:
-                if name not in before:
-                    del now[name]
-                elif now[name] is not before[name] and type(before[name]) in PLAIN:
-                    now[name] = before[name]
+            for name, value in vars(part).items():
+                was = before.get(name, MISSING)
+                if value is not was and name not in COMFYUIS and (was is MISSING or type(was) in PLAIN):
+                    self.found.append((part, name, was))
         self.before = []
+
+    def end(self) -> None:
+        self.pause()
+        for part, name, before in reversed(self.found):
+            put(vars(part), name, before)
+        self.found = []

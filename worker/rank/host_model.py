@@ -170,6 +170,7 @@ class HostModel:
 
     def replan(self, mesh: Mesh) -> None:
         """Applies another plan to the present weights. Runs no collectives. Raises PlanError."""
+        self.leftovers.pause()
         self.module.replan(mesh)
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:

@@ -167,7 +167,7 @@ ROWS: dict[str, Row] = {
     "ScaleROPE": equal(scale_x=2.0, shift_y=1.0),
     "FluxKVCache": over_steps(replace(equal("flux-2"), plan={"cfg": 2}, cfg=1.0)),
     "FluxKVCache with its tokens shared": over_steps(
-        replace(equal("flux-2"), node="FluxKVCache", cfg=1.0, shared="one rank")
+        replace(equal("flux-2"), node="FluxKVCache", cfg=1.0, shared="dp=2")
     ),
     "ModelComputeDtype": replace(equal(dtype="bf16"), plan={"cfg": 1}),
     "TorchCompileModel": replace(ignored(backend="eager"), costly=True),  # test_compiled.py has the node's own
