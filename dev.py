@@ -194,8 +194,12 @@ def call(command: Sequence[str | Path], *, env: Mapping[str, str], log: Path | N
 
 
 def child_env() -> dict[str, str]:
-    """The environment of every child: no foreign Python paths, temporary files inside the repository."""
+    """The environment of every child: no foreign Python paths, temporary files inside the repository.
+
+    Bytecode is kept: hundreds of processes of the tests import the same files.
+    """
     dropped = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIREMENT", "PIP_CONSTRAINT"}
+    dropped |= {"PYTHONDONTWRITEBYTECODE"}
     env = {name: value for name, value in os.environ.items() if name.upper() not in dropped}
     tmp = str(SETUP_TMP)
     env.update(TMPDIR=tmp, TEMP=tmp, TMP=tmp, VIRTUAL_ENV=str(VENV))

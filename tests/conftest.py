@@ -26,6 +26,7 @@ from tests.support.ranks.pool import RankPool
 from tests.support.runs import changed, durations, shards
 from tests.support.runs.longest_first import LongestFirst
 from worker.host.client import WorkerGroup
+from worker.launch.imports import pause_garbage_collector
 
 # On some CPUs MKL's products differ by rounding with where a tensor lies in memory, and what is to have the same bits
 # would not have them. Read at the first product, here and in every process that the tests start.
@@ -131,6 +132,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst
         return None
     kept = durations.read("gate") | durations.read(tier_of(config))
     return LongestFirst(config, log, {path: found.seconds for path, found in kept.items()})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    with pause_garbage_collector():  # the modules and tests that it finds stay, and are not scanned later
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

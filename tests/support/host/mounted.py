@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 
 from demo.host import REPOSITORY
+from worker.launch.imports import pause_garbage_collector
 
 
 def packages() -> dict[str, ModuleType]:
@@ -20,8 +21,11 @@ def packages() -> dict[str, ModuleType]:
 
 
 def mount(comfyui: str, *arguments: str) -> None:
-    """Puts ComfyUI's folder on the path, has it take these arguments, and mounts the pack."""
+    """Puts ComfyUI's folder on the path, imports it as if started with these arguments, and mounts the pack."""
     sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
     sys.argv = [sys.argv[0], "--cpu", *arguments]
-    importlib.import_module("comfy.options").enable_args_parsing()
+    with pause_garbage_collector():
+        importlib.import_module("comfy.options").enable_args_parsing()
+        importlib.import_module("comfy.model_management")  # first, because other modules import it in a circle
+        importlib.import_module("comfy.sd")
     sys.modules.update(packages())

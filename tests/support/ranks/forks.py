@@ -17,10 +17,13 @@ import time
 import traceback
 from pathlib import Path
 
-import diffusers
-import torch
+from worker.launch.imports import pause_garbage_collector
 
-from tests.support.cases.families import FAMILIES
+with pause_garbage_collector():
+    import diffusers
+    import torch
+
+    from tests.support.cases.families import FAMILIES
 
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 5.0  # for the other ranks to say what they saw, after the first one that failed
@@ -47,7 +50,8 @@ def be_rank(rank: int, job: dict) -> None:
 
 def run(job: dict) -> list[int | None]:
     """The ranks' exit codes; None of one that did not end in time."""
-    importlib.import_module(job["program"])
+    with pause_garbage_collector():  # whatever is there now is not scanned in the ranks
+        importlib.import_module(job["program"])
     threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
     assert threads == 1, f"{threads} threads: a fork would have one of them alone, and the others' locks"
     pids = []
@@ -75,8 +79,9 @@ def run(job: dict) -> list[int | None]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for family in FAMILIES.values():
-        getattr(diffusers, family.model_class)  # which diffusers imports when it is asked for
+    with pause_garbage_collector():
+        for family in FAMILIES.values():
+            getattr(diffusers, family.model_class)  # which diffusers imports when it is asked for
     for line in sys.stdin:
         codes = run(json.loads(line))
         print(json.dumps(codes), flush=True)
