@@ -21,6 +21,7 @@ from parallel_backend.groups.mesh import Axis
 from parallel_backend.vae.norm import band_group_norm
 from parallel_backend.vae.parallel import ParallelVAE
 from tests.support.cases.vae_cases import BF16, CASES, LARGE, Case, norm_input
+from tests.support.group.footprint import return_freed_memory
 from tests.support.ranks.leaving import leave
 
 
@@ -78,6 +79,7 @@ def small_cases(axis: Axis) -> dict[str, torch.Tensor]:
 
 @record
 def main(out_path: str) -> None:
+    return_freed_memory()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo")

@@ -31,6 +31,7 @@ from parallel_backend.weights.stores import Store
 from parallel_backend.weights.tensors import list_plain_tensors
 from tests.support.cases.families import FAMILIES
 from tests.support.files import write_stock_models
+from tests.support.group.footprint import return_freed_memory
 from tests.support.ranks import host_ranks
 from tests.support.ranks.leaving import leave
 from tests.support.ranks.weights.fetching import Meshes
@@ -149,6 +150,7 @@ def measured(model: Model, kind: str, meshes: Meshes, file: Path) -> dict[str, i
 
 
 def main(folder: str, cases: str, out: str) -> None:
+    return_freed_memory()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if not dist.get_rank():

@@ -25,7 +25,14 @@ from parallel_backend.weights.placement import WeightPlacement
 from parallel_backend.weights.sizes import BUFFERS, fetched_places
 from parallel_backend.weights.stores import HostStore
 from parallel_backend.weights.tensors import list_storages
-from tests.support.group.footprint import Highest, Storages, mapped_at, settled_bytes, shared_bytes
+from tests.support.group.footprint import (
+    Highest,
+    Storages,
+    mapped_at,
+    return_freed_memory,
+    settled_bytes,
+    shared_bytes,
+)
 from tests.support.ranks.leaving import leave
 from worker.comfyui.source import HostSource
 from worker.rank.host_model import HostModel
@@ -119,6 +126,7 @@ def expected(model: Model, plan: ParallelPlan) -> dict[str, int]:
 def main(cases_path: str, out: str) -> None:
     """Cases: JSON objects of shelf, plan, source, files and the itemsize in them, latents, conditions; the first is run
     before it is measured, as what libraries take of memory once is no model's."""
+    return_freed_memory()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     cases = json.loads(Path(cases_path).read_text())
