@@ -40,9 +40,6 @@ class Item(SimpleNamespace):
     def get_closest_marker(self, name: str) -> object | None:
         return self.marker if name == "slow" else None
 
-    def add_marker(self, marker: pytest.MarkDecorator) -> None:
-        self.skipped = marker.name == "skip"
-
 
 def test_each_tier_runs_its_own_and_says_what_it_leaves_out() -> None:
     def select(*options: str) -> tuple[list[Item], list[Item], str]:
@@ -51,14 +48,15 @@ def test_each_tier_runs_its_own_and_says_what_it_leaves_out() -> None:
         config = SimpleNamespace(getoption=lambda name: name in options, hook=hook)
         fixtures = {"in ComfyUI": ["host", "comfyui"], "pure": ["tmp_path"], "on ranks": ["ranks"], "long": []}
         items = [
-            Item(name=name, fixturenames=held, marker=name == "long" or None, config=config, skipped=False)
+            Item(name=name, fixturenames=held, marker=name == "long" or None, config=config)
             for name, held in fixtures.items()
         ]
         said = tiers.select(config, items)
-        return [item.name for item in items if not item.skipped], [item.name for item in deselected], said
+        return [item.name for item in items], [item.name for item in deselected], said
 
     assert select("--fast")[:2] == (["pure"], ["in ComfyUI", "on ranks", "long"])
     said = select("--fast")[2]
     assert said == "3 tests deselected (1 need ComfyUI, 1 need ranks, 1 are slow): run without --fast"
-    assert select() == (["pure", "in ComfyUI", "on ranks"], [], "")
+    said = "1 tests deselected, as they are slow: run with --slow"
+    assert select() == (["pure", "in ComfyUI", "on ranks"], ["long"], said)
     assert select("--slow") == (["pure", "in ComfyUI", "on ranks", "long"], [], "")

@@ -64,7 +64,7 @@ def running(request: pytest.FixtureRequest, *names: str) -> list[tuple[Any, ...]
     found = []
     for item in request.session.items:
         given = getattr(item, "callspec", None)
-        if item.path == request.path and given and set(names) <= set(given.params) and not is_left_to_slow(item):
+        if item.path == request.path and given and set(names) <= set(given.params):
             found.append(tuple(given.params[name] for name in names))
     return found
 
@@ -92,10 +92,11 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> str:
         if left_out:
             said.append(f"{len(left_out)} tests deselected ({listed}): run without --fast")
         return "\n".join(said)
-    items.sort(key=lambda item: bool(why_not_fast(item)))  # stable: within each half as they were
-    for item in items:
-        if is_left_to_slow(item):
-            item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
+    slow = {item: None for item in items if is_left_to_slow(item)}
+    # Stable: within each half as they were.
+    items[:] = sorted((item for item in items if item not in slow), key=lambda item: bool(why_not_fast(item)))
+    config.hook.pytest_deselected(items=list(slow))
+    said += [f"{len(slow)} tests deselected, as they are slow: run with --slow"] if slow else []
     return "\n".join(said)
 
 
