@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from demo.host import REPOSITORY
+from tests.support.programs import run_program
 
 LEFT_OUT = "Not used: GPU 1 (GTX 1660, 6 GB)."
 OWN = "auto uses only ComfyUI’s own, GPU 0 (RTX 3090, 24 GB), and those like it"
@@ -29,10 +27,7 @@ PLANNED = {
 
 @pytest.fixture(scope="module")
 def machines(comfyui: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.support.host.machine_of_cards", str(comfyui)]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run_program(comfyui, "tests.support.host.machine_of_cards").splitlines()[-1])
 
 
 @pytest.mark.parametrize("machine", PLANNED)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from demo.host import REPOSITORY
 from tests.benchmarks.start import in_process
+from tests.support.programs import run_program
 
 MEDIA = {"torchaudio", "av", "kornia", "spandrel", "comfy.sd"}
 
@@ -23,8 +21,7 @@ def test_a_file_by_comfyuis_own_class_needs_no_diffusers_and_no_media_package(
 ) -> None:
     """ComfyUI's classes themselves import transformers and torchvision."""
     monkeypatch.setenv("COMFYUI_PATH", str(comfyui))
-    command = [sys.executable, "-m", "tests.support.files.write_stock_models", str(comfyui), str(tmp_path), "krea-2"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
+    run_program(comfyui, "tests.support.files.write_stock_models", tmp_path, "krea-2")
     imported = in_process("a rank with a file by ComfyUI's class", str(tmp_path / "krea-2.safetensors"))["imported"]
     assert "comfy" in imported
     assert {"diffusers", *MEDIA}.isdisjoint(imported)

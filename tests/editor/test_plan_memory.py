@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Browser, expect
 
-from demo.host import REPOSITORY, ComfyHost
+from demo.host import ComfyHost
 from tests.support.editor.editor import Editor, open_editor
 from tests.support.editor.examples import open_demo
+from tests.support.programs import run_program
 
 GIB = 1 << 30
 ROUTE = "**/paralleldit/plan"
@@ -94,12 +93,9 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def answers(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    program = [sys.executable, "-m", "tests.support.host.plans_on_cards"]
-    command = [*program, str(comfyui), str(tmp_path_factory.mktemp("models"))]
-    asked = json.dumps([case.question() for case in CASES.values()])
-    run = subprocess.run(command, cwd=REPOSITORY, input=asked, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return dict(zip(CASES, json.loads(run.stdout.splitlines()[-1]), strict=True))
+    asked, folder = json.dumps([case.question() for case in CASES.values()]), tmp_path_factory.mktemp("models")
+    said = run_program(comfyui, "tests.support.host.plans_on_cards", folder, given=asked)
+    return dict(zip(CASES, json.loads(said.splitlines()[-1]), strict=True))
 
 
 def kept(answer: dict[str, Any]) -> list[float]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.comfyui.files.test_published_files import run_module
 from tests.support.cases.files.converted_cases import CONVERTED
 from tests.support.cases.files.published_folders import PUBLISHED_FOLDERS
+from tests.support.programs import run_program
 from worker.comfyui.diffusers_names import list_classes
 
 TOLERANCE = 1e-5
@@ -19,7 +19,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def found(comfyui: Path) -> dict[str, dict[str, Any]]:
     """What `converted_names` prints."""
-    return json.loads(run_module("tests.support.host.converted_names", comfyui).splitlines()[-1])
+    return json.loads(run_program(comfyui, "tests.support.host.converted_names").splitlines()[-1])
 
 
 def test_each_class_with_a_table_is_compared() -> None:

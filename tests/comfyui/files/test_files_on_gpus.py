@@ -5,8 +5,6 @@ With --device cpu, in a ComfyUI without them. How near, the report of `python3 d
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from demo.host import PACK_NAME, REPOSITORY, ComfyHost, PromptError
+from demo.host import PACK_NAME, ComfyHost, PromptError
 from tests.support.cases.files.formats import FORMATS
 from tests.support.host.graphs import GROUPS_BY_SIZE, NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS, latents, relative_error
 from tests.support.host.stock_prompts import prompt, write_cases
+from tests.support.programs import run_program
 
 pytestmark = pytest.mark.gpu
 
@@ -38,9 +37,7 @@ def gpu_host(comfyui: Path, device: str, tmp_path_factory: pytest.TempPathFactor
     (base / "custom_nodes" / NODE_PACK / "__init__.py").write_text(NODE_PACK_SOURCE)
     write_cases(comfyui, base, [CASE])
     file = base / "models" / "diffusion_models" / f"{CASE}.safetensors"
-    command = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui), str(file), *FORMATS]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.quantise", file, *FORMATS)
     packs = ("--whitelist-custom-nodes", PACK_NAME, NODE_PACK)
     with ComfyHost(comfyui, base, extra_args=packs, env=TINY_MODELS, cpu=device == "cpu") as host:
         yield host

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -11,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY, ComfyHost
+from demo.host import ComfyHost
 from tests.support.cases.sized_cases import FULL_WIDTH
 from tests.support.host.graphs import Graph, Job, latents, ranks, relative_error
+from tests.support.programs import run_program
 
 NAME = "flux-full-width"
 TOLERANCE = 1e-4
@@ -23,9 +22,7 @@ MEGABYTE = 1 << 20
 @pytest.fixture(scope="module")
 def file(comfyui: Path, models: Path) -> Path:
     folder = models / "models" / "diffusion_models"
-    command = [sys.executable, "-m", "tests.support.files.write_stock_models", str(comfyui), str(folder), NAME]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.write_stock_models", folder, NAME)
     generator = torch.Generator().manual_seed(3)
     save_file(FULL_WIDTH.texts(generator), models / "input" / f"{NAME}.safetensors")
     return folder / f"{NAME}.safetensors"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from demo.host import REPOSITORY, ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError
 from tests.support.cases.files.formats import FORMATS
 from tests.support.cases.stock_cases import HOST_CASES
 from tests.support.host.graphs import GROUPS_BY_SIZE, Graph, Link, latents, ranks, relative_error
 from tests.support.host.stock_prompts import STEPS, prompt, write_cases
+from tests.support.programs import run_program
 
 pytestmark = pytest.mark.usefixtures("groups_by_size")
 
@@ -124,10 +123,7 @@ def test_pipefusion_of_a_file_is_near_the_exact_image_and_not_equal(host: ComfyH
 @pytest.fixture(scope="module")
 def formats(comfyui: Path, files: Path) -> None:
     """A case in every format."""
-    program = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui)]
-    command = [*program, str(files / f"{QUANTISED}.safetensors"), *FORMATS]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.quantise", files / f"{QUANTISED}.safetensors", *FORMATS)
 
 
 @pytest.mark.parametrize("plan", [{"cfg": 1}, {"ulysses": 2}], ids=str)

@@ -14,6 +14,7 @@ from demo.host import REPOSITORY
 from tests.support.files.deeper import deepen
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.stock_prompts import write_cases
+from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
 
 NAME = "longcat-image"
@@ -29,9 +30,7 @@ def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = base / "models" / "diffusion_models"
     plain = folder / f"{NAME}.safetensors"
     deepen(plain, BLOCKS)
-    program = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui), str(plain), "fp8"]
-    run = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.quantise", plain, "fp8")
     packed = folder / f"{NAME}.gguf"
     save_file(write_gguf(load_file(plain), packed, ["Q8_0"]), folder / "packed.safetensors")
     return {"fp32": plain, "fp8": folder / f"{NAME}-fp8.safetensors", "gguf": packed}

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from demo.host import REPOSITORY
 from tests.support.cases.files.published_cases import PUBLISHED
+from tests.support.programs import run_program
 
 
 @pytest.fixture(scope="module")
 def found(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict | str]:
     """By file, what the loader finds in it, see describe_files."""
     folder = tmp_path_factory.mktemp("published")
-    run_module("tests.support.files.write_headers", comfyui, folder)
-    return json.loads(
-        run_module("tests.support.files.describe_files", comfyui, *sorted(folder.iterdir())).splitlines()[-1]
-    )
-
-
-def run_module(module: str, *arguments: Path) -> str:
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run.stdout
+    run_program(comfyui, "tests.support.files.write_headers", folder)
+    said = run_program(comfyui, "tests.support.files.describe_files", *sorted(folder.iterdir()))
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

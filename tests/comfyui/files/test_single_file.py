@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY, ComfyHost
+from demo.host import ComfyHost
 from tests.support.cases.files.original_layouts import Weights
 from tests.support.cases.files.single_file_cases import FILES, PUBLISHED, REFUSED, refused
 from tests.support.host.graphs import Job, latents, ranks, refusal, relative_error
+from tests.support.programs import run_program
 
 TOLERANCE = 1e-5
 TEXT = {"positive": "text.safetensors", "negative": "other-text.safetensors"}
@@ -32,11 +31,8 @@ def found(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = tmp_path_factory.mktemp("files")
     for kind in REFUSED:
         save(refused(kind), folder / f"{kind}.safetensors")
-    program = [sys.executable, "-m", "tests.support.files.describe_files", str(comfyui)]
-    command = [*program, *map(str, sorted(folder.iterdir()))]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    said = run_program(comfyui, "tests.support.files.describe_files", *sorted(folder.iterdir()))
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,10 @@ import torch
 from diffusers import AutoencoderKL
 from safetensors.torch import load_file, save_file
 
-from demo.host import REPOSITORY, ComfyHost, PromptError
+from demo.host import ComfyHost, PromptError
 from tests.support.cases.vae_cases import config
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, relative_error
+from tests.support.programs import run_program
 
 STOCK_WIDTHS = (128, 256, 512, 512)  # ComfyUI knows no others
 IMAGE, WAN, LTX = "tiny.safetensors", "wan.safetensors", "ltx.safetensors"
@@ -38,8 +37,7 @@ def vaes(models: Path, comfyui: Path) -> Path:
     torch.manual_seed(0)
     model = AutoencoderKL(**config(STOCK_WIDTHS, groups=32, layers=2))
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / IMAGE)
-    command = [sys.executable, "-m", "tests.support.files.video_vaes", str(comfyui), str(folder)]
-    subprocess.run(command, cwd=REPOSITORY, check=True)
+    run_program(comfyui, "tests.support.files.video_vaes", folder)
     for name, (latent, pictures) in SIZES.items():
         draw = torch.Generator().manual_seed(SEED)
         write_latent(models, name, torch.randn(latent, generator=draw))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +12,11 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 
-from demo.host import REPOSITORY
 from tests.support.cases.host_vaes import VAES
 from tests.support.cases.vae_cases import Weights, config, relative_error, save_decoder
 from tests.support.group.direct_group import go_on
 from tests.support.group.memory import little_memory
+from tests.support.programs import run_program
 from worker.comfyui.source import VaeSource
 from worker.comfyui.vae import fingerprint
 from worker.errors import OutOfMemory, RequestRefused
@@ -158,9 +157,7 @@ def test_any_rank_can_run_out_of_memory_in_the_vae(group_of_two: WorkerGroup, so
 
 def test_weights_of_published_sizes_make_the_same_vae_in_the_ranks(comfyui: Path) -> None:
     """Of every class that is split, by ComfyUI's own detection; its sizes are those of the equality test's."""
-    command = [sys.executable, "-m", "tests.support.files.published_vaes", str(comfyui)]
-    done = subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(run_program(comfyui, "tests.support.files.published_vaes").splitlines()[-1])
     assert all(each["alike"] and not each["missing"] for each in found.values()), found
     for name, case in VAES.items():
         scale, _, channels, dims = found[name if name in found else "ltx 0"]["sizes"]

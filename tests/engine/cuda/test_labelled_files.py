@@ -7,8 +7,6 @@ loader.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from demo.host import REPOSITORY
 from tests.support.cases.files.formats import FORMATS
 from tests.support.files.deeper import deepen
 from tests.support.files.write_gguf import write_gguf
 from tests.support.host.stock_prompts import write_cases
 from tests.support.labelled.branches import questions
+from tests.support.programs import run_program
 from tests.support.ranks.pool import RankPool
 from tests.support.tiers import SAID, running
 from worker.comfyui.gguf_blocks import FORMATS as BLOCKS
@@ -78,9 +76,7 @@ def files(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     folder = base / "models" / "diffusion_models"
     plain, packed = (folder / f"{NAME}.{end}" for end in ("safetensors", "gguf"))
     deepen(plain, BLOCKS_OF_ONE)
-    command = [sys.executable, "-m", "tests.support.files.quantise", str(comfyui), str(plain), *FORMATS]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.quantise", plain, *FORMATS)
     write_gguf(load_file(plain), packed, [*reversed(BLOCKS)])  # in whose blocks are those with a table
     made = {form: folder / f"{NAME}-{form}.safetensors" for form in FORMATS}
     return {"fp32": plain, CAST: plain, "gguf": packed, **made}

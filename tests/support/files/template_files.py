@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +18,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from demo.host import REPOSITORY
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.files.single_file_cases import PREFIX, PUBLISHED
 from tests.support.files.stock_files import ENCODERS, VAES, Weights
 from tests.support.host.stock_prompts import write_cases
+from tests.support.programs import run_program
 
 Vaes = dict[str, Weights]
 Files = Mapping[str, Callable[[Vaes], Weights] | str]
@@ -116,9 +114,7 @@ STOCK_FILES: Files = {
 
 
 def write_vaes(comfyui: Path, folder: Path) -> Vaes:
-    command = [sys.executable, "-m", "tests.support.files.stock_files", str(comfyui), str(folder)]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.stock_files", folder)
     return {name: load_file(folder / f"{name}.safetensors") for name in VAES}
 
 

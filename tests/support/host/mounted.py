@@ -21,11 +21,16 @@ def packages() -> dict[str, ModuleType]:
 
 
 def mount(comfyui: str, *arguments: str) -> None:
-    """Puts ComfyUI's folder on the path, imports it as if started with these arguments, and mounts the pack."""
+    """Imports ComfyUI, as if started with these arguments, and mounts the pack."""
+    import_comfyui(comfyui, *arguments)
+    sys.modules.update(packages())
+
+
+def import_comfyui(comfyui: str, *arguments: str) -> None:
+    """Puts ComfyUI's folder on the path, and imports its models' and files' code as if started with these arguments."""
     sys.path.insert(0, comfyui)  # whose `nodes` is another than this repository's
     sys.argv = [sys.argv[0], "--cpu", *arguments]
     with pause_garbage_collector():
         importlib.import_module("comfy.options").enable_args_parsing()
         importlib.import_module("comfy.model_management")  # first, because other modules import it in a circle
         importlib.import_module("comfy.sd")
-    sys.modules.update(packages())

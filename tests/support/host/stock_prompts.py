@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY
 from tests.support.cases.sized_cases import SIZED_CASES
 from tests.support.cases.stock_cases import CASES, HOST_CASES
 from tests.support.census.models import CENSUS_MODELS
 from tests.support.host.graphs import Graph, Link
+from tests.support.programs import run_program
 
 Patch = Callable[[Graph, Link], Link]
 ALL = {**CASES, **SIZED_CASES, **HOST_CASES, **CENSUS_MODELS}
@@ -27,9 +25,7 @@ def write_cases(comfyui: Path, base: Path, names: Iterable[str]) -> None:
     folder = base / "models" / "diffusion_models"
     for path in (folder, base / "input"):
         path.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tests.support.files.write_stock_models", str(comfyui), str(folder), *names]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-4000:]
+    run_program(comfyui, "tests.support.files.write_stock_models", folder, *names)
     for name in names:
         generator = torch.Generator().manual_seed(3)
         for which in ("positive", "negative"):

@@ -87,6 +87,7 @@ def watch() -> set[str]:
     """The places that are told that a device is a GPU from here on."""
     told: set[str] = set()
     answers = answering()
+    gc.unfreeze()  # what was imported before the fork, whose functions `exchange` looks for
 
     def note(answer: Any, place: str, expected: bool) -> Any:
         if bool(answer) == expected:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from demo.host import REPOSITORY
+from tests.support.programs import run_program
 from tests.support.templates.examples import HERE, TABLE, Example
 
 FILE = HERE / "two_cards.json"
@@ -53,12 +51,10 @@ def asked(comfyui: Path) -> dict[str, Any]:
     """The figures of all, by template and GiB of a card."""
     keys = [(name, cards) for name, example in TABLE.items() if example.sampled for cards in CARDS]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.support.host.plans_on_cards", str(comfyui), folder]
         questions = json.dumps([question(TABLE[name], cards) for name, cards in keys])
-        run = subprocess.run(command, cwd=REPOSITORY, input=questions, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr[-4000:]
+        said = run_program(comfyui, "tests.support.host.plans_on_cards", folder, given=questions)
     found: dict[str, Any] = {}
-    for (name, cards), answer in zip(keys, json.loads(run.stdout.splitlines()[-1]), strict=True):
+    for (name, cards), answer in zip(keys, json.loads(said.splitlines()[-1]), strict=True):
         assert not answer["error"] and answer["memory"], (name, answer)
         found.setdefault(name, {})[str(cards)] = figures(answer)
     return found

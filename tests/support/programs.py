@@ -1,0 +1,93 @@
+"""Runs programs that use ComfyUI's code without its server, each in a fork of one process that has imported ComfyUI.
+
+`python -m tests.support.programs COMFYUI` is that process. A line on stdin is a job, as JSON: module, arguments,
+environment, folder. In a fork, the `main` of the module gets COMFYUI and the arguments; the folder has its stdin, and
+gets its stdout and stderr. A line with its exit code is the answer. The end of stdin ends all.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+from demo.host import REPOSITORY
+from tests.support.host.mounted import import_comfyui
+
+SECONDS = 600  # for a program
+SAID_CHARACTERS = 4000
+STANDARD = {0: ("stdin", os.O_RDONLY), 1: ("stdout", os.O_WRONLY | os.O_CREAT), 2: ("stderr", os.O_WRONLY | os.O_CREAT)}
+
+
+def run_program(comfyui: Path, module: str, *arguments: object, given: str = "") -> str:
+    """What a program prints, as `python -m MODULE COMFYUI ARGUMENTS...` does, without the seconds of its imports.
+
+    given: its stdin. ComfyUI has the argument --cpu alone. Raises AssertionError with what it said if it fails.
+    """
+    process = forking_process(comfyui)
+    assert process.stdin and process.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "stdin").write_text(given)
+        asked = [str(comfyui), *map(str, arguments)]
+        job = {"module": module, "arguments": asked, "environment": dict(os.environ), "folder": folder}
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer, "what forks the programs has ended; its error is in pytest's own output"
+        said = Path(folder, "stderr").read_text()[-SAID_CHARACTERS:]
+        assert json.loads(answer) == 0, f"{module} ended with {answer}\n{said}"
+        return Path(folder, "stdout").read_text()
+
+
+@functools.cache
+def forking_process(comfyui: Path) -> subprocess.Popen[str]:
+    """Started by its first job; ends with this process, which closes its stdin."""
+    command = [sys.executable, "-m", "tests.support.programs", str(comfyui)]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def be_program(job: dict) -> None:
+    """In a fork: runs the job's program, and never returns."""
+    code = 1
+    try:
+        signal.alarm(SECONDS)  # which ends it
+        for standard, (name, flags) in STANDARD.items():
+            os.dup2(os.open(Path(job["folder"], name), flags, 0o600), standard)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (the process's own has a buffer of the jobs' pipe)
+        os.environ.clear()
+        os.environ.update(job["environment"])
+        importlib.import_module(job["module"]).main(*job["arguments"])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(comfyui: str) -> None:
+    import_comfyui(comfyui)
+    sys.path.remove(comfyui)  # a program puts it there when it has imported its own modules
+    threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
+    assert threads == 1, f"{threads} threads: a fork would have one of them alone, and the others' locks"
+    while line := sys.stdin.readline():
+        pid = os.fork()
+        if not pid:
+            be_program(json.loads(line))
+        _, status = os.waitpid(pid, 0)
+        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+    os._exit(0)  # without the seconds that it takes to tear torch down
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
