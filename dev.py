@@ -108,7 +108,7 @@ for _name in ("nms", "qnms"):
 PYTEST_OPTIONS_WITH_VALUE = {"-k", "-m", "-o", "-p", "-n", "-W", "--ignore", "--ignore-glob", "--deselect"}
 PYTEST_OPTIONS_WITH_VALUE |= {"--shard", "--changed"}
 # With any other argument a run may leave out tests of the files that it runs, and their durations are not kept.
-RUNS_WHOLE_FILES = re.compile(r"--slow|--shard(=|$)|\d+/\d+|-q|-v|-n\d|--numprocesses=")
+RUNS_WHOLE_FILES = re.compile(r"--slow|-m$|slow$|--shard(=|$)|\d+/\d+|-q|-v|-n\d|--numprocesses=")
 
 
 class SetupError(Exception):

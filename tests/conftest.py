@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -119,19 +120,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast") and config.getoption("--slow"):
         raise pytest.UsageError("--fast leaves out what --slow adds: give one of them")
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(durations.Recorder(tier_of(config)))
-
-
-def tier_of(config: pytest.Config) -> str:
-    return "slow" if config.getoption("--slow") else "gate"
+        config.pluginmanager.register(durations.Recorder())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst | None:
     if config.getoption("dist") != "loadfile":
         return None
-    kept = durations.read("gate") | durations.read(tier_of(config))
-    return LongestFirst(config, log, {path: found.seconds for path, found in kept.items()})
+    seconds: Counter[str] = Counter()
+    for tier in durations.TIERS if config.getoption("--slow") else durations.TIERS[:1]:
+        seconds.update({path: found.seconds for path, found in durations.read(tier).items()})
+    return LongestFirst(config, log, seconds)
 
 
 @pytest.hookimpl(wrapper=True)

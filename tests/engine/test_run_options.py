@@ -151,8 +151,9 @@ def test_what_a_file_needs_is_read_from_its_fixtures(tmp_path: Path) -> None:
         assert needs_of(path, tmp_path) == needed
 
 
-def report(nodeid: str, when: str, duration: float, failed: bool = False) -> SimpleNamespace:
-    return SimpleNamespace(nodeid=nodeid, when=when, duration=duration, failed=failed)
+def report(nodeid: str, when: str, duration: float, failed: bool = False, slow: bool = False) -> SimpleNamespace:
+    keywords = {"slow": 1} if slow else {}
+    return SimpleNamespace(nodeid=nodeid, when=when, duration=duration, failed=failed, keywords=keywords)
 
 
 def test_durations_are_kept_by_file_and_a_failed_or_stopped_run_replaces_none(tmp_path: Path) -> None:
@@ -162,13 +163,15 @@ def test_durations_are_kept_by_file_and_a_failed_or_stopped_run_replaces_none(tm
     durations.write("gate", {"b.py": Duration(1, 1.0, 1.0), "gone.py": Duration(1, 9.0, 9.0)}, kept, tmp_path)
 
     def run(exitstatus: int) -> dict[str, Duration]:
-        recorder = durations.Recorder("gate", kept, tmp_path)
+        recorder = durations.Recorder(kept, tmp_path)
         for each in (
             report("a.py::one", "setup", 3.0),
             report("a.py::one", "call", 0.25),
             report("a.py::two[x]", "call", 0.5),
             report("a.py::two[x]", "teardown", 1.0),
+            report("a.py::two[y]", "setup", 0.0, slow=True),
             report("b.py::one", "call", 7.0, failed=True),
+            report("b.py::two", "call", 6.0, slow=True),
         ):
             recorder.pytest_runtest_logreport(each)
         recorder.pytest_sessionfinish(exitstatus)
@@ -176,7 +179,7 @@ def test_durations_are_kept_by_file_and_a_failed_or_stopped_run_replaces_none(tm
 
     assert run(2) == {"b.py": Duration(1, 1.0, 1.0)}
     assert run(1) == {"a.py": Duration(2, 4.0, 0.8), "b.py": Duration(1, 1.0, 1.0)}
-    assert durations.read("slow", kept) == {}
+    assert durations.read("slow", kept) == {"b.py": Duration(1, 0.0, 6.0)}  # the gate's run skips a.py's
     assert durations.table("gate", durations.read("gate", kept)).splitlines()[1].split() == ["a.py", "4.8", "4.0", "2"]
 
 
@@ -190,7 +193,8 @@ def test_only_runs_of_whole_files_keep_their_durations(monkeypatch: pytest.Monke
         return "--keep-durations" in commands[0]
 
     assert keeps() and keeps("--slow", "--shard", "1/4") and keeps("-n0", "-q")
-    for arguments in (["-k", "plan"], ["--fast"], ["tests/engine"], ["-x"], ["--changed"]):
+    assert keeps("--slow", "-m", "slow", "--shard=1/4")
+    for arguments in (["-k", "plan"], ["-m", "gpu"], ["--fast"], ["tests/engine"], ["-x"], ["--changed"]):
         assert not keeps(*arguments)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
 KEPT = TESTS / "durations.json"
+TIERS = ("gate", "slow")
 SHOWN = 25
 
 
@@ -32,14 +33,14 @@ Durations = Mapping[str, Duration]  # by the file's path in tests/
 
 
 def read(tier: str, kept: Path = KEPT) -> dict[str, Duration]:
-    """What was kept of a tier's last runs. tier: gate or slow."""
+    """What was kept of a tier's last runs. tier: gate, or slow for the tests that are marked slow."""
     found = json.loads(kept.read_text()) if kept.is_file() else {}
     return {path: Duration(**entry) for path, entry in found.get(tier, {}).items()}
 
 
 def write(tier: str, durations: Durations, kept: Path = KEPT, tests: Path = TESTS) -> None:
     """Replaces the entries of these files, and drops those of files that are gone. A file is a line of the JSON."""
-    tiers = {name: dict(read(name, kept)) for name in ("gate", "slow")}
+    tiers = {name: dict(read(name, kept)) for name in TIERS}
     tiers[tier] |= durations
     blocks = []
     for name, entries in tiers.items():
@@ -53,18 +54,22 @@ def write(tier: str, durations: Durations, kept: Path = KEPT, tests: Path = TEST
 
 
 class Recorder:
-    """A pytest plugin that keeps the durations of a run's files. A file with a failure keeps its older entry."""
+    """A pytest plugin that keeps the durations of a run's files, the slow tests' apart from the others'.
 
-    def __init__(self, tier: str, kept: Path = KEPT, tests: Path = TESTS) -> None:
-        self._tier, self._kept, self._tests = tier, kept, tests
-        self._durations: defaultdict[str, Duration] = defaultdict(Duration)
-        self._failed: set[str] = set()
+    A file's tests of a tier keep their older entry if one of them fails.
+    """
+
+    def __init__(self, kept: Path = KEPT, tests: Path = TESTS) -> None:
+        self._kept, self._tests = kept, tests
+        self._durations: dict[str, defaultdict[str, Duration]] = {tier: defaultdict(Duration) for tier in TIERS}
+        self._failed: set[tuple[str, str]] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        tier = "slow" if "slow" in report.keywords else "gate"
         path = report.nodeid.partition("::")[0]
-        duration = self._durations[path]
+        duration = self._durations[tier][path]
         if report.failed:
-            self._failed.add(path)
+            self._failed.add((tier, path))
         if report.when == "call":
             duration.tests += 1
             duration.run += report.duration
@@ -74,12 +79,13 @@ class Recorder:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return  # it was stopped, maybe in the middle of a file
-        finished = {
-            path: Duration(found.tests, round(found.setup, 1), round(found.run, 1))
-            for path, found in self._durations.items()
-            if found.tests and path not in self._failed
-        }
-        write(self._tier, finished, self._kept, self._tests)
+        for tier, durations in self._durations.items():
+            finished = {
+                path: Duration(found.tests, round(found.setup, 1), round(found.run, 1))
+                for path, found in durations.items()
+                if found.tests and (tier, path) not in self._failed
+            }
+            write(tier, finished, self._kept, self._tests)
 
 
 def table(tier: str, durations: Durations, shown: int = SHOWN) -> str:
@@ -99,4 +105,4 @@ def table(tier: str, durations: Durations, shown: int = SHOWN) -> str:
 
 
 if __name__ == "__main__":
-    print("\n\n".join(table(tier, read(tier)) for tier in ("gate", "slow")))
+    print("\n\n".join(table(tier, read(tier)) for tier in TIERS))
