@@ -115,8 +115,8 @@ class SerialTaylorSeer:
     is to be predicted."""
 
     def __init__(self, model: torch.nn.Module, spec: ModelSpec, interval: int) -> None:
-        last = modules_at(model, spec.blocks[-1].path)[-1]
-        self.module = model.get_submodule(spec.head.path) if spec.head else last
+        blocks = [block for each in spec.blocks for block in modules_at(model, each.path)]  # the last list may be empty
+        self.module = model.get_submodule(spec.head.path) if spec.head else blocks[-1]
         self.interval = interval
         self.kept: dict[Hashable, tuple[int, list[torch.Tensor], list[torch.Tensor]]] = {}
         self.counts: dict[Hashable, int] = {}
