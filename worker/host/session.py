@@ -204,6 +204,11 @@ class Session:
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
 
+    def end_if_hung_up(self) -> None:
+        """Ends the session if rank 0 has closed its channel although nothing is asked of it. torchrun ends later."""
+        if self.operation is None and self.incoming.select(0):
+            self.end()
+
     def _end_request(self, reply: Header) -> None:
         """Updates what the ranks hold after a reply."""
         self.operation = None
