@@ -15,7 +15,7 @@ from tests.benchmarks.host_classes import tables, written
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.references import relative_error
 from tests.support.cases.shelf_plans import LONG, allows
-from tests.support.ranks.pool import RankPool
+from tests.support.ranks.pool import RankPool, split_into_jobs
 from tests.support.tiers import running
 
 Degrees = dict[str, Any]  # a plan in JSON
@@ -67,7 +67,6 @@ CASES = [
     for plan in [*PLANS, *STAGES, *SPEEDS]
     if allows(row, plan)
 ]
-CASES_PER_JOB = 200  # all of the slow ones on four ranks take longer than a job may
 # Three calls of three sizes at a time.
 SEVERAL = [
     ("wan-t2v × 3", plan)
@@ -106,9 +105,9 @@ def found(
     results: dict[str, torch.Tensor] = {}
     mistakes: dict[str, list[str]] = {}
     for world, cases in by_world.items():
-        for start in range(0, len(cases), CASES_PER_JOB):
-            (root / "cases.json").write_text(json.dumps(cases[start : start + CASES_PER_JOB]))
-            out = root / f"world{world}-{start}.safetensors"
+        for job, part in enumerate(split_into_jobs(cases)):
+            (root / "cases.json").write_text(json.dumps(part))
+            out = root / f"world{world}-{job}.safetensors"
             ranks.run(world, "host_ranks", str(root / "cases.json"), str(out))
             results.update(load_file(out))
             for row, noted in json.loads(Path(f"{out}.json").read_text()).items():

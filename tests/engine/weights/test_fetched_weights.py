@@ -16,7 +16,7 @@ from parallel_backend.plan import HOST, SHARED, ParallelPlan
 from tests.support.cases.families import FAMILIES
 from tests.support.cases.host import CASES as ROWS
 from tests.support.cases.shelf_plans import LONG, Plan, allows
-from tests.support.ranks.pool import RankPool
+from tests.support.ranks.pool import RankPool, split_into_jobs
 from tests.support.tiers import running
 
 KINDS = (SHARED, HOST)
@@ -78,11 +78,12 @@ def found_by(program: str, wanted: list[tuple[str, Plan, str]], ranks: RankPool,
         by_world.setdefault(ParallelPlan.from_json(case[1]).world_size, []).append(case)
     found: dict[str, Any] = {}
     for world, cases in by_world.items():
-        (root / "cases.json").write_text(json.dumps(cases))
-        ranks.run(world, program, str(root / "cases.json"), str(root / f"found-{world}"))
-        for rank in range(world):
-            for *case, equal in json.loads((root / f"found-{world}.{rank}").read_text()):
-                found.setdefault(str(tuple(case)), {})[rank] = equal
+        for part in split_into_jobs(cases):
+            (root / "cases.json").write_text(json.dumps(part))
+            ranks.run(world, program, str(root / "cases.json"), str(root / "found"))
+            for rank in range(world):
+                for *case, equal in json.loads((root / f"found.{rank}").read_text()):
+                    found.setdefault(str(tuple(case)), {})[rank] = equal
     return found
 
 

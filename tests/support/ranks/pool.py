@@ -6,15 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from demo.host import REPOSITORY
 
+Case = TypeVar("Case")
+
 PROGRAMS = "tests.support.ranks"
 JOB_SECONDS = 600
+JOB_CASES = 100  # of a long list: they end in time even beside other work
 END_SECONDS = 60
 LOG_CHARACTERS = 4000
 # Memory of freed tensors is kept for the next ones: the system would clear each page anew, which takes a tenth of the
@@ -72,6 +77,10 @@ class RankPool:
         assert answer, "what forks the ranks has ended; its error is in pytest's own output"
         codes = json.loads(answer)
         assert not any(code != 0 for code in codes), f"{program} on {ranks} ranks ended with {codes}\n{said(folder)}"
+
+
+def split_into_jobs(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:
+    return (cases[start : start + JOB_CASES] for start in range(0, len(cases), JOB_CASES))
 
 
 def meeting_place(store: dist.TCPStore) -> dict[str, str]:
