@@ -89,9 +89,9 @@ def suffer(host: ComfyHost, moment: str, fault: Callable[[ComfyHost], None]) -> 
     before = worker_processes(host)
     said, ended = "", 0.0
     if moment == "idle":
-        deaths = status(host)["deaths"]
+        last = status(host)["last_death"]  # it names a process, so no two are alike; their count forgets old ones
         strike()
-        wait_until(lambda: status(host)["deaths"] > deaths)
+        wait_until(lambda: status(host)["last_death"] != last)
     else:
         if moment in ("starting", "loading"):
             post(host, "/paralleldit/stop")
