@@ -108,6 +108,11 @@ def on_device(tensors: Iterable[torch.Tensor]) -> int:
     return sum({held.untyped_storage().data_ptr(): held.untyped_storage().nbytes() for held in tensors}.values())
 
 
+def count_buffers(model: Model) -> int:
+    """The bytes of ComfyUI's tensors beside the class, such as the sigmas of its schedule: the status counts them."""
+    return 0 if isinstance(model, DiffusersModel) else sum(held.nbytes for held in model.patcher.model.buffers())
+
+
 def measured(model: Model, kind: str, meshes: Meshes, file: Path) -> dict[str, int]:
     fetched, mesh = model.fetched, model.mesh
     stage = mesh["pipefusion"].index
@@ -135,7 +140,7 @@ def measured(model: Model, kind: str, meshes: Meshes, file: Path) -> dict[str, i
         for part in list_plain_tensors(held)
     )
     live = others + on_device([*rows, *(store.on_device() if store else [])])
-    told |= {"rest": anonymous() - before, "live": live, "said": model.weight_bytes}
+    told |= {"rest": anonymous() - before, "live": live, "said": model.weight_bytes - count_buffers(model)}
     told |= {
         "kept": model.sizes.count_kept_bytes(mesh.plan)[stage],
         "largest": max(own),
