@@ -104,6 +104,14 @@ class Inside:
         kind = HOOK_BEFORE if is_before else HOOK_AFTER
         return [kind, place, with_kwargs, self.describe(value, f"a hook of {change.name}", change.name)]
 
+    def add_notes(self, notes: Mapping[torch.nn.Module, Iterable[str]]) -> None:
+        """Takes along attributes that nodes set on parts of the model, for code of theirs that runs there. Raises
+        UnsendableError."""
+        for part, names in notes.items():
+            if id(part) in self.encoder.parts:
+                held = vars(part)
+                self.encoder.add_variables(part, {name: held[name] for name in names if name in held}, are_all=True)
+
     def follow_code(self) -> list[types.CodeType]:
         """Returns the code of the functions that were named, and of what they call in node packs and in ComfyUI's own
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""

@@ -55,6 +55,7 @@ class ModuleGuard:
     def __init__(self, module: torch.nn.Module, own: Collection[str]) -> None:
         """own: names of the module's attributes that are the stand-in's."""
         self.own = set(own)
+        self.notes: dict[torch.nn.Module, set[str]] = {}  # attributes that nodes set for code of their own, by part
         self.replaced = list(foreign_functions(module))
         code = [*watch_structure(module), *watch_classes(module), *watch_functions(module)]
         # By whether the module has its weights now, which are not compared then.
@@ -77,13 +78,30 @@ class ModuleGuard:
             for key in differing(each.now, each.before):
                 if is_filled and key in self.own and not each.path:
                     continue
-                if not matters(each, key):
-                    note(each, key)
+                if self.is_note(each, key) or not matters(each, key):
+                    self.note(each, key)
                     continue
                 name = (each.path.rstrip(".") or "the model") if each.kind == HOOKS else each.path + key
                 if name not in allowed:
                     found.append(Change(name, each, key))
         return found
+
+    def is_note(self, watched: Watched, key: str) -> bool:
+        """Whether it is an attribute of a node's own, with another value."""
+        value = watched.now.get(key)
+        is_more = callable(value) or isinstance(value, torch.Tensor)
+        is_parts = watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module)
+        return is_parts and not is_more and key in self.notes.get(watched.owner, ())
+
+    def note(self, watched: Watched, key: str) -> None:
+        """Takes over a difference that does not matter by itself, so that the next comparison is fast."""
+        is_new = key not in watched.before and key not in COMFYUIS
+        if key in watched.now:
+            watched.before[key] = watched.now[key]
+        else:
+            watched.before.pop(key, None)
+        if is_new and watched.kind == ATTRIBUTES and isinstance(watched.owner, torch.nn.Module):
+            self.notes.setdefault(watched.owner, set()).add(key)
 
 
 def are_equal(now: list, before: list) -> bool:
@@ -128,14 +146,6 @@ def equal(value: Any, other: Any) -> bool:
 
 def is_code(value: Any) -> bool:
     return callable(value) or isinstance(value, (property, staticmethod, classmethod))
-
-
-def note(watched: Watched, name: str) -> None:
-    """Takes over a difference that does not matter, so that the next comparison is fast."""
-    if name in watched.now:
-        watched.before[name] = watched.now[name]
-    else:
-        watched.before.pop(name, None)
 
 
 def watch(now: Mapping[Any, Any], path: str, kind: str, owner: Any) -> Watched:

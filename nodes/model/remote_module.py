@@ -161,6 +161,11 @@ class RemoteModule(PlannedModule):
         inside.begin()
         changes, reasons = describe_changes(inside, self.guard.changes(self.object_patches), self.object_patches)
         encoded, more = encode_options(options, inside)
+        if inside.has_unknown:
+            try:
+                inside.add_notes(self.guard.notes)
+            except UnsendableError as error:
+                reasons.append(f"what a node keeps on its parts ({error})")
         encoded |= {RUN: self.sampling.name}
         encoded |= {COMPILED: self.compiled} if self.compiled else {}
         encoded |= {CHANGES: changes} if changes else {}

@@ -215,12 +215,12 @@ class Encoder:
             self.entries[name] = self.enter(value)._replace(keeps_tensors=self.keeps_tensors)
         return {REF: name}
 
-    def add_variables(self, owner: type | types.ModuleType, values: Mapping[str, Any]) -> None:
-        """Makes variables of a class or of a module those of ComfyUI's process."""
+    def add_variables(self, owner: Any, values: Mapping[str, Any], are_all: bool = False) -> None:
+        """Makes variables of a class, of a Python module or of a part of the model those of ComfyUI's process. are_all:
+        whether others that were named before are gone."""
         name = self.name(owner)
-        made = self.encode_class(owner) if isinstance(owner, type) else self.encode_module(owner)
-        before = self.entries[name].slots if name in self.entries else {}
-        self.entries[name] = Entry(NAMESPACE, made, {**before, **self.slots(values)})
+        before = self.entries[name].slots if name in self.entries and not are_all else {}
+        self.entries[name] = Entry(NAMESPACE, self.encode(owner), {**before, **self.slots(values)})
 
     def enter(self, value: Any) -> Entry:
         if isinstance(value, torch.Tensor):

@@ -162,6 +162,7 @@ class HostModel:
         """Takes over the functions and objects in a call's arguments. Raises RequestError."""
         options = moved(dict(kwargs[OPTIONS]), self.mesh.device)
         self.start_run(options.get(RUN, ""))
+        self.leftovers.begin(self.module.model)
         parse_field(self.decoder.apply, options[GRAPH], "functions and objects")
 
     def changed_state(self) -> tuple[State, Tensors]:

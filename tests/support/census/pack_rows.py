@@ -18,7 +18,7 @@ PACK, HABIT_NODE = Path(__file__).parents[1] / "habit_pack", "ModelHabit"
 BLOCK_HABITS = (
     "a block's forward", "the forward of a block's class", "a hook", "a hook before", "fewer blocks",
     "a block with weights", "a block's forward as an object patch", "attention for everybody", "a cache",
-    "a counting closure", "a count on the module", "an attention override",
+    "a counting closure", "a count on the module", "an attention override", "numbers on the module",
 )  # fmt: skip
 OF_THE_PATCHER = ("a block's forward as an object patch", "an attention override")
 PACK_MODELS = ("flux", "wan", "sd3", "lumina", "unet")

@@ -70,6 +70,13 @@ def replace_forward(model, make):
     model.enter(patch.object(model.block, "forward", made[model.block]))
 
 
+def set_numbers(model):
+    model.block.habit_factor, model.block._habit_more = 1.5, 0.25
+    model.undo.callback(delattr, model.block, "habit_factor")
+    model.undo.callback(delattr, model.block, "_habit_more")
+    model.set_hook(inside.counting_from_outside)
+
+
 def patch_block(patcher):
     inner = patcher.model.diffusion_model
     name = Model(inner, ExitStack()).name
@@ -92,6 +99,7 @@ HABITS = {
     "a cache": Habit(lambda m: replace_forward(m, inside.Cache)),
     "a counting closure": Habit(lambda m: replace_forward(m, inside.counting)),
     "a count on the module": Habit(lambda m: m.set_hook(inside.counting_on_the_module)),
+    "numbers on the module": Habit(set_numbers),
     "an attention override": Habit(
         patch=lambda p: p.model_options["transformer_options"].update(
             optimized_attention_override=inside.attention_override

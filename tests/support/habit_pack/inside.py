@@ -121,6 +121,13 @@ def with_mean(output):
     return output + 0.5 * output.mean(-2, keepdim=True)
 
 
+def counting_from_outside(module, _args, output):
+    """Goes on with a number that the pack has put on the module."""
+    module.habit_factor += 0.1
+    factor = module.habit_factor + getattr(module, "_habit_more", 0)
+    return factor * output if isinstance(output, torch.Tensor) else tuple(factor * each for each in output)
+
+
 class Region:
     """A patch that weighs tokens by a mask, as regional prompting does."""
 
