@@ -21,6 +21,7 @@ from tests.support import tiers
 from tests.support.cases.families import FAMILIES
 from tests.support.editor import groups
 from tests.support.editor.editor import Editor, browser_path, open_browser, open_editor
+from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import NODE_PACK, NODE_PACK_SOURCE, TINY_MODELS
 from tests.support.host.quick_machine import quick_machine
 from tests.support.ranks.pool import RankPool
@@ -196,11 +197,10 @@ def own_ranks() -> None:
 @pytest.fixture(scope="session")
 def group_of_two(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
     """One worker group of two ranks for every test that leaves it alive, whatever model and plan is loaded."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
-        group = WorkerGroup("cpu", tmp_path_factory.mktemp("group") / "logs")
-        yield group
-        group.stop()
+    folder = tmp_path_factory.mktemp("group")
+    group = WorkerGroup("cpu", folder / "logs", settings_that_free(folder))
+    yield group
+    group.stop()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from demo.host import REPOSITORY, ComfyHost
+from demo.host import ComfyHost
 from parallel_backend.errors import RequestError
 from parallel_backend.plan import ParallelPlan
 from parallel_backend.weights import parking
@@ -27,7 +26,9 @@ from parallel_backend.weights.host_memory import HostMemory
 from tests.conftest import SIZES
 from tests.support.cases.families import FAMILIES, WIDE
 from tests.support.group.direct_group import DIT, DirectGroup, Layer, source_of
+from tests.support.group.footprint import settings_that_free
 from tests.support.host.graphs import Graph, Job, Link, latents, ranks, status
+from tests.support.programs import run_program
 from worker.comfyui.source import HostSource
 from worker.errors import RequestRefused
 from worker.host.client import WorkerGroup
@@ -111,10 +112,8 @@ def wide(own_ranks: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     root = tmp_path_factory.mktemp("wide")
     # Which the file is not: so each rank has a copy of its own, of 150 MiB.
     source = replace(source_of(WIDE, root / "model"), dtype="bfloat16", cast="float32")
-    group = WorkerGroup("cpu", root / "logs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what a rank frees is no room for it under a limit
-        group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
+    group = WorkerGroup("cpu", root / "logs", settings_that_free(root))
+    group.load(source.to_json(), PLAN.to_json(), PLAN.world_size, nothing)
     yield group, source
     group.stop()
 
@@ -266,16 +265,8 @@ def test_free_in_comfyui_unloads_the_ranks_and_the_next_prompt_draws_the_same(ho
 
 @pytest.fixture(scope="module")
 def accounts(comfyui: Path, models: Path) -> dict[str, dict]:
-    command = [
-        sys.executable,
-        "-m",
-        "tests.support.host.room_on_a_card",
-        str(comfyui),
-        str(models / "models/diffusers/tiny-dit"),
-    ]
-    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    said = run_program(comfyui, "tests.support.host.room_on_a_card", models / "models/diffusers/tiny-dit")
+    return json.loads(said.splitlines()[-1])
 
 
 # What was done; then how the group is asked to park (False) or to unload (True), and the GB that are held.

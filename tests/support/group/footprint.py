@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from worker.settings import Settings
 
 EVERY = 0.001  # seconds, between two looks at a process's memory
 SMALL = 1 << 16  # bytes: what is smaller is taken for what lies in memory
@@ -32,6 +35,17 @@ def return_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     assert libc.mallopt(MMAP_THRESHOLD, 1 << 20) and libc.mallopt(TRIM_THRESHOLD, 1 << 17)
     libc.malloc_trim(0)
+
+
+def settings_that_free(folder: Path) -> Settings:
+    """Of a group whose ranks give freed tensors back to the system: under a limit, what a rank frees is no room for it.
+
+    folder: gets the ranks' interpreter, so that no other process is started so.
+    """
+    python = folder / "python-that-frees"
+    python.write_text(f'#!/bin/sh\nMALLOC_MMAP_THRESHOLD_=65536 exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return Settings(python=str(python))
 
 
 def private_bytes() -> int:
