@@ -234,6 +234,20 @@ def test_a_run_tells_how_much_faster_than_one_device_it_was_and_by_what_that_is_
     expect(factor).to_be_hidden()
 
 
+def test_a_run_says_why_it_is_less_parallel_than_asked(shared_editor: Editor, panel: Locator, host: ComfyHost) -> None:
+    stock = "Flux runs as stock, on ComfyUI's own device alone: the worker processes cannot run a change of its img_in."
+    less = "This sampling runs under one rank, not under ulysses=2, because of the model patch 'attn1_patch'."
+    known = {"steps": [], "made": 0, "alone": None, "predicted": None}
+    tell(host, event([run(31, reason=less, is_stock=False), run(30, reason=stock, is_stock=True, **known), run(29)]))
+    rows, reason = panel.get_by_test_id("paralleldit-run"), "paralleldit-reason"
+    expect(rows.nth(0).get_by_test_id(reason)).to_have_text(less)
+    expect(rows.nth(1).get_by_test_id(reason)).to_have_text(stock)
+    expect(rows.nth(1)).to_contain_text("as stock, on ComfyUI's device")
+    expect(rows.nth(2).get_by_test_id(reason)).to_be_hidden()
+    rows.nth(2).scroll_into_view_if_needed()
+    shared_editor.screenshot("panel-as-stock", panel)
+
+
 def test_the_log_fits_its_lines_and_is_copied_whole(shared_editor: Editor, panel: Locator) -> None:
     page = shared_editor.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
