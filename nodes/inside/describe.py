@@ -73,15 +73,14 @@ class Inside:
         encoded = self.encoder.encode(value)
         if is_data and not self.encoder.has_code:
             return encoded
-        if type(value) in PLAIN:
-            known = Facts(owner, tokens=True, rows=True)
         facts = known or Facts(owner, apart=not any(map(keeps_state, self.follow_code())))
         self.asked.append(Asked(place, facts))
         return encoded
 
     def describe_object_patch(self, path: str, value: Any) -> Encoded:
-        """Describes a value that a patcher puts into the model. Raises UnsendableError."""
-        return [OBJECT_PATCH, path, self.describe(value, path, path)]
+        """Describes a value that a patcher puts into the model. A plain one is a setting, which is right for any part
+        of the tokens. Raises UnsendableError."""
+        return [OBJECT_PATCH, path, value if type(value) in PLAIN else self.describe(value, path, path)]
 
     def absorb(self, state: State, tensors: Tensors) -> None:
         """Takes over what functions in the ranks changed, as if they had run on ComfyUI's device."""
