@@ -55,7 +55,9 @@ def outcome(workflow: Workflow, described: Mapping[str, Any]) -> tuple[str, str]
             return REFUSED, each["refused"]
         for node in sorted(each["as_stock"].keys() & workflow.nodes):
             return AS_STOCK, node
-    return max((way_of(each["plan"]) for each in found), key=WAYS.index), ""
+    ways = [way_of(each["plan"]) for each in found]
+    ways += [BATCH for each in found if workflow.nodes & set(each["whole_tokens"])]
+    return max(ways, key=WAYS.index), ""
 
 
 def way_of(plan: Mapping[str, int]) -> str:

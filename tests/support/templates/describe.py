@@ -4,8 +4,8 @@ in the workflows, as JSON.
 
 In place of the files stand names and shapes by published proportions (`model_files`); all else is the loader's and
 ComfyUI's own. FOLDER is a base folder for ComfyUI. By name, either "refused", or "model_class", what it "predicts", the
-"buffers" of its own that nodes can read, the "plan" that auto gives two devices, and "as_stock": the nodes for which
-ComfyUI's own model runs, and why.
+"buffers" of its own that nodes can read, the "plan" that auto gives two devices, "as_stock": the nodes for which
+ComfyUI's own model runs, and why, and "whole_tokens": those whose functions need all tokens.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ def modules_of_the_pack() -> SimpleNamespace:
         "backend_errors": "pack.parallel_backend.errors",
         "errors": "pack.nodes.errors",
         "auto": "pack.parallel_backend.costs.auto",
-        "patches": "pack.nodes.model.patches",
     }
     return SimpleNamespace(**{name: importlib.import_module(place) for name, place in places.items()})
 
@@ -80,21 +79,27 @@ def describe(pack: SimpleNamespace, node_classes: Mapping[str, Any], kind: Model
     group = pack.client.WorkerGroup("cpu", Path())  # of which nothing is asked, so that none starts
     remote = pack.module.RemoteModule(group, file.source(plan, True), plan, file.costs())
     patcher = pack.patcher.remote_patcher(file.model, remote)
-    as_stock = {each: why for each in sorted(types) if (why := reasons_of(pack, node_classes, each, patcher, plan))}
+    as_stock, whole_tokens = {}, []
+    for each in sorted(types):
+        if reasons := reasons_of(node_classes, each, patcher):
+            as_stock[each] = reasons
+        elif not all(facts.tokens for _, facts in remote.sampling.inside.asked):
+            whole_tokens.append(each)
     return {
         "model_class": file.model_class,
         "predicts": file.model.model_type.name,
         "buffers": [name for name, one in file.module.named_buffers(recurse=False) if not one.is_meta],
         "plan": plan.to_json(),
         "as_stock": as_stock,
+        "whole_tokens": whole_tokens,
     }
 
 
-def reasons_of(pack: SimpleNamespace, node_classes: Mapping[str, Any], node: str, patcher: Any, plan: Any) -> list[str]:
+def reasons_of(node_classes: Mapping[str, Any], node: str, patcher: Any) -> list[str]:
     """Why the ranks cannot run a MODEL of ours behind a node, so that ComfyUI's own model does; empty if they can."""
     patched = patcher if node in PATCHES else executed(node_classes[node], patcher)
     options = PATCHES.get(node) or patched.model_options.get("transformer_options", {})
-    return [*pack.patches.reasons_inside(options), *pack.patches.reasons_of_plan(options, plan), *patched.reasons()]
+    return [*patched.stand_in.describe(options)[1], *patched.reasons()]
 
 
 def contents_of(kind: ModelFile) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
