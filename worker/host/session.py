@@ -124,8 +124,11 @@ class Session:
         ranks."""
         if self.process.exited.wait(REPORT_SECONDS):
             return True
-        here = self.pids[: ranks_a_machine(self.ranks, self.settings)]
+        here = self._pids_here()
         return bool(here) and not any(map(is_alive, here)) and self.process.exited.wait(SLOW_REPORT_SECONDS)
+
+    def _pids_here(self) -> list[int]:
+        return self.pids[: ranks_a_machine(self.ranks, self.settings)]
 
     def _gone(self) -> list[int]:
         """Returns the ranks whose processes have ended. Knows nothing about several machines."""
@@ -204,9 +207,9 @@ class Session:
         except (ConnectionError, ProtocolError) as error:
             raise self._ended(error) from error
 
-    def end_if_hung_up(self) -> None:
-        """Ends the session if rank 0 has closed its channel although nothing is asked of it. torchrun ends later."""
-        if self.operation is None and self.incoming.select(0):
+    def end_if_rank_gone(self) -> None:
+        """Ends the session if a rank on this machine has ended. torchrun sees that later."""
+        if not all(map(is_alive, self._pids_here())):
             self.end()
 
     def _end_request(self, reply: Header) -> None:

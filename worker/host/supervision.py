@@ -100,7 +100,7 @@ class Supervisor:
         if session and not session.is_over:
             with contextlib.suppress(WorkerGroupError):  # if it dies meanwhile, that is recorded below
                 session.await_cancelled(check)
-            session.end_if_hung_up()
+            session.end_if_rank_gone()
         is_other = bool(session and source and session.known.needs_other_import(source))
         if session and session.is_over:
             self._record_death(session)
