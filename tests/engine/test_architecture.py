@@ -90,7 +90,7 @@ BETWEEN: Mapping[str, tuple[str, ...]] = {
 FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
-    "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy"),
+    "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
     "worker.inside": ("comfy",),
     "worker.rank.host_model": ("comfy",),
     "nodes": (

@@ -49,16 +49,23 @@ def is_gguf(file: str | Path) -> bool:
 
 
 def read(file: str | Path) -> tuple[Weights, dict[str, str] | None]:
-    """Returns the tensors of a file, or of a folder's files, and a file's metadata. Raises ModelFileError for a GGUF
-    file that cannot be read, and for a folder without safetensors."""
+    """Returns the tensors of a file, or of a folder's files, and a file's metadata. Raises ModelFileError for a file
+    that cannot be read, and for a folder without safetensors."""
     import comfy.utils
+    from safetensors import SafetensorError
 
     if not is_gguf(file):
         weights, metadata = {}, None
         if not (files := weight_files(file)):
             raise ModelFileError(f"{file} holds no safetensors file.", "Download the model again.")
         for path in files:
-            tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+            try:
+                tensors, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+            except (SafetensorError, ValueError) as error:  # ComfyUI makes a ValueError of some
+                raise ModelFileError(
+                    f"{path} cannot be read as safetensors ({error}); it was cut short or damaged.",
+                    "Download it again.",
+                ) from error
             weights |= tensors
         return weights, metadata
     try:
