@@ -116,10 +116,11 @@ class Inside:
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
         encoder = self.encoder
         followed: set[types.FunctionType] = set()
-        names: set[str] = {"forward", "__call__"}
+        names: set[str] = {"forward"}
         found: list[types.CodeType] = []
         while True:
-            named = [each for name, methods in encoder.methods_of.items() if name in names for each in methods]
+            methods = encoder.methods_of.items()
+            named = [each for name, own in methods if name in names or is_implicit(name) for each in own]
             waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
             if not waiting:
                 return found
@@ -187,6 +188,11 @@ def describe_changes(
         except UnsendableError as error:
             reasons.append(f"a change of its {name} ({error})")
     return found, reasons
+
+
+def is_implicit(name: str) -> bool:
+    """Whether Python may call a method of this name without its name in the code."""
+    return name.startswith("__") and name not in ("__init__", "__new__")
 
 
 def module_of(function: types.FunctionType) -> types.ModuleType:

@@ -276,7 +276,7 @@ class RemoteModule(PlannedModule):
         except RequestRefused as error:
             if not any(FACTS in each for each in options):
                 raise
-            self.take_over([f"what nodes run inside of it: {error}"], self.patcher(), load=True)
+            self.take_over([f"what nodes run inside of it ({error.explanation.cause})"], self.patcher(), load=True)
             raise CallRecorded from error
 
     def add_objects(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:

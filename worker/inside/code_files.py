@@ -5,6 +5,7 @@ ComfyUI's process names it. A rank loads it from the same file, which must be eq
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import importlib
 import importlib.util
@@ -18,11 +19,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..wire.tensors import UnsendableError
 
 COMFYUIS = ("comfy", "comfy_extras", "comfy_api")  # the folders of ComfyUI with such code
-# Installed packages whose functions and classes are known by their name alone.
-INSTALLED = ("torch", "builtins", "types", "collections", "functools", "math", "operator", "einops", "numpy")
+# Installed packages. Of their code, only what computes is known by its name: see `is_harmless`.
+INSTALLED = ("torch", "builtins", "types", "collections", "functools", "math", "einops", "numpy")
+MODULES = ("torch", "torch.nn", "torch.nn.functional", "math", "einops", "numpy")
+FUNCTIONS_OF = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "math", "einops.einops")
+CLASSES = (
+    *(object, bool, int, float, str, list, dict, set, tuple, types.SimpleNamespace, collections.OrderedDict),
+    *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
+)
 INIT = "__init__.py"
 OWN = [str(Path(__file__).resolve().parents[2] / name) for name in ("nodes", "worker", "parallel_backend")]
 PACKAGE = "paralleldit_pack_"  # before the name of a node pack's package in a rank
@@ -178,11 +187,23 @@ def is_installed(value: Any) -> bool:
 
 
 def find_installed(name: str) -> Any:
-    """Returns the value of a name like "torch.nn.functional:silu"; a module without a name behind the colon."""
+    """Returns the value of a name like "torch.nn.functional:silu"; a module without a name behind the colon. Raises
+    ValueError for what might do more than compute."""
     module, _, path = name.partition(":")
-    if module.partition(".")[0] not in INSTALLED:
-        raise ValueError(f"{name!r:.100} is not of a package that functions are taken from")
-    found: Any = importlib.import_module(module)
-    for part in path.split(".") if path else ():
-        found = getattr(found, part)
-    return found
+    if module.partition(".")[0] in INSTALLED:
+        found: Any = importlib.import_module(module)
+        for part in path.split(".") if path else ():
+            found = getattr(found, part)
+        if is_harmless(found):
+            return found
+    raise ValueError(f"{name!r:.100} is not of the installed code that nodes' functions may hold")
+
+
+def is_harmless(value: Any) -> bool:
+    if isinstance(value, types.ModuleType):
+        return value.__name__ in MODULES
+    if isinstance(value, type):
+        return value in CLASSES or issubclass(value, torch.nn.Module) and is_installed(value)
+    is_function = isinstance(value, (types.FunctionType, types.BuiltinFunctionType))
+    is_operation = isinstance(value, types.BuiltinFunctionType) or value.__module__ != "torch"
+    return is_function and is_operation and value.__module__ in FUNCTIONS_OF

@@ -14,7 +14,7 @@ import torch
 from ..compat import version_of
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
-from .code_files import CodeFiles, file_of, find_installed, is_installed, mark_of
+from .code_files import CodeFiles, file_of, find_installed, is_harmless, is_installed, mark_of
 from .object_graph import (
     BUILT_IN,
     CELL,
@@ -180,10 +180,12 @@ class Encoder:
         return [[self.encode(key), self.encode(value)] for key, value in values.items()]
 
     def encode_module(self, value: types.ModuleType) -> Encoded:
-        return {MODULE: f"{value.__name__}:" if is_installed(value) else self.files.name(file_of(value))}
+        return {MODULE: f"{value.__name__}:" if is_harmless(value) else self.files.name(file_of(value))}
 
     def encode_class(self, value: type) -> Encoded:
         if is_installed(value):
+            if not is_harmless(value):
+                raise UnsendableError(f"The class {value.__qualname__} is of an installed package.")
             return {CLASS: f"{value.__module__}:{value.__qualname__}"}
         if "<" in value.__qualname__:
             raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")

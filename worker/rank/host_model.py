@@ -163,7 +163,10 @@ class HostModel:
         options = moved(dict(kwargs[OPTIONS]), self.mesh.device)
         self.start_run(options.get(RUN, ""))
         self.leftovers.begin(self.module.model)
-        parse_field(self.decoder.apply, options[GRAPH], "functions and objects")
+        try:
+            self.decoder.apply(options[GRAPH])
+        except Exception as error:  # a node pack's module may raise anything as it is imported
+            raise RequestError(f"The ranks cannot load a node's code: {type(error).__name__}: {error}") from error
 
     def changed_state(self) -> tuple[State, Tensors]:
         """Returns what functions changed of their objects, see `Decoder.state`."""

@@ -244,11 +244,15 @@ def test_a_file_that_changed_after_the_start_is_not_described(root: Path) -> Non
     [
         ({"class": [{"file": "1/../outside.py", "hash": ""}, "away"]}, "no file of ComfyUI's"),
         ({"module": {"file": "1/pack/inside.py", "hash": "0"}}, "another file here"),
-        ({"named": "os:system"}, "not of a package"),
-        ({"class": "subprocess:Popen"}, "not of a package"),
+        ({"named": "os:system"}, "not of the installed code"),
+        ({"named": "builtins:eval"}, "not of the installed code"),
+        ({"named": "torch:load"}, "not of the installed code"),
+        ({"module": "torch.hub:"}, "not of the installed code"),
+        ({"class": "subprocess:Popen"}, "not of the installed code"),
+        ({"partial": [{"named": "builtins:exec"}, ["1"], []]}, "not of the installed code"),
         ({"pickle": "x"}, "not a kind of encoded value"),
     ],
-    ids=["path", "hash", "function", "class", "kind"],
+    ids=["path", "hash", "function", "eval", "load", "module", "class", "partial", "kind"],
 )
 def test_a_rank_takes_nothing_else(both: Both, encoded: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
