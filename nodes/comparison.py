@@ -146,7 +146,7 @@ def use_plan(remote: RemoteModule, plan: ParallelPlan) -> Iterator[None]:
     try:
         yield
     finally:
-        remote.plan = before
+        remote.plan, remote.replaced = before, None
 
 
 class StepClock:

@@ -29,7 +29,7 @@ ONE_DEVICE = ParallelPlan()
 
 class PlannedModule(RemoteWeights):
     """A module whose calls run under a plan of the user's or an automatic one. auto: decides the plan by the work of a
-    call; None if the user chose it. asked_plan: the user's; a node's functions may not allow it."""
+    call; None if the user chose it. replaced: the user's, for as long as a node's functions do not allow it."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class PlannedModule(RemoteWeights):
         name: str,
     ) -> None:
         super().__init__(group, source, plan, costs.sizes, note, name)
-        self.asked_plan, self.auto, self.costs, self.module = plan, auto, costs, costs.module
+        self.auto, self.costs, self.module = auto, costs, costs.module
+        self.replaced: ParallelPlan | None = None
         self.last_work: Work | None = None  # of the last request
 
     def allows(self, plan: ParallelPlan) -> bool:
@@ -51,8 +52,9 @@ class PlannedModule(RemoteWeights):
 
     def begin_run(self) -> RunPlan | None:
         """Called when a sampling begins. Returns its plan; None if the plan depends on the work."""
+        replaced, self.replaced = self.replaced, None
         if self.auto is None:
-            self.plan = self.asked_plan
+            self.plan = replaced or self.plan
             return describe_plan(self.plan)
         self.auto.begin()
         return None
@@ -68,10 +70,10 @@ class PlannedModule(RemoteWeights):
 
     def share_less(self, work: Work, reasons: Sequence[str]) -> None:
         """Replaces the plan by one for as many ranks that the nodes' functions allow."""
-        asked = self.plan
-        found = list_model_plans(asked.world_size, self.module, work)[0]
+        asked = self.replaced or self.plan
+        found = list_model_plans(self.plan.world_size, self.module, work)[0]
         weights = asked.weights if asked.weights == HOST else found.weights
-        self.plan = replace(found, attention=asked.attention, weights=weights)
+        self.plan, self.replaced = replace(found, attention=asked.attention, weights=weights), asked
         said = f"This sampling runs under {self.plan}, not under {asked}, because of {join(reasons)}."
         logging.warning("[ParallelDiT] %s", said)
         show_on_node(said)

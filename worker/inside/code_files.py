@@ -167,16 +167,17 @@ def mark_of(code: types.CodeType) -> str:
 
 
 @cache
-def codes_of_file(file: str, _hash: str) -> dict[str, types.CodeType]:
-    """Returns every code object in a file, by its mark."""
-    return {mark_of(each): each for each in codes_in(compile(Path(file).read_bytes(), file, "exec"))}
+def codes_of(module: types.ModuleType) -> dict[str, types.CodeType]:
+    """Returns every code object in a module's file, by its mark."""
+    loader: Any = module.__spec__ and module.__spec__.loader
+    return {mark_of(each): each for each in codes_in(loader.get_code(module.__name__))}
 
 
-def find_code(path: str, digest: str, mark: str) -> types.CodeType:
-    """Raises ValueError if the file has no such code, such as for another release of Python."""
-    found = codes_of_file(path, digest).get(mark)
+def find_code(module: types.ModuleType, mark: str) -> types.CodeType:
+    """Raises ValueError if the module's file has no such code, such as for another release of Python."""
+    found = codes_of(module).get(mark)
     if found is None:
-        raise ValueError(f"{path} has no such function for Python {sys.version.split()[0]}")
+        raise ValueError(f"{module.__file__} has no such function for Python {sys.version.split()[0]}")
     return found
 
 

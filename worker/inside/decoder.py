@@ -21,6 +21,7 @@ from .object_graph import (
     DTYPE,
     FUNCTION,
     GONE,
+    HOSTS,
     KEEPS,
     LIST,
     MEMBER,
@@ -30,7 +31,6 @@ from .object_graph import (
     NAMESPACE,
     NEW,
     OBJECT,
-    OTHER_DEVICE,
     PART,
     PART_METHOD,
     PARTIAL,
@@ -133,7 +133,7 @@ class Decoder:
         """Raises ValueError if its file has no such function here."""
         named, mark = code
         module = self.files.load(named)
-        found = find_code(self.files.path_of(named["file"]), named["hash"], mark)
+        found = find_code(module, mark)
         closure = tuple(self.decode(cell) for cell in cells)
         function = types.FunctionType(found, vars(module), found.co_name, self.decode(defaults), closure)
         function.__kwdefaults__ = {self.decode(key): self.decode(value) for key, value in keywords} or None
@@ -181,7 +181,7 @@ class Decoder:
         METHOD: lambda self, value: types.MethodType(*self.decode(value)),
         PARTIAL: decode_partial,
         DTYPE: lambda _self, value: getattr(torch, value),
-        DEVICE: lambda self, value: self.device() if value == OTHER_DEVICE else torch.device("cpu"),
+        DEVICE: lambda self, value: HOSTS.get(value) or self.device(),
         SIZE: lambda _self, value: torch.Size(value),
         SLICE: lambda self, value: slice(*self.decode(value)),
         MEMBER: lambda self, value: self.decode(value[0])[value[1]],

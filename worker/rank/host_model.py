@@ -317,6 +317,10 @@ class HostModel:
             finally:
                 self.module.compiled.asked = None
 
+    def decode_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
+        self.start_run(options.get(RUN, ""))
+        return decode_options(options, self.decoder)
+
     def prepare_kwargs(self, kwargs: dict[str, Any]) -> tuple[dict[str, Any], CallContext]:
         """Returns a call's arguments on this rank's device, with its functions decoded, and the context of the call.
 
@@ -325,8 +329,7 @@ class HostModel:
         kwargs = moved(kwargs, self.mesh.device)
         if OPTIONS not in kwargs:
             return kwargs, CallContext()
-        self.start_run(kwargs[OPTIONS].get(RUN, ""))
-        options, context = parse_field(lambda values: decode_options(values, self.decoder), kwargs[OPTIONS], "options")
+        options, context = parse_field(self.decode_options, kwargs[OPTIONS], "options")
         return {**kwargs, OPTIONS: options}, context
 
 

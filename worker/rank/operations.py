@@ -167,7 +167,7 @@ class Operations:
     def prepare_options(self, job: Job, model: HostModel, kwargs: Mapping[str, Any]) -> None:
         """Raises Ended on all ranks if one cannot compile what a node asks for in a call's arguments, or has not the
         code that a node runs inside of the model."""
-        if model.asks_for_code(kwargs):
+        if parse_field(model.asks_for_code, kwargs, "options"):
             job.together(lambda: model.take_objects(kwargs))
         asked = parse_field(model.new_compile_settings, kwargs, "options")
         if asked:
