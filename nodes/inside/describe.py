@@ -207,7 +207,8 @@ def module_of(function: types.FunctionType) -> types.ModuleType:
 @cache
 def keeps_state(code: types.CodeType) -> bool:
     """Whether code may keep something from call to call."""
-    if MUTATES & set(code.co_names):
+    in_place = (name.endswith("_") and not name.startswith("_") for name in code.co_names)  # as torch names them
+    if MUTATES & set(code.co_names) or any(in_place):
         return True
     for each in dis.get_instructions(code):
         if each.opname in WRITES or each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in code.co_freevars:

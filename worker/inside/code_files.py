@@ -122,9 +122,12 @@ def hash_of(file: str) -> str:
 
 def hash_of_loaded(file: str) -> str:
     """Returns the hash of a file whose code runs in this process. Raises UnsendableError if it changed after that."""
-    if os.stat(file).st_mtime > started():
-        raise UnsendableError(f"{file} has changed since ComfyUI started.")
-    return hash_of(file)
+    try:
+        if os.stat(file).st_mtime > started():
+            raise UnsendableError(f"{file} has changed since ComfyUI started.")
+        return hash_of(file)
+    except OSError as error:
+        raise UnsendableError(f"{file} cannot be read: {error}.") from error
 
 
 @cache

@@ -194,6 +194,8 @@ class Decoder:
         found: State = {}
         tensors: dict[str, torch.Tensor] = {}
         for name, target in list(self.objects.items()):
+            if name not in self.objects:  # a tensor of a slot that has another now
+                continue
             kind, known = self.kinds[name], self.known[name]
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
             changed: dict[str, list[Any]] = {}
@@ -235,6 +237,6 @@ class Decoder:
     def release(self, encoded: Encoded) -> None:
         """Forgets the tensors of a slot that were made here."""
         for name in refs_in(encoded):
-            if name.startswith("rank."):
+            if name.startswith("rank.") and name in self.objects:  # two slots may hold one tensor
                 self.names.pop(id(self.objects.pop(name)))
                 del self.kinds[name], self.known[name]

@@ -173,6 +173,27 @@ def test_tensors_that_nobody_else_reads_stay_in_the_rank(both: Both, code: Modul
     assert here.steps == 1 and not hasattr(here, "last")
 
 
+def test_a_tensor_in_two_slots_is_replaced_in_both(both: Both, code: ModuleType) -> None:
+    here = code.Keeper(torch.ones(2))
+    there = both.send(here.step).__self__
+    for value in (1.0, 2.0, 3.0):
+        there.one = there.other = torch.full((2,), value)
+        both.answer()
+        assert here.one is here.other and here.one.tolist() == [value, value]
+
+
+def test_code_whose_file_is_gone_is_not_described(root: Path) -> None:
+    folder = root / "packs" / "gone"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "code.py").write_text("def here():\n    return 1\n")
+    os.utime(folder / "code.py", (time.time() - 1e6,) * 2)
+    here = load(folder, "gone_pack.code").here
+    (folder / "code.py").unlink()
+    with pytest.raises(UnsendableError, match="cannot be read"):
+        Both(root).send(here)
+
+
 def test_only_changes_are_described(both: Both, code: ModuleType) -> None:
     add, _ = code.counting(1)
     both.send(add)
