@@ -23,7 +23,7 @@ from ..wire.tree import NEW_EACH_CALL, PREDICTION, STATE, Arguments, pack_call
 from .known_state import KnownState
 from .runs import Runs
 from .sent_conditions import SentConditions
-from .session import Check, OnStep, Session
+from .session import WAS_STOPPED, Check, OnStep, Session
 from .supervision import Supervisor
 
 SETTLE_SECONDS = 10.0  # before parking, the longest wait for the end of a cancelled request
@@ -52,8 +52,8 @@ class WorkerGroup:
         self.folder = folder
         self.settings = settings or Settings()
         self.changed = threading.Event()  # set when the status changes; its reader clears it
-        self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive)
         self.runs = Runs(self.changed)
+        self.supervisor = Supervisor(device, folder, self.settings, self.changed, self._revive, self.runs.died)
         self.resident: object | None = None  # the patcher that reports the model's memory to ComfyUI, kept alive
         self.loads = 0  # how many models were loaded; step times of different models are not compared
 
@@ -92,8 +92,9 @@ class WorkerGroup:
         Raises RequestRefused and WorkerGroupError.
         """
         with self.turn(check):
-            self.runs.check_stopped()
+            self.runs.check_ended()
             self.supervisor.ensure(ranks, check, source=source)
+            self.runs.check_ended()  # a death since the last step is known now
             known = self._known
             known.note_import(source)
             known.remarks, known.name = remarks, name
@@ -289,12 +290,12 @@ class WorkerGroup:
 
     def stop(self) -> None:
         """Ends the group and its job. The next sampling starts it again."""
-        self.runs.end()
+        self.runs.end(WAS_STOPPED)
         self.supervisor.stop()
 
     def restart(self, ranks: int, check: Check) -> None:
         """Ends the group and its job, forgets its deaths, and starts it again. Raises what `start` raises."""
-        self.runs.end()
+        self.runs.end(WAS_STOPPED)
         self.supervisor.restart(ranks, check)
 
     @property
@@ -338,7 +339,7 @@ class WorkerGroup:
     ) -> Tensors:
         """Sends a request and returns its results. size: of what its steps compute, if it has steps."""
         session = self.session
-        self.runs.check_stopped()  # after the line above: a stop marks the run, then removes the session
+        self.runs.check_ended()  # after the line above: a stop marks the run, then removes the session
         if session is None:
             raise WorkerGroupError("The worker group is not running.", "Queue a prompt to start it.")
         operation, known, done = ops.OPERATIONS[header["op"]], session.known, False

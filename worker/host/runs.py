@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..errors import WorkerGroupError
+from ..errors import Explanation, WorkerGroupError
 from ..wire.operations import SAMPLE
 from ..wire.protocol import Header
 
@@ -71,10 +71,10 @@ class RunRecord:
     seconds: float | None = None
     reason: str = ""
     is_stock: bool = False
-    is_ended: bool = False  # someone stopped the group; the run's next request must not start it again
+    ended: Explanation | None = None  # why the group it began with has ended; the run makes no more requests
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size")}
+        told = {name: value for name, value in vars(self).items() if name not in ("of_plan", "size", "ended")}
         plans = list(self.plans)
         told |= {"plan": ", ".join(plan.words for plan in plans) or UNKNOWN, "plans": [plan.values for plan in plans]}
         return {**told, "steps": [list(step) for step in self.steps.copy()]}
@@ -115,18 +115,24 @@ class Runs:
             run.seconds = time.monotonic() - began
             self.changed.set()
 
-    def end(self) -> None:
-        """Notes that the group was stopped: the current run makes no more requests."""
+    def end(self, reason: Explanation) -> None:
+        """Notes that the group was stopped or died: the current run makes no more requests."""
         run = self.current
         if run:
-            run.is_ended = True
+            run.ended = reason
 
-    def check_stopped(self) -> None:
-        """Raises WorkerGroupError if the group was stopped in the current run."""
+    def died(self, reason: Explanation) -> None:
+        """Notes that the group died. A run that has made no step yet goes on in the next group."""
         run = self.current
-        if run and run.is_ended:
-            cause = "The worker group ended between two steps. It was stopped."
-            raise WorkerGroupError(cause, "Queue the prompt again.")
+        if run and run.made:
+            self.end(reason)
+
+    def check_ended(self) -> None:
+        """Raises WorkerGroupError if the group was stopped or died in the current run."""
+        run = self.current
+        if run and run.ended:
+            ended = run.ended.because("The worker group ended between two steps. ")
+            raise WorkerGroupError(*ended.advised("Queue the prompt again."))
 
     def planned(self, plan: RunPlan) -> None:
         """Notes the plan of the current run from now on."""

@@ -27,7 +27,7 @@ class Supervisor:
     """Runs one session at a time. Requests and restarts take turns.
 
     device, folder, settings, `check`: as in WorkerGroup. changed: set with each change. revive: called within the turn
-    after a new session has replaced a dead one, with what the dead one's ranks held.
+    after a new session has replaced a dead one, with what the dead one's ranks held. on_death: called with the reason.
     Any thread may call any method.
     """
 
@@ -38,12 +38,14 @@ class Supervisor:
         settings: Settings,
         changed: threading.Event,
         revive: Callable[[KnownState, Check], None],
+        on_death: Callable[[Explanation], None],
     ) -> None:
         self.device = device
         self.folder = folder
         self.settings = settings
         self.changed = changed
         self.revive = revive
+        self.on_death = on_death
         self.lock = threading.RLock()
         self.restarts = Restarts(settings.restarts)
         self.session: Session | None = None
@@ -238,6 +240,7 @@ class Supervisor:
         self.last_death = session.end()
         session.close()
         self.restarts.note_death()
+        self.on_death(self.last_death)
         self._enter("restarting")
         logging.error("[ParallelDiT] the worker group died. %s", self.last_death)
 

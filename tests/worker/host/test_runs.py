@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.errors import WorkerGroupError
+from worker.errors import Explanation, WorkerGroupError
 from worker.host.client import WorkerGroup
 from worker.host.runs import RunPlan, RunRecord, Runs
 from worker.wire.operations import CALL, SAMPLE
@@ -73,3 +73,16 @@ def test_a_stop_within_a_step_ends_the_run_with_that_reason(tmp_path: Path) -> N
     ):
         group.stop()
         group.call([((nothing, nothing), {})], lambda: None)
+
+
+def test_a_death_between_two_steps_ends_the_run_and_one_before_its_first_step_does_not() -> None:
+    runs = Runs(threading.Event())
+    with runs.run("3", "a model", TWO, "a class"):
+        runs.died(Explanation("Rank 1 was killed."))
+        runs.check_ended()
+        runs.step(CALL.name, 0.1, 0.0)
+        runs.died(Explanation("Rank 1 was killed."))
+        with pytest.raises(WorkerGroupError, match=r"between two steps\. Rank 1 was killed"):
+            runs.check_ended()
+    with runs.run("3", "a model", TWO, "a class"):
+        runs.check_ended()
