@@ -11,44 +11,9 @@ import torch
 
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
+from . import tags
 from .code_files import CodeFiles, find_code, find_installed
-from .object_graph import (
-    CELL,
-    CLASS,
-    DEVICE,
-    DICT,
-    DICTS,
-    DTYPE,
-    FUNCTION,
-    GONE,
-    HOSTS,
-    KEEPS,
-    LIST,
-    MEMBER,
-    METHOD,
-    MODULE,
-    NAMED,
-    NAMESPACE,
-    NEW,
-    OBJECT,
-    PART,
-    PART_METHOD,
-    PARTIAL,
-    REF,
-    SET,
-    SIZE,
-    SLICE,
-    SLOTS,
-    TENSOR,
-    TUPLE,
-    Encoded,
-    State,
-    alike,
-    key_of,
-    refs_in,
-    set_slot,
-    slots_of,
-)
+from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
 
 
 class Decoder:
@@ -74,24 +39,28 @@ class Decoder:
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
         for each in changes:  # objects first, since they may name each other
-            if NEW in each and each[NEW][0] != FUNCTION:
-                self.add(each[REF], each[NEW][0], self.make(*each[NEW]), each[KEEPS])
-        waiting = [each for each in changes if NEW in each and each[NEW][0] == FUNCTION]
+            if tags.NEW in each and each[tags.NEW][0] != tags.FUNCTION:
+                self.add(each[tags.REF], each[tags.NEW][0], self.make(*each[tags.NEW]), each[tags.KEEPS])
+        waiting = [each for each in changes if tags.NEW in each and each[tags.NEW][0] == tags.FUNCTION]
         while waiting:
-            ready = [each for each in waiting if self.can_make(each[NEW][1])] or waiting
+            ready = [each for each in waiting if self.can_make(each[tags.NEW][1])] or waiting
             for each in ready:
-                self.add(each[REF], FUNCTION, self.make_function(**each[NEW][1]), each[KEEPS])
-            waiting = [each for each in waiting if each[REF] not in self.objects]
+                self.add(each[tags.REF], tags.FUNCTION, self.make_function(**each[tags.NEW][1]), each[tags.KEEPS])
+            waiting = [each for each in waiting if each[tags.REF] not in self.objects]
         for each in changes:
-            target, kind, known = self.objects[each[REF]], self.kinds[each[REF]], self.known[each[REF]]
-            for key, value in each[SLOTS]:
-                if kind == TENSOR:
+            target, kind, known = (
+                self.objects[each[tags.REF]],
+                self.kinds[each[tags.REF]],
+                self.known[each[tags.REF]],
+            )
+            for key, value in each[tags.SLOTS]:
+                if kind == tags.TENSOR:
                     self.fill_tensor(target, value)
                     continue
                 set_slot(target, kind, self.decode(key), self.decode(value), True)
                 if type(key) in PLAIN:
                     known[key_of(key)] = value
-            for key in each[GONE]:
+            for key in each[tags.GONE]:
                 set_slot(target, kind, self.decode(key), None, False)
                 known.pop(key_of(key), None)
 
@@ -107,15 +76,15 @@ class Decoder:
 
     def make(self, kind: str, made: Encoded) -> Any:
         """Makes an object without its slots."""
-        if kind in (LIST, SET, CELL):
-            return {LIST: list, SET: set, CELL: types.CellType}[kind]()
-        if kind == DICT:
+        if kind in (tags.LIST, tags.SET, tags.CELL):
+            return {tags.LIST: list, tags.SET: set, tags.CELL: types.CellType}[kind]()
+        if kind == tags.DICT:
             return {each.__name__: each for each in DICTS}[made]()
-        if kind == TENSOR:
+        if kind == tags.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
-        if kind == NAMESPACE:
+        if kind == tags.NAMESPACE:
             return self.decode(made)
-        if kind == OBJECT:
+        if kind == tags.OBJECT:
             cls = self.decode(made)
             return cls.__new__(cls)
         raise ValueError(f"{kind!r:.100} is not a kind of object")
@@ -171,20 +140,20 @@ class Decoder:
         return getattr(self.model.get_submodule(path), name)
 
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
-        REF: lambda self, value: self.objects[value],
-        TUPLE: lambda self, value: tuple(self.decode(value)),
-        PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
-        PART_METHOD: decode_part_method,
-        CLASS: decode_class,
-        NAMED: lambda _self, value: find_installed(value),
-        MODULE: lambda self, value: find_installed(value) if isinstance(value, str) else self.files.load(value),
-        METHOD: lambda self, value: types.MethodType(*self.decode(value)),
-        PARTIAL: decode_partial,
-        DTYPE: lambda _self, value: getattr(torch, value),
-        DEVICE: lambda self, value: HOSTS.get(value) or self.device(),
-        SIZE: lambda _self, value: torch.Size(value),
-        SLICE: lambda self, value: slice(*self.decode(value)),
-        MEMBER: lambda self, value: self.decode(value[0])[value[1]],
+        tags.REF: lambda self, value: self.objects[value],
+        tags.TUPLE: lambda self, value: tuple(self.decode(value)),
+        tags.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
+        tags.PART_METHOD: decode_part_method,
+        tags.CLASS: decode_class,
+        tags.NAMED: lambda _self, value: find_installed(value),
+        tags.MODULE: lambda self, value: find_installed(value) if isinstance(value, str) else self.files.load(value),
+        tags.METHOD: lambda self, value: types.MethodType(*self.decode(value)),
+        tags.PARTIAL: decode_partial,
+        tags.DTYPE: lambda _self, value: getattr(torch, value),
+        tags.DEVICE: lambda self, value: HOSTS.get(value) or self.device(),
+        tags.SIZE: lambda _self, value: torch.Size(value),
+        tags.SLICE: lambda self, value: slice(*self.decode(value)),
+        tags.MEMBER: lambda self, value: self.decode(value[0])[value[1]],
     }
 
     def state(self) -> tuple[State, dict[str, torch.Tensor]]:
@@ -200,10 +169,12 @@ class Decoder:
             now = {key_of(key): value for key, value in slots_of(target, kind).items() if type(key) in PLAIN}
             changed: dict[str, list[Any]] = {}
             for key, value in now.items():
-                if kind == NAMESPACE and key not in known:  # another variable
+                if kind == tags.NAMESPACE and key not in known:  # another variable
                     continue
                 try:
-                    encoded = self.encode(value, None if name in self.keep_tensors else tensors, kind in (LIST, SET))
+                    encoded = self.encode(
+                        value, None if name in self.keep_tensors else tensors, kind in (tags.LIST, tags.SET)
+                    )
                 except UnsendableError:
                     continue
                 if key not in known or not alike(known[key], encoded):
@@ -224,15 +195,15 @@ class Decoder:
         if is_list:
             return [self.encode(each, tensors, False) for each in value]
         if type(value) is tuple:
-            return {TUPLE: [self.encode(each, tensors, False) for each in value]}
+            return {tags.TUPLE: [self.encode(each, tensors, False) for each in value]}
         if id(value) in self.names:
-            return {REF: self.names[id(value)]}
+            return {tags.REF: self.names[id(value)]}
         if type(value) is not torch.Tensor or tensors is None:
             raise UnsendableError(f"A {type(value).__name__} stays in the ranks.")
         name, self.count = f"rank.{self.count}", self.count + 1
-        self.add(name, TENSOR, value, False)
+        self.add(name, tags.TENSOR, value, False)
         tensors[name] = value
-        return {REF: name}
+        return {tags.REF: name}
 
     def release(self, encoded: Encoded) -> None:
         """Forgets the tensors of a slot that were made here."""

@@ -14,36 +14,11 @@ import torch
 from ..compat import version_of
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
+from . import tags
 from .code_files import CodeFiles, file_of, find_installed, is_harmless, is_installed, mark_of
 from .object_graph import (
     BUILT_IN,
-    CELL,
-    CLASS,
-    DEVICE,
-    DICT,
     DICTS,
-    DTYPE,
-    FUNCTION,
-    GONE,
-    KEEPS,
-    LIST,
-    MEMBER,
-    METHOD,
-    MODULE,
-    NAMED,
-    NAMESPACE,
-    NEW,
-    OBJECT,
-    PART,
-    PART_METHOD,
-    PARTIAL,
-    REF,
-    SET,
-    SIZE,
-    SLICE,
-    SLOTS,
-    TENSOR,
-    TUPLE,
     Encoded,
     Entry,
     State,
@@ -115,9 +90,9 @@ class Encoder:
             before = known or {}
             slots = [[*slot] for key, slot in entry.slots.items() if key not in before or not alike(before[key], slot)]
             gone = [before[key][0] for key in before.keys() - entry.slots.keys()]
-            new = {NEW: [entry.kind, entry.made], KEEPS: entry.keeps_tensors} if known is None else {}
+            new = {tags.NEW: [entry.kind, entry.made], tags.KEEPS: entry.keeps_tensors} if known is None else {}
             if new or slots or gone:
-                found.append({REF: name, SLOTS: slots, GONE: gone, **new})
+                found.append({tags.REF: name, tags.SLOTS: slots, tags.GONE: gone, **new})
             if known is None or slots or gone:
                 self.sent[name] = kept(entry.slots)
         return unmarked(found)
@@ -127,7 +102,7 @@ class Encoder:
         for name, tensor in tensors.items():
             self.objects[name] = tensor
             self.names[id(tensor)] = name
-            self.entries[name] = Entry(TENSOR, False, whole(Version(tensor, version_of(tensor))))
+            self.entries[name] = Entry(tags.TENSOR, False, whole(Version(tensor, version_of(tensor))))
             self.sent[name] = kept(self.entries[name].slots)
         for name, slots in state.items():
             entry = self.entries[name]
@@ -145,57 +120,57 @@ class Encoder:
             return [self.restore(each) for each in encoded]
         if not isinstance(encoded, dict):
             return encoded
-        return self.objects[encoded[REF]] if REF in encoded else tuple(self.restore(encoded[TUPLE]))
+        return self.objects[encoded[tags.REF]] if tags.REF in encoded else tuple(self.restore(encoded[tags.TUPLE]))
 
     def encode(self, value: Any) -> Encoded:
         """Raises UnsendableError for what the ranks cannot have."""
         if type(value) in PLAIN:
             return value
         if id(value) in self.parts:
-            return {PART: self.parts[id(value)]}
+            return {tags.PART: self.parts[id(value)]}
         if id(value) in self.methods:
-            return {PART_METHOD: list(self.methods[id(value)])}
+            return {tags.PART_METHOD: list(self.methods[id(value)])}
         encode = self.inline.get(type(value))
         if encode:
             return encode(self, value)
         if isinstance(value, enum.Enum):
-            return {MEMBER: [self.encode_class(type(value)), value.name]}
+            return {tags.MEMBER: [self.encode_class(type(value)), value.name]}
         if isinstance(value, type):
             return self.encode_class(value)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and (name := installed_name(value)):
-            return {NAMED: name}
+            return {tags.NAMED: name}
         return self.refer(value)
 
     def encode_all(self, values: Iterable[Any]) -> list[Encoded]:
         return [self.encode(each) for each in values]
 
     def encode_method(self, value: types.MethodType) -> Encoded:
-        return {METHOD: [self.encode(value.__func__), self.encode(value.__self__)]}
+        return {tags.METHOD: [self.encode(value.__func__), self.encode(value.__self__)]}
 
     def encode_partial(self, value: functools.partial) -> Encoded:
-        return {PARTIAL: [self.encode(value.func), self.encode_all(value.args), self.encode_pairs(value.keywords)]}
+        return {tags.PARTIAL: [self.encode(value.func), self.encode_all(value.args), self.encode_pairs(value.keywords)]}
 
     def encode_pairs(self, values: Mapping[Any, Any]) -> list[list[Encoded]]:
         return [[self.encode(key), self.encode(value)] for key, value in values.items()]
 
     def encode_module(self, value: types.ModuleType) -> Encoded:
-        return {MODULE: f"{value.__name__}:" if is_harmless(value) else self.files.name(file_of(value))}
+        return {tags.MODULE: f"{value.__name__}:" if is_harmless(value) else self.files.name(file_of(value))}
 
     def encode_class(self, value: type) -> Encoded:
         if is_installed(value):
             if not is_harmless(value):
                 raise UnsendableError(f"The class {value.__qualname__} is of an installed package.")
-            return {CLASS: f"{value.__module__}:{value.__qualname__}"}
+            return {tags.CLASS: f"{value.__module__}:{value.__qualname__}"}
         if "<" in value.__qualname__:
             raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")
-        return {CLASS: [self.files.name(file_of(value)), value.__qualname__]}
+        return {tags.CLASS: [self.files.name(file_of(value)), value.__qualname__]}
 
     inline: Mapping[type, Callable[[Any, Any], Encoded]] = {
-        tuple: lambda self, value: {TUPLE: self.encode_all(value)},
-        torch.Size: lambda _self, value: {SIZE: list(value)},
-        slice: lambda self, value: {SLICE: self.encode_all((value.start, value.stop, value.step))},
-        torch.dtype: lambda _self, value: {DTYPE: str(value).removeprefix("torch.")},
-        torch.device: lambda _self, value: {DEVICE: value.type},
+        tuple: lambda self, value: {tags.TUPLE: self.encode_all(value)},
+        torch.Size: lambda _self, value: {tags.SIZE: list(value)},
+        slice: lambda self, value: {tags.SLICE: self.encode_all((value.start, value.stop, value.step))},
+        torch.dtype: lambda _self, value: {tags.DTYPE: str(value).removeprefix("torch.")},
+        torch.device: lambda _self, value: {tags.DEVICE: value.type},
         types.MethodType: encode_method,
         functools.partial: encode_partial,
         types.ModuleType: encode_module,
@@ -214,14 +189,14 @@ class Encoder:
         if name not in self.seen:
             self.seen.add(name)  # first, because an object may hold itself
             self.entries[name] = self.enter(value)._replace(keeps_tensors=self.keeps_tensors)
-        return {REF: name}
+        return {tags.REF: name}
 
     def add_variables(self, owner: Any, values: Mapping[str, Any], are_all: bool = False) -> None:
         """Makes variables of a class, of a Python module or of a part of the model those of ComfyUI's process. are_all:
         whether others that were named before are gone."""
         name = self.name(owner)
         before = self.entries[name].slots if name in self.entries and not are_all else {}
-        self.entries[name] = Entry(NAMESPACE, self.encode(owner), {**before, **self.slots(values)})
+        self.entries[name] = Entry(tags.NAMESPACE, self.encode(owner), {**before, **self.slots(values)})
 
     def enter(self, value: Any) -> Entry:
         if isinstance(value, torch.Tensor):
@@ -230,28 +205,28 @@ class Encoder:
             return self.enter_function(value)
         if isinstance(value, types.CellType):
             try:
-                return Entry(CELL, None, whole(self.encode(value.cell_contents)))
+                return Entry(tags.CELL, None, whole(self.encode(value.cell_contents)))
             except ValueError:  # it is empty
-                return Entry(CELL, None, {})
+                return Entry(tags.CELL, None, {})
         if type(value) is list:
-            return Entry(LIST, None, whole(self.encode_all(value)))
+            return Entry(tags.LIST, None, whole(self.encode_all(value)))
         if type(value) is set:
-            return Entry(SET, None, whole(self.encode_all(sorted(value, key=repr))))
+            return Entry(tags.SET, None, whole(self.encode_all(sorted(value, key=repr))))
         if type(value) in DICTS:
-            return Entry(DICT, type(value).__name__, self.slots(value))
+            return Entry(tags.DICT, type(value).__name__, self.slots(value))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
         if isinstance(value, (*BUILT_IN, *self.not_sent)) or not hasattr(value, "__dict__") or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
         self.note_methods(kind)
-        return Entry(OBJECT, self.encode_class(kind), self.slots(vars(value)))
+        return Entry(tags.OBJECT, self.encode_class(kind), self.slots(vars(value)))
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise UnsendableError("A weight of the model cannot be sent to the ranks, which have it.")
         if value.is_meta or value.layout != torch.strided:
             raise UnsendableError("A tensor without numbers cannot be sent to the ranks.")
-        return Entry(TENSOR, type(value) is torch.nn.Parameter, whole(Version(value, version_of(value))))
+        return Entry(tags.TENSOR, type(value) is torch.nn.Parameter, whole(Version(value, version_of(value))))
 
     def enter_function(self, value: types.FunctionType) -> Entry:
         self.functions.append(value)
@@ -265,7 +240,7 @@ class Encoder:
             "defaults": self.encode(value.__defaults__),
             "keywords": self.encode_pairs(value.__kwdefaults__ or {}),
         }
-        return Entry(FUNCTION, made, self.slots(vars(value)))
+        return Entry(tags.FUNCTION, made, self.slots(vars(value)))
 
     def slots(self, values: Mapping[Any, Any]) -> dict[str, tuple[Encoded, Encoded]]:
         found = {}

@@ -14,14 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-LIST, DICT, SET, OBJECT, FUNCTION, CELL, TENSOR = "list", "dict", "set", "object", "function", "cell", "tensor"
-NAMESPACE = "namespace"  # of a module or a class: some of its variables
-REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
-METHOD, PARTIAL = "method", "partial"
-DTYPE, DEVICE, SIZE, SLICE, MEMBER, PART_METHOD = "dtype", "device", "size", "slice", "member", "part method"
-WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
+from . import tags
+
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
-NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"
 DICTS = (dict, collections.OrderedDict)
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
 Encoded = Any  # JSON, with tensors in it
@@ -63,7 +58,7 @@ def key_of(encoded: Encoded) -> str:
 
 def whole(encoded: Encoded) -> dict[str, tuple[Encoded, Encoded]]:
     """Returns the slots of an object that has only one."""
-    return {key_of(WHOLE): (WHOLE, encoded)}
+    return {key_of(tags.WHOLE): (tags.WHOLE, encoded)}
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -98,25 +93,25 @@ def refs_in(encoded: Encoded) -> list[str]:
         return [name for each in encoded for name in refs_in(each)]
     if not isinstance(encoded, dict):
         return []
-    return [encoded[REF]] if REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
+    return [encoded[tags.REF]] if tags.REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
 
 
 def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> None:
     """Sets a slot of an object, or removes it."""
-    if kind == CELL:
+    if kind == tags.CELL:
         if present:
             target.cell_contents = value
         else:
             del target.cell_contents
-    elif kind == LIST:
+    elif kind == tags.LIST:
         target[:] = value
-    elif kind == SET:
+    elif kind == tags.SET:
         target.clear()
         target.update(value)
-    elif kind == NAMESPACE:
+    elif kind == tags.NAMESPACE:
         setattr(target, key, value) if present else delattr(target, key)
     else:
-        slots = target if kind == DICT else vars(target)
+        slots = target if kind == tags.DICT else vars(target)
         if present:
             slots[key] = value
         else:
@@ -124,11 +119,11 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
 
 
 def slots_of(target: Any, kind: str) -> dict[Any, Any]:
-    if kind == CELL:
+    if kind == tags.CELL:
         try:
-            return {WHOLE: target.cell_contents}
+            return {tags.WHOLE: target.cell_contents}
         except ValueError:
             return {}
-    if kind in (LIST, SET):
-        return {WHOLE: list(target) if kind == LIST else sorted(target, key=repr)}
-    return {} if kind == TENSOR else dict(target if kind == DICT else vars(target))
+    if kind in (tags.LIST, tags.SET):
+        return {tags.WHOLE: list(target) if kind == tags.LIST else sorted(target, key=repr)}
+    return {} if kind == tags.TENSOR else dict(target if kind == tags.DICT else vars(target))

@@ -1,0 +1,13 @@
+"""Tags of described objects and of encoded values, see `object_graph.py`."""
+
+from __future__ import annotations
+
+# Kinds of objects that can change.
+LIST, DICT, SET, OBJECT, FUNCTION, CELL, TENSOR = "list", "dict", "set", "object", "function", "cell", "tensor"
+NAMESPACE = "namespace"  # of a module or a class: some of its variables
+# Kinds of encoded values. REF names an object.
+REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
+METHOD, PARTIAL = "method", "partial"
+DTYPE, DEVICE, SIZE, SLICE, MEMBER, PART_METHOD = "dtype", "device", "size", "slice", "member", "part method"
+WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
+NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"  # fields of a change
