@@ -7,6 +7,7 @@ scheduler names, the layout of weights in files. They never import what runs a r
 from comfy_api.latest import ComfyExtension, io
 
 from .class_label import DiTClassLabel
+from .inside.origins import keep_files_of_networks
 from .load_checkpoint import LoadCheckpointParallel
 from .load_model import LoadDiffusionModelParallel
 from .parallel_plan import ParallelPlanNode
@@ -23,6 +24,7 @@ class ParallelDiTExtension(ComfyExtension):
         add_status_routes()
         add_control_routes()
         add_plan_route()
+        keep_files_of_networks()
         start_with_comfyui()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:

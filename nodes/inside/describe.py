@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import comfy.model_base
 import comfy.model_management
-import comfy.model_patcher
 import torch
 
 from ...parallel_backend.compat import hooks_of, hooks_with_kwargs
@@ -23,6 +22,7 @@ from ...worker.wire.tensors import Tensors, UnsendableError
 from ...worker.wire.tree import PLAIN
 from .facts import Facts, find_facts
 from .module_guard import HOOKS, WEIGHTS, Change
+from .origins import ORIGINS
 
 # Names in code that draws random numbers. The ranks' are others than ComfyUI's.
 RANDOM = frozenset(
@@ -34,7 +34,7 @@ WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_S
 MUTATES = frozenset("add append clear extend insert pop popitem remove setattr delattr setdefault update".split())
 NONE: Mapping[str, Any] = {}
 HELD = (list, dict, set, tuple, torch.Tensor)
-NOT_SENT = (comfy.model_patcher.ModelPatcher, comfy.model_base.BaseModel)
+NOT_SENT = (comfy.model_base.BaseModel,)
 
 
 class Asked(NamedTuple):
@@ -51,7 +51,7 @@ class Inside:
         """parts: of the module as it was loaded, by id. methods: of the module, replaced by the stand-in's."""
         self.files = files
         replaced = {id(method): ("", name) for name, method in methods.items()}
-        self.encoder = Encoder(files, parts, replaced, NOT_SENT)
+        self.encoder = Encoder(files, parts, replaced, NOT_SENT, ORIGINS)
         self.asked: list[Asked] = []
 
     def begin(self) -> None:

@@ -32,6 +32,8 @@ class StandInPatcher(Protocol):
 
     def unload_here(self) -> None: ...
 
+    def model_patches_models(self) -> list[Any]: ...
+
 
 class Empty(NamedTuple):
     """A part's own weights without numbers."""

@@ -245,7 +245,7 @@ class RemoteModule(PlannedModule):
         if patcher:
             patcher.forget_load()
             if load:
-                comfy.model_management.load_models_gpu([patcher])
+                comfy.model_management.load_models_gpu([patcher, *patcher.model_patches_models()])
 
     def give_back(self, patcher: StandInPatcher) -> None:
         """Lets the ranks compute from here on."""

@@ -226,6 +226,13 @@ class RemoteModelPatcher(comfy.model_patcher.ModelPatcher):
             patcher = patcher.parent
         return patcher
 
+    def model_patches_models(self) -> list[comfy.model_patcher.ModelPatcher]:
+        """Returns the networks that nodes run in this process. Those that run inside of the model are in the ranks."""
+        if self.remote is None:
+            return super().model_patches_models()
+        wrapper: Any = self.model_options.get("model_function_wrapper")
+        return wrapper.models() if hasattr(wrapper, "models") else []
+
     def deepclone_multigpu(self, *_args: Any, **_kwargs: Any) -> Any:
         raise weights_error("a copy of the model on another device (the plan's ranks are on all of them)")
 

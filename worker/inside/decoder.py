@@ -13,6 +13,7 @@ from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
 from .code_files import CodeFiles, find_code, find_installed
+from .loaded import LoadedFiles
 from .object_graph import DICTS, HOSTS, Encoded, State, alike, key_of, refs_in, set_slot, slots_of
 
 
@@ -22,6 +23,7 @@ class Decoder:
     def __init__(self, files: CodeFiles, model: torch.nn.Module, device: Callable[[], torch.device]) -> None:
         """model: whose parts are named by path. device: of this rank."""
         self.files, self.model, self.device = files, model, device
+        self.loaded = LoadedFiles(files)
         self.run = ""
         self.objects: dict[str, Any] = {}
         self.names: dict[int, str] = {}
@@ -35,6 +37,13 @@ class Decoder:
         if run != self.run:
             self.run = run
             self.objects, self.names, self.kinds, self.keep_tensors, self.known = {}, {}, {}, set(), {}
+            if run:
+                self.loaded.start_run()
+
+    @property
+    def networks(self) -> list[Any]:
+        """ComfyUI's patchers of the networks that run inside of the model."""
+        return [self.objects[name] for name, kind in self.kinds.items() if kind == tags.LOADED]
 
     def apply(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Takes over what `Encoder.changes` returned. Raises ValueError for what is not here as described."""
@@ -84,6 +93,11 @@ class Decoder:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
             return self.decode(made)
+        if kind == tags.LOADED:
+            return self.loaded.load(**made)
+        if kind == tags.LAZY:
+            cls = self.loaded.lazy_class(self.decode(made[0]), made[1])
+            return cls.__new__(cls)
         if kind == tags.OBJECT:
             cls = self.decode(made)
             return cls.__new__(cls)

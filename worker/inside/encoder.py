@@ -7,7 +7,7 @@ import functools
 import json
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,21 @@ from .object_graph import (
     whole,
 )
 
+NONE: Mapping[type, Any] = {}
+
+
+class Origin(NamedTuple):
+    """How an object came from a file. load: the function, or the method of a class without state. args: plain values.
+    index: of the network in what it returns; None if it returns the network. folders: for file names among the
+    arguments, by kind, where ComfyUI looks for such files. attributes: of an object, those that need no file; None if
+    the object is the network itself."""
+
+    load: Callable[..., Any]
+    args: Sequence[Any]
+    index: int | None = None
+    folders: Mapping[str, Sequence[str]] = {}
+    attributes: Mapping[str, Any] | None = None
+
 
 def installed_name(value: Any) -> str | None:
     """Returns the name of a function of an installed package."""
@@ -47,7 +62,8 @@ class Encoder:
     """The graph in ComfyUI's process.
 
     parts: by id, the modules of the model, by path. methods: by id, functions that stand in for a method of a module:
-    its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process.
+    its path and the method's name. not_sent: classes whose objects stay in ComfyUI's process. origins: for classes of
+    objects that were loaded from a file, what tells how.
     """
 
     def __init__(
@@ -56,8 +72,9 @@ class Encoder:
         parts: Mapping[int, str],
         methods: Mapping[int, tuple[str, str]],
         not_sent: Sequence[type] = (),
+        origins: Mapping[type, Callable[[Any], Origin]] = NONE,
     ) -> None:
-        self.files, self.parts, self.methods, self.not_sent = files, parts, methods, not_sent
+        self.files, self.parts, self.methods, self.not_sent, self.origins = files, parts, methods, not_sent, origins
         self.objects: dict[str, Any] = {}  # kept, so that no new object gets the id of one
         self.names: dict[int, str] = {}
         self.entries: dict[str, Entry] = {}
@@ -214,12 +231,27 @@ class Encoder:
             return Entry(tags.SET, None, whole(self.encode_all(sorted(value, key=repr))))
         if type(value) in DICTS:
             return Entry(tags.DICT, type(value).__name__, self.slots(value))
+        if find := next((find for cls, find in self.origins.items() if isinstance(value, cls)), None):
+            return self.enter_loaded(value, find(value))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
         if isinstance(value, (*BUILT_IN, *self.not_sent)) or not hasattr(value, "__dict__") or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
         self.note_methods(kind)
         return Entry(tags.OBJECT, self.encode_class(kind), self.slots(vars(value)))
+
+    def enter_loaded(self, value: Any, origin: Origin) -> Entry:
+        """The ranks load it from its file by the same code."""
+        made = {
+            "code": self.files.name(file_of(origin.load)),
+            "name": origin.load.__qualname__,
+            "args": origin.args,
+            "index": origin.index,
+            "folders": origin.folders,
+        }
+        if origin.attributes is None:
+            return Entry(tags.LOADED, made, {})
+        return Entry(tags.LAZY, [self.encode_class(type(value)), made], self.slots(origin.attributes))
 
     def enter_tensor(self, value: torch.Tensor) -> Entry:
         if type(value) not in (torch.Tensor, torch.nn.Parameter):

@@ -126,4 +126,4 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
             return {}
     if kind in (tags.LIST, tags.SET):
         return {tags.WHOLE: list(target) if kind == tags.LIST else sorted(target, key=repr)}
-    return {} if kind == tags.TENSOR else dict(target if kind == tags.DICT else vars(target))
+    return {} if kind in (tags.TENSOR, tags.LOADED) else dict(target if kind == tags.DICT else vars(target))

@@ -145,8 +145,9 @@ class HostModel:
         return 0 if self.parking.is_parked else self.patcher.loaded_size() - self.fetched.elsewhere
 
     def forget(self) -> None:
-        """Forgets the last run."""
+        """Forgets the last run. Networks beside the model leave the device."""
         self.start_run("")
+        self.decoder.loaded.free_device()
 
     def start_run(self, run: str) -> None:
         """Forgets another run, and takes back what its functions left on the model."""
@@ -167,6 +168,8 @@ class HostModel:
             self.decoder.apply(options[GRAPH])
         except Exception as error:  # a node pack's module may raise anything as it is imported
             raise RequestError(f"The ranks cannot load a node's code: {type(error).__name__}: {error}") from error
+        if self.decoder.networks:
+            self.place(self.working_bytes)
 
     def changed_state(self) -> tuple[State, Tensors]:
         """Returns what functions changed of their objects, see `Decoder.state`."""
@@ -178,7 +181,7 @@ class HostModel:
         self.module.replan(mesh)
 
     def place(self, working_bytes: int = 0, whole: bool = False) -> None:
-        """Lets ComfyUI put the weights on the device. Runs no collectives.
+        """Lets ComfyUI put the weights on the device, with those of networks beside the model. Runs no collectives.
 
         It puts all of them there, unless the class's blocks are unknown. Then, if its flags and the free memory say so,
         it puts as many there as leave `working_bytes` free, and brings the rest layer by layer.
@@ -187,7 +190,8 @@ class HostModel:
         import comfy.model_management
 
         whole = whole or bool(self.fetched.blocks)
-        comfy.model_management.load_models_gpu([self.patcher], memory_required=working_bytes, force_full_load=whole)
+        patchers = [self.patcher, *self.decoder.networks]
+        comfy.model_management.load_models_gpu(patchers, memory_required=working_bytes, force_full_load=whole)
         self.working_bytes = working_bytes
         self.fetched.rebind()  # ComfyUI replaces the parameters of quantised weights
 

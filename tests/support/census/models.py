@@ -6,7 +6,7 @@ from tests.support.cases.host.audio import MINIMAX, TRIPOSPLAT
 from tests.support.cases.host.flux import FLUX, FLUX2, RADIANCE
 from tests.support.cases.host.image import SD3, UNET
 from tests.support.cases.host.ltx import LTX
-from tests.support.cases.host.lumina import LUMINA
+from tests.support.cases.host.lumina import LUMINA, Z_IMAGE
 from tests.support.cases.host.qwen import QWEN
 from tests.support.cases.host.wan import WAN
 from tests.support.cases.stock_cases import StockCase, mask, normal, text
@@ -50,6 +50,9 @@ CENSUS_MODELS = {
     ),
     "lumina": StockCase(
         "lumina.model.NextDiT", LUMINA, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="Lumina2"
+    ),
+    "zimage": StockCase(
+        "lumina.model.NextDiT", Z_IMAGE, (1, 16, 14, 22), text(13, 32, attention_mask=mask(13, 9)), detected_as="ZImage"
     ),
     "radiance": StockCase(
         "chroma_radiance.model.ChromaRadiance", RADIANCE, (1, 3, 80, 112), text(13, 64), detected_as="ChromaRadiance"

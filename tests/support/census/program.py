@@ -50,6 +50,7 @@ class Census:
             name: importlib.import_module(f"pack.nodes.model.{name}")
             for name in ("host_file", "remote_module", "remote_patcher")
         }
+        importlib.import_module("pack.nodes.inside.origins").keep_files_of_networks()
         module = importlib.import_module("pack.worker.host.client")
         self.group = module.WorkerGroup("cpu", self.base / "group")
         self.models: dict[tuple, Any] = {}
@@ -227,15 +228,59 @@ class Census:
         network.control_block = lambda image, _encoded, _block: 0.1 * image
         return self.patcher(network)
 
+    def a_diffsynth(self, _row: Row, _model: Any) -> Any:
+        return self.a_network("QwenImageBlockWiseControlNet", num_layers=3, dim=64)
+
+    def a_fun(self, _row: Row, _model: Any) -> Any:
+        sizes = {"dim": 320, "n_heads": 5, "n_kv_heads": 5, "multiple_of": 32, "ffn_dim_multiplier": 1.0}
+        return self.a_network("ZImage_Control", "comfy.ldm.lumina.controlnet", n_control_layers=3, **sizes)
+
+    def a_siglip(self, _row: Row, _model: Any) -> Any:
+        sizes = {"siglip_token_nums": 5, "style_token_nums": 3, "siglip_token_dims": 8, "hidden_size": 64}
+        return self.a_network("SigLIPMultiFeatProjModel", **sizes)
+
+    def a_network(self, name: str, module: str = "comfy_extras.nodes_model_patch", **config: Any) -> Any:
+        """A network of ComfyUI's that nodes have run inside of the model, from a file."""
+        file = self.base / "models" / "model_patches" / f"{name}.safetensors"
+        if not file.exists():
+            operations = importlib.import_module("comfy.ops").disable_weight_init
+            network = getattr(importlib.import_module(module), name)(**config, operations=operations)
+            fill_weights(network)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            said = {"class": f"{module}.{name}", "config": json.dumps(config)}
+            save_file(network.state_dict(), file, said)
+        return self.run("NetworkLoader", file=str(file))[0]
+
+    def a_image_vae(self, _row: Row, _model: Any) -> Any:
+        return self.a_tiny_vae("taesd", "TAESD", 16)
+
+    def a_video_vae(self, _row: Row, _model: Any) -> Any:
+        return self.a_tiny_vae("taehv", "TAEHV", 16)
+
+    def a_tiny_vae(self, module: str, name: str, channels: int) -> Any:
+        """One of ComfyUI's small VAEs, from a file."""
+        file = self.base / "models" / "vae" / f"{name}.safetensors"
+        if not file.exists():
+            network = getattr(importlib.import_module(f"comfy.taesd.{module}"), name)(latent_channels=channels)
+            fill_weights(network)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(network.state_dict(), file)
+        return self.run("VAELoader", vae_name=file.name)[0]
+
     def a_uni3c(self, _row: Row, _model: Any) -> Any:
-        uni3c: Any = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet
-        operations = importlib.import_module("comfy.ops").disable_weight_init
-        network = uni3c(
-            in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
-            add_channels=7, mid_channels=8, operations=operations,
-        )  # fmt: skip
-        fill_weights(network)
-        return self.patcher(network)
+        """One that ComfyUI's own node loads."""
+        file = self.base / "models" / "model_patches" / "uni3c.safetensors"
+        if not file.exists():
+            uni3c: Any = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet
+            operations = importlib.import_module("comfy.ops").disable_weight_init
+            network = uni3c(
+                in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
+                add_channels=7, mid_channels=8, operations=operations,
+            )  # fmt: skip
+            fill_weights(network)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file(network.state_dict(), file)
+        return self.run("ModelPatchLoader", name=file.name)[0]
 
     def a_multitalk(self, _row: Row, _model: Any) -> Any:
         operations = importlib.import_module("comfy.ops").disable_weight_init
@@ -317,7 +362,7 @@ class Census:
     def a_image(self, _row: Row, _model: Any) -> Any:
         return torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(2))
 
-    def run(self, name: str, **inputs: Any) -> tuple:
+    def run(self, name: str, /, **inputs: Any) -> tuple:
         """What a node returns."""
         node = self.nodes.NODE_CLASS_MAPPINGS[name]
         if getattr(node, "INPUT_IS_LIST", False):

@@ -83,6 +83,8 @@ ALWAYS = {"start_percent": 0.0, "end_percent": 1.0}
 STEPS = {"steps": 3}
 TWICE = {"q": 2.0, "out": 1.5}
 PATCH = {"model_patch": Given("model_patch"), "vae": Given("vae"), "image": Given("image")}
+DIFFSYNTH = {"model_patch": Given("diffsynth"), "vae": Given("video_vae"), "image": Given("image")}
+FUN = {"model_patch": Given("fun"), "vae": Given("image_vae"), "image": Given("image")}
 WINDOWS = {"context_length": 9, "context_overlap": 5}
 MODEL_SPECIFIC = (
     "Auraflow", "Cosmos14B", "Cosmos7B", "CosmosPredict2_14B", "CosmosPredict2_2B", "Flux1", "Krea2", "LTXV",
@@ -180,11 +182,17 @@ ROWS: dict[str, Row] = {
     "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),
     "TomePatchModel": as_stock("unet"),
     "AnimaLLLiteApply": refused("KeyError: 'x'", **PATCH),
-    "QwenImageDiffsynthControlnet": as_stock("qwen", **PATCH),
-    "ZImageFunControlnet": as_stock("lumina", **PATCH),
-    "USOStyleReference": replace(as_stock(**PATCH, clip_vision_output=Given("clip_vision_output")), cfg=1.0),
+    "QwenImageDiffsynthControlnet": replace(equal("qwen", **DIFFSYNTH), shared="one rank"),
+    "QwenImageDiffsynthControlnet of no file": replace(
+        as_stock("qwen", **PATCH), node="QwenImageDiffsynthControlnet"
+    ),
+    "ZImageFunControlnet": replace(equal("zimage", **FUN), shared="one rank"),
+    "USOStyleReference": replace(
+        equal(model_patch=Given("siglip"), clip_vision_output=Given("clip_vision_output")), cfg=1.0
+    ),
     "SUPIRApply": refused("no attribute 'control_model'", "unet", **PATCH),
-    "WanUni3CControlnetApply": as_stock("wan", model_patch=Given("uni3c"), vae=Given("vae"), render_video=Given("image")
+    "WanUni3CControlnetApply": replace(
+        equal("wan", model_patch=Given("uni3c"), vae=Given("video_vae"), render_video=Given("image")), shared="one rank"
     ),
     "WanInfiniteTalkToVideo": refused(
         "shape '[10, 24, 40, 1]' is invalid", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"),

@@ -4,6 +4,7 @@ from comfy.patcher_extension import CallbacksMP, WrappersMP
 
 from . import scale as scales
 from .habits import HABITS, changed, set_strength
+from .networks import NetworkLoader
 
 MOMENTS = ("begin", "call", "inside", "callback")
 
@@ -63,4 +64,4 @@ def count_calls():
     return scales.CALLS["count"]
 
 
-NODE_CLASS_MAPPINGS = {"ModelHabit": ModelHabit}
+NODE_CLASS_MAPPINGS = {"ModelHabit": ModelHabit, "NetworkLoader": NetworkLoader}

@@ -1,0 +1,75 @@
+"""How networks beside the model and VAEs came from a file, so that the ranks can load them, too."""
+
+from __future__ import annotations
+
+import functools
+import json
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import comfy.model_patcher
+import comfy.sd
+import folder_paths
+
+import nodes as comfy_nodes
+
+from ...worker.inside.encoder import Origin
+from ...worker.inside.loaded import PATCHER, STAGE
+from ...worker.wire.tensors import UnsendableError
+
+LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
+
+
+def keep_files_of_networks() -> None:
+    """Has ComfyUI's loader of model patches note how to load one again, where its other loaders note it."""
+    loader = comfy_nodes.NODE_CLASS_MAPPINGS.get(LOADER)
+    method = getattr(loader, METHOD, None)
+    if not isinstance(method, types.FunctionType) or hasattr(method, "__wrapped__"):
+        return
+
+    @functools.wraps(method)
+    def load(self: Any, name: str) -> tuple[comfy.model_patcher.ModelPatcher]:
+        (patcher,) = method(self, name)
+        patcher.cached_patcher_init = patcher.cached_patcher_init or (types.MethodType(method, self), (name,), 0)
+        return (patcher,)
+
+    setattr(loader, METHOD, load)
+
+
+def origin_of_network(patcher: comfy.model_patcher.ModelPatcher) -> Origin:
+    """Raises UnsendableError for a network that the ranks cannot load as it is here."""
+    found = patcher.cached_patcher_init
+    if not found:
+        raise UnsendableError("The loader of a network does not say which file it is from.")
+    if patcher.patches or patcher.object_patches or patcher.hook_patches:
+        raise UnsendableError("A network was changed after it was loaded.")
+    load, args, *index = found
+    try:
+        json.dumps(args)
+    except TypeError as error:
+        raise UnsendableError(f"A network was loaded with what cannot be sent: {error}.") from error
+    return Origin(load, list(args), index[0] if index else None, folders_of(args))
+
+
+def origin_of_vae(vae: comfy.sd.VAE) -> Origin:
+    """Raises UnsendableError likewise."""
+    attributes = {name: value for name, value in vars(vae).items() if name not in (PATCHER, STAGE)}
+    return origin_of_network(vae.patcher)._replace(attributes=attributes)
+
+
+def folders_of(args: tuple) -> dict[str, list[str]]:
+    """Returns where ComfyUI finds the files that these arguments name, by kind."""
+    names = [each for each in args if isinstance(each, str)]
+    kinds = {kind for kind in folder_paths.folder_names_and_paths for each in names if is_file(kind, each)}
+    return {kind: folder_paths.get_folder_paths(kind) for kind in sorted(kinds)}
+
+
+def is_file(kind: str, name: str) -> bool:
+    return folder_paths.get_full_path(kind, name) is not None
+
+
+ORIGINS: Mapping[type, Callable[[Any], Origin]] = {
+    comfy.model_patcher.ModelPatcher: origin_of_network,
+    comfy.sd.VAE: origin_of_vae,
+}

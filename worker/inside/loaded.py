@@ -1,0 +1,80 @@
+"""Loads in a rank what a node has loaded beside the model: networks that run inside of it, and VAEs. The rank takes the
+same file and the same code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .code_files import CodeFiles
+
+PATCHER, STAGE = "patcher", "first_stage_model"  # attributes of ComfyUI's VAE that need its file
+
+
+class LoadedFiles:
+    """What was loaded from files, kept until a run does without it."""
+
+    def __init__(self, files: CodeFiles) -> None:
+        self.files = files
+        self.kept: dict[str, Any] = {}
+        self.used: set[str] = set()  # of `kept`, in this run
+
+    def start_run(self) -> None:
+        """Drops what the last run did not use."""
+        self.kept = {key: self.kept[key] for key in self.used}
+        self.used = set()
+
+    def free_device(self) -> None:
+        """Moves all weights to host memory until their next use."""
+        for patcher in self.kept.values():
+            patcher.detach()
+
+    def load(
+        self,
+        code: dict[str, str],
+        name: str,
+        args: Sequence[Any],
+        index: int | None,
+        folders: Mapping[str, Sequence[str]],
+    ) -> Any:
+        """Returns ComfyUI's patcher of a network, see `Origin`. Raises ValueError, and what the code raises."""
+        key = json.dumps([code, name, args, index, folders])
+        self.used.add(key)
+        if key not in self.kept:
+            found = self.find(code, name)
+            use_folders(folders)
+            loaded = found(*args)
+            self.kept[key] = loaded if index is None else loaded[index]
+        return self.kept[key]
+
+    def find(self, code: dict[str, str], name: str) -> Callable[..., Any]:
+        """Returns a function of a file; of a method, that of a new object."""
+        found: Any = self.files.load(code)
+        *classes, last = name.split(".")
+        for cls in classes:
+            found = getattr(found, cls)
+        return getattr(found() if isinstance(found, type) else found, last)
+
+    def lazy_class(self, cls: type, made: Mapping[str, Any]) -> type:
+        """Returns ComfyUI's class of VAEs, which loads its network when somebody asks for it."""
+
+        def load(vae: Any, name: str) -> Any:
+            if name not in (PATCHER, STAGE):
+                raise AttributeError(name)
+            patcher = self.load(**made)
+            vars(vae).update({PATCHER: patcher, STAGE: patcher.model})
+            return vars(vae)[name]
+
+        return type(cls.__name__, (cls,), {"__getattr__": load})
+
+
+def use_folders(folders: Mapping[str, Sequence[str]]) -> None:
+    """Lets ComfyUI's code find files where ComfyUI's process finds them."""
+    if not folders:
+        return
+    import folder_paths
+
+    for kind, paths in folders.items():
+        _, suffixes = folder_paths.folder_names_and_paths.get(kind, ([], folder_paths.supported_pt_extensions))
+        folder_paths.folder_names_and_paths[kind] = (list(paths), suffixes)
