@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -116,9 +117,13 @@ class Inside:
         nodes. Variables that it reads go along. Raises UnsendableError for code that draws random numbers."""
         encoder = self.encoder
         followed: set[types.FunctionType] = set()
+        classes: set[type] = set()
         names: set[str] = {"forward"}
         found: list[types.CodeType] = []
         while True:
+            for cls in [each for each in encoder.classes if each not in classes and self.is_of_node(each)]:
+                classes.add(cls)
+                self.add_class(cls)
             methods = encoder.methods_of.items()
             named = [each for name, own in methods if name in names or is_implicit(name) for each in own]
             waiting = [each for each in {*encoder.functions, *named} - followed if self.is_of_node(each)]
@@ -145,7 +150,7 @@ class Inside:
             for name in names & vars(module).keys():
                 value = vars(module)[name]
                 if isinstance(value, types.FunctionType):
-                    self.encoder.functions.append(value)
+                    self.encoder.functions.append(inspect.unwrap(value))
                 elif isinstance(value, type):
                     if self.is_of_node(value):
                         self.add_class(value)

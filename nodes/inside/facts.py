@@ -39,9 +39,9 @@ KNOWN = dict(
         row("FreeU_V2", "nodes_freelunch", "NODE.output_block_patch"),
         row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.input_block_patch"),
         row("PatchModelAddDownscale", "nodes_model_downscale", "NODE.output_block_patch"),
-        row("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch"),
+        row("QwenImageDiffsynthControlnet", "nodes_model_patch", "DiffSynthCnetPatch", tokens=True),
         row("ZImageFunControlnet", "nodes_model_patch", "ZImageControlPatch"),
-        row("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", rows=False),
+        row("WanUni3CControlnetApply", "nodes_model_patch", "WanUni3CCnetPatch", tokens=True, rows=False),
         row("USOStyleReference", "nodes_model_patch", "UsoStyleProjectorPatch", tokens=True),
     ]
 )

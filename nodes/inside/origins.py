@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import types
 from collections.abc import Callable, Mapping
@@ -12,18 +13,17 @@ import comfy.model_patcher
 import comfy.sd
 import folder_paths
 
-import nodes as comfy_nodes
-
 from ...worker.inside.encoder import Origin
 from ...worker.inside.loaded import PATCHER, STAGE
 from ...worker.wire.tensors import UnsendableError
 
+COMFYUIS_NODES = "nodes"  # ComfyUI's module, not this package
 LOADER, METHOD = "ModelPatchLoader", "load_model_patch"
 
 
 def keep_files_of_networks() -> None:
     """Has ComfyUI's loader of model patches note how to load one again, where its other loaders note it."""
-    loader = comfy_nodes.NODE_CLASS_MAPPINGS.get(LOADER)
+    loader = importlib.import_module(COMFYUIS_NODES).NODE_CLASS_MAPPINGS.get(LOADER)
     method = getattr(loader, METHOD, None)
     if not isinstance(method, types.FunctionType) or hasattr(method, "__wrapped__"):
         return

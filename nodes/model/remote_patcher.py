@@ -317,12 +317,9 @@ def stock_patcher(source: HostSource, disable_dynamic: bool = False) -> comfy.mo
 
 def remote_patcher(model: comfy.model_base.BaseModel, remote: RemoteModule) -> RemoteModelPatcher:
     """Returns the MODEL of a BaseModel whose diffusion model runs in the worker group, through `remote`."""
-    patcher = RemoteModelPatcher(
-        model,
-        load_device=comfy.model_management.get_torch_device(),
-        offload_device=comfy.model_management.unet_offload_device(),
-        size=remote.weight_bytes,
-    )
+    devices = comfy.model_management.get_torch_device(), comfy.model_management.unet_offload_device()
+    model.device = devices[1]  # nodes move tensors there to compute with weights
+    patcher = RemoteModelPatcher(model, *devices, size=remote.weight_bytes)
 
     patcher.cached_patcher_init = (stock_patcher, (remote.weights.source,))  # for deep copies, to train
     # In a reference cycle, it would outlive its last use. ComfyUI would take it for a leaked model.

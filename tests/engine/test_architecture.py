@@ -91,7 +91,7 @@ FROM_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "parallel_backend": ("torch", "diffusers", "safetensors", "numpy"),
     "worker": ("torch", "psutil"),
     "worker.comfyui": ("comfy", "comfy_kitchen", "gguf", "numpy", "safetensors"),
-    "worker.inside": ("comfy",),
+    "worker.inside": ("comfy", "folder_paths"),
     "worker.rank.host_model": ("comfy",),
     "nodes": (
         "torch",

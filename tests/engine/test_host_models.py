@@ -108,7 +108,7 @@ def found(
         for job, part in enumerate(split_into_jobs(cases)):
             (root / "cases.json").write_text(json.dumps(part))
             out = root / f"world{world}-{job}.safetensors"
-            ranks.run(world, "host_ranks", str(root / "cases.json"), str(out))
+            ranks.run(world, "host_ranks", str(root / "cases.json"), str(out), cases=len(part))
             results.update(load_file(out))
             for row, noted in json.loads(Path(f"{out}.json").read_text()).items():
                 mistakes.setdefault(row, []).extend(noted)

@@ -32,6 +32,7 @@ CLASSES = (
     *(object, bool, int, float, str, list, dict, set, tuple, types.SimpleNamespace, collections.OrderedDict),
     *(torch.Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
 )
+TORCH = os.path.dirname(str(torch.__file__))
 INIT = "__init__.py"
 OWN = [str(Path(__file__).resolve().parents[2] / name) for name in ("nodes", "worker", "parallel_backend")]
 PACKAGE = "paralleldit_pack_"  # before the name of a node pack's package in a rank
@@ -182,6 +183,18 @@ def find_code(module: types.ModuleType, mark: str) -> types.CodeType:
     if found is None:
         raise ValueError(f"{module.__file__} has no such function for Python {sys.version.split()[0]}")
     return found
+
+
+def inside_of_wrapper(function: types.FunctionType) -> Any:
+    """Returns the function in a wrapper of torch's that changes nothing in a rank, where nothing keeps gradients and
+    functions of nodes are not compiled: `no_grad`, `inference_mode`, `torch.compiler.disable`. None for any other."""
+    inner, file = getattr(function, "__wrapped__", None), function.__code__.co_filename
+    if inner is None or not file.startswith(TORCH):
+        return None
+    if file.startswith(os.path.join(TORCH, "_dynamo")):
+        return inner
+    factory = inspect.getclosurevars(function).nonlocals.get("ctx_factory")
+    return inner if isinstance(getattr(factory, "__self__", None), (torch.no_grad, torch.inference_mode)) else None
 
 
 def is_installed(value: Any) -> bool:

@@ -88,7 +88,11 @@ class Decoder:
         if kind in (tags.LIST, tags.SET, tags.CELL):
             return {tags.LIST: list, tags.SET: set, tags.CELL: types.CellType}[kind]()
         if kind == tags.DICT:
-            return {each.__name__: each for each in DICTS}[made]()
+            name, factory = made
+            found = {each.__name__: each for each in DICTS}[name]()
+            if factory is not None:
+                found.default_factory = self.decode(factory)
+            return found
         if kind == tags.TENSOR:
             return torch.nn.Parameter(torch.empty(0), requires_grad=False) if made else torch.empty(0)
         if kind == tags.NAMESPACE:
@@ -156,6 +160,8 @@ class Decoder:
     decoders: Mapping[str, Callable[[Any, Any], Any]] = {
         tags.REF: lambda self, value: self.objects[value],
         tags.TUPLE: lambda self, value: tuple(self.decode(value)),
+        tags.FROZEN_SET: lambda self, value: frozenset(self.decode(value)),
+        tags.NAMED_TUPLE: lambda self, value: self.decode(value[0])._make(self.decode(value[1])),
         tags.PART: lambda self, value: functools.reduce(getattr, filter(None, value.split(".")), self.model),
         tags.PART_METHOD: decode_part_method,
         tags.CLASS: decode_class,

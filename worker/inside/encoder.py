@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import json
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from ..compat import version_of
 from ..wire.tensors import UnsendableError
 from ..wire.tree import PLAIN
 from . import tags
-from .code_files import CodeFiles, file_of, find_installed, is_harmless, is_installed, mark_of
+from .code_files import CodeFiles, file_of, find_installed, inside_of_wrapper, is_harmless, is_installed, mark_of
 from .object_graph import (
     BUILT_IN,
     DICTS,
@@ -24,9 +25,11 @@ from .object_graph import (
     State,
     Version,
     alike,
+    has_attributes,
     kept,
     key_of,
     set_slot,
+    slots_of,
     unmarked,
     whole,
 )
@@ -81,8 +84,9 @@ class Encoder:
         self.seen: set[str] = set()  # those that are as they are now
         self.sent: dict[str, dict[str, tuple[Encoded, Encoded]]] = {}  # the slots that the ranks have
         self.keeps_tensors = False  # whether tensors of what is found now stay in the ranks
-        # Functions that the last values name, and methods of their classes, by name.
+        # Functions and classes that the last values name, and methods of these classes, by name.
         self.functions: list[types.FunctionType] = []
+        self.classes: dict[type, None] = {}  # in order
         self.methods_of: dict[str, list[types.FunctionType]] = {}
 
     def begin(self) -> None:
@@ -97,7 +101,7 @@ class Encoder:
 
     def forget_code(self) -> None:
         """Forgets which functions were named."""
-        self.functions, self.methods_of = [], {}
+        self.functions, self.classes, self.methods_of = [], {}, {}
 
     def changes(self) -> Encoded:
         """Returns what changed since the last time, for `Decoder.apply`. Empty if nothing did."""
@@ -154,6 +158,10 @@ class Encoder:
             return {tags.MEMBER: [self.encode_class(type(value)), value.name]}
         if isinstance(value, type):
             return self.encode_class(value)
+        if isinstance(value, tuple) and hasattr(value, "_make"):
+            return {tags.NAMED_TUPLE: [self.encode_class(type(value)), self.encode_all(value)]}
+        if isinstance(value, types.FunctionType) and (inner := inside_of_wrapper(value)):
+            return self.encode(inner)
         if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and (name := installed_name(value)):
             return {tags.NAMED: name}
         return self.refer(value)
@@ -180,10 +188,12 @@ class Encoder:
             return {tags.CLASS: f"{value.__module__}:{value.__qualname__}"}
         if "<" in value.__qualname__:
             raise UnsendableError(f"The class {value.__qualname__} is inside of a function.")
+        self.classes[value] = None
         return {tags.CLASS: [self.files.name(file_of(value)), value.__qualname__]}
 
     inline: Mapping[type, Callable[[Any, Any], Encoded]] = {
         tuple: lambda self, value: {tags.TUPLE: self.encode_all(value)},
+        frozenset: lambda self, value: {tags.FROZEN_SET: self.encode_all(sorted(value, key=repr))},
         torch.Size: lambda _self, value: {tags.SIZE: list(value)},
         slice: lambda self, value: {tags.SLICE: self.encode_all((value.start, value.stop, value.step))},
         torch.dtype: lambda _self, value: {tags.DTYPE: str(value).removeprefix("torch.")},
@@ -221,24 +231,28 @@ class Encoder:
         if isinstance(value, types.FunctionType):
             return self.enter_function(value)
         if isinstance(value, types.CellType):
-            try:
-                return Entry(tags.CELL, None, whole(self.encode(value.cell_contents)))
-            except ValueError:  # it is empty
-                return Entry(tags.CELL, None, {})
+            return Entry(tags.CELL, None, self.slots(slots_of(value, tags.CELL)))
         if type(value) is list:
             return Entry(tags.LIST, None, whole(self.encode_all(value)))
         if type(value) is set:
             return Entry(tags.SET, None, whole(self.encode_all(sorted(value, key=repr))))
         if type(value) in DICTS:
-            return Entry(tags.DICT, type(value).__name__, self.slots(value))
+            factory = self.encode_factory(getattr(value, "default_factory", None))
+            return Entry(tags.DICT, [type(value).__name__, factory], self.slots(value))
         if find := next((find for cls, find in self.origins.items() if isinstance(value, cls)), None):
             return self.enter_loaded(value, find(value))
         kind = type(value)
         is_torchs = kind.__module__.startswith("torch.") and not isinstance(value, torch.nn.Module)
-        if isinstance(value, (*BUILT_IN, *self.not_sent)) or not hasattr(value, "__dict__") or is_torchs:
+        if isinstance(value, (*BUILT_IN, *self.not_sent)) or not has_attributes(value) or is_torchs:
             raise UnsendableError(f"A {kind.__name__} cannot be sent to the ranks.")
         self.note_methods(kind)
-        return Entry(tags.OBJECT, self.encode_class(kind), self.slots(vars(value)))
+        return Entry(tags.OBJECT, self.encode_class(kind), self.slots(slots_of(value, tags.OBJECT)))
+
+    def encode_factory(self, factory: Any) -> Encoded:
+        """Encodes what makes the values that a defaultdict lacks."""
+        if factory is None or isinstance(factory, type) and is_harmless(factory):
+            return self.encode(factory)
+        raise UnsendableError("A defaultdict whose values a function makes cannot be sent to the ranks.")
 
     def enter_loaded(self, value: Any, origin: Origin) -> Entry:
         """The ranks load it from its file by the same code."""
@@ -286,4 +300,4 @@ class Encoder:
         for name, value in ((n, v) for each in cls.__mro__ if not is_installed(each) for n, v in vars(each).items()):
             function = getattr(value, "__func__", getattr(value, "fget", value))
             if isinstance(function, types.FunctionType):
-                self.methods_of.setdefault(name, []).append(function)
+                self.methods_of.setdefault(name, []).append(inspect.unwrap(function))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import json
+import types
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ import torch
 from . import tags
 
 HOSTS = {"cpu": torch.device("cpu")}  # by type, the devices that a rank has, too; of others it has its own
-DICTS = (dict, collections.OrderedDict)
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 BUILT_IN = (list, dict, set, tuple, str, int, float)  # a class of a pack's that is one of these
 Encoded = Any  # JSON, with tensors in it
 State = dict[str, dict[str, Any]]
@@ -96,6 +98,17 @@ def refs_in(encoded: Encoded) -> list[str]:
     return [encoded[tags.REF]] if tags.REF in encoded else [name for each in encoded.values() for name in refs_in(each)]
 
 
+def has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") or bool(slot_names(type(value)))
+
+
+@cache
+def slot_names(cls: type) -> list[str]:
+    """Returns the attributes that a class has in `__slots__`."""
+    found = [vars(each) for each in cls.__mro__ if "__slots__" in vars(each)]
+    return [name for each in found for name, value in each.items() if isinstance(value, types.MemberDescriptorType)]
+
+
 def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> None:
     """Sets a slot of an object, or removes it."""
     if kind == tags.CELL:
@@ -110,6 +123,8 @@ def set_slot(target: Any, kind: str, key: Any, value: Any, present: bool) -> Non
         target.update(value)
     elif kind == tags.NAMESPACE:
         setattr(target, key, value) if present else delattr(target, key)
+    elif kind == tags.OBJECT and key in slot_names(type(target)):
+        object.__setattr__(target, key, value) if present else object.__delattr__(target, key)
     else:
         slots = target if kind == tags.DICT else vars(target)
         if present:
@@ -126,4 +141,12 @@ def slots_of(target: Any, kind: str) -> dict[Any, Any]:
             return {}
     if kind in (tags.LIST, tags.SET):
         return {tags.WHOLE: list(target) if kind == tags.LIST else sorted(target, key=repr)}
-    return {} if kind in (tags.TENSOR, tags.LOADED) else dict(target if kind == tags.DICT else vars(target))
+    if kind in (tags.TENSOR, tags.LOADED):
+        return {}
+    if kind == tags.DICT:
+        return dict(target)
+    names = slot_names(type(target)) if kind == tags.OBJECT else []
+    return {
+        **{name: getattr(target, name) for name in names if hasattr(target, name)},
+        **getattr(target, "__dict__", {}),
+    }

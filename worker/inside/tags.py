@@ -8,7 +8,7 @@ NAMESPACE = "namespace"  # of a module or a class: some of its variables
 LOADED, LAZY = "loaded", "lazy"  # a network from a file; an object that loads its network when it is used
 # Kinds of encoded values. REF names an object.
 REF, TUPLE, PART, CLASS, NAMED, MODULE = "ref", "tuple", "part", "class", "named", "module"
-METHOD, PARTIAL = "method", "partial"
+METHOD, PARTIAL, NAMED_TUPLE, FROZEN_SET = "method", "partial", "named tuple", "frozen set"
 DTYPE, DEVICE, SIZE, SLICE, MEMBER, PART_METHOD = "dtype", "device", "size", "slice", "member", "part method"
 WHOLE = "whole"  # the key of the only slot of a list, a set, a cell and a tensor
 NEW, SLOTS, GONE, KEEPS = "new", "slots", "gone", "keeps"  # fields of a change

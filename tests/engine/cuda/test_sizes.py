@@ -80,7 +80,7 @@ def told(
     folder = tmp_path_factory.mktemp("sizes")
     wanted = running(request, "what", "shelf", "name", "degrees", "blocks")
     (folder / "cases.json").write_text(json.dumps(wanted))
-    ranks.run(1, "cuda.fake_ranks", str(folder / "cases.json"), str(folder / "told.json"))
+    ranks.run(1, "cuda.fake_ranks", str(folder / "cases.json"), str(folder / "told.json"), cases=len(wanted))
     return json.loads((folder / "told.json").read_text())
 
 

@@ -80,7 +80,7 @@ def found_by(program: str, wanted: list[tuple[str, Plan, str]], ranks: RankPool,
     for world, cases in by_world.items():
         for part in split_into_jobs(cases):
             (root / "cases.json").write_text(json.dumps(part))
-            ranks.run(world, program, str(root / "cases.json"), str(root / "found"))
+            ranks.run(world, program, str(root / "cases.json"), str(root / "found"), cases=len(part))
             for rank in range(world):
                 for *case, equal in json.loads((root / f"found.{rank}").read_text()):
                     found.setdefault(str(tuple(case)), {})[rank] = equal

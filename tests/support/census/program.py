@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from parallel_backend.plan import ParallelPlan
 from tests.support.cases.host.base import fill_weights
 from tests.support.census.habits import HABITS
+from tests.support.census.networks import GivenNetworks
 from tests.support.census.pack_rows import HABIT_NODE, PACK
 from tests.support.census.rows import ROWS, Given, Row
 from tests.support.host.graphs import relative_error
@@ -35,7 +36,7 @@ SEED = 7
 Outputs = list[torch.Tensor]
 
 
-class Census:
+class Census(GivenNetworks):
     """ComfyUI in this process, its nodes, one worker group, and the models of both loaders."""
 
     def __init__(self, comfyui: str, base: str) -> None:
@@ -216,84 +217,6 @@ class Census:
         return SimpleNamespace(
             all_hidden_states=torch.zeros(1, 24, 5, 8), penultimate_hidden_states=torch.zeros(1, 5, 8)
         )
-
-    def a_model_patch(self, _row: Row, _model: Any) -> Any:
-        """A network that nodes have run inside of the model."""
-        network = torch.nn.Module()
-        network.cond_in_channels = 3
-        network.additional_in_dim = 0
-        network.process_input_latent_image = lambda latent: latent
-        network.project_modules = torch.nn.ModuleList()
-        network.forward = lambda encoded: torch.ones(1, 4, 64).to(encoded)
-        network.control_block = lambda image, _encoded, _block: 0.1 * image
-        return self.patcher(network)
-
-    def a_diffsynth(self, _row: Row, _model: Any) -> Any:
-        return self.a_network("QwenImageBlockWiseControlNet", num_layers=3, dim=64)
-
-    def a_fun(self, _row: Row, _model: Any) -> Any:
-        sizes = {"dim": 320, "n_heads": 5, "n_kv_heads": 5, "multiple_of": 32, "ffn_dim_multiplier": 1.0}
-        return self.a_network("ZImage_Control", "comfy.ldm.lumina.controlnet", n_control_layers=3, **sizes)
-
-    def a_siglip(self, _row: Row, _model: Any) -> Any:
-        sizes = {"siglip_token_nums": 5, "style_token_nums": 3, "siglip_token_dims": 8, "hidden_size": 64}
-        return self.a_network("SigLIPMultiFeatProjModel", **sizes)
-
-    def a_network(self, name: str, module: str = "comfy_extras.nodes_model_patch", **config: Any) -> Any:
-        """A network of ComfyUI's that nodes have run inside of the model, from a file."""
-        file = self.base / "models" / "model_patches" / f"{name}.safetensors"
-        if not file.exists():
-            operations = importlib.import_module("comfy.ops").disable_weight_init
-            network = getattr(importlib.import_module(module), name)(**config, operations=operations)
-            fill_weights(network)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            said = {"class": f"{module}.{name}", "config": json.dumps(config)}
-            save_file(network.state_dict(), file, said)
-        return self.run("NetworkLoader", file=str(file))[0]
-
-    def a_image_vae(self, _row: Row, _model: Any) -> Any:
-        return self.a_tiny_vae("taesd", "TAESD", 16)
-
-    def a_video_vae(self, _row: Row, _model: Any) -> Any:
-        return self.a_tiny_vae("taehv", "TAEHV", 16)
-
-    def a_tiny_vae(self, module: str, name: str, channels: int) -> Any:
-        """One of ComfyUI's small VAEs, from a file."""
-        file = self.base / "models" / "vae" / f"{name}.safetensors"
-        if not file.exists():
-            network = getattr(importlib.import_module(f"comfy.taesd.{module}"), name)(latent_channels=channels)
-            fill_weights(network)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(network.state_dict(), file)
-        return self.run("VAELoader", vae_name=file.name)[0]
-
-    def a_uni3c(self, _row: Row, _model: Any) -> Any:
-        """One that ComfyUI's own node loads."""
-        file = self.base / "models" / "model_patches" / "uni3c.safetensors"
-        if not file.exists():
-            uni3c: Any = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet
-            operations = importlib.import_module("comfy.ops").disable_weight_init
-            network = uni3c(
-                in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
-                add_channels=7, mid_channels=8, operations=operations,
-            )  # fmt: skip
-            fill_weights(network)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_file(network.state_dict(), file)
-        return self.run("ModelPatchLoader", name=file.name)[0]
-
-    def a_multitalk(self, _row: Row, _model: Any) -> Any:
-        operations = importlib.import_module("comfy.ops").disable_weight_init
-        multitalk: Any = importlib.import_module("comfy_extras.nodes_model_patch").MultiTalkModelPatch
-        sizes = {"in_dim": 48, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
-        return self.patcher(multitalk(**sizes, operations=operations))
-
-    def a_spoken(self, _row: Row, _model: Any) -> Any:
-        return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
-
-    def patcher(self, network: torch.nn.Module) -> Any:
-        cpu = torch.device("cpu")
-        return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
 
     def a_lora_model(self, row: Row, _model: Any) -> dict[str, torch.Tensor]:
         """A LoRA for the matrices of the blocks."""

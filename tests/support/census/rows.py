@@ -182,17 +182,18 @@ ROWS: dict[str, Row] = {
     "SelfAttentionGuidance": replace(equal("unet"), shared="one rank"),
     "TomePatchModel": as_stock("unet"),
     "AnimaLLLiteApply": refused("KeyError: 'x'", **PATCH),
-    "QwenImageDiffsynthControlnet": replace(equal("qwen", **DIFFSYNTH), shared="one rank"),
+    "QwenImageDiffsynthControlnet": replace(equal("qwen", **DIFFSYNTH), shared="ulysses=2"),
     "QwenImageDiffsynthControlnet of no file": replace(
         as_stock("qwen", **PATCH), node="QwenImageDiffsynthControlnet"
     ),
-    "ZImageFunControlnet": replace(equal("zimage", **FUN), shared="one rank"),
+    "ZImageFunControlnet": replace(equal("zimage", **FUN), shared="cfg=2"),
     "USOStyleReference": replace(
-        equal(model_patch=Given("siglip"), clip_vision_output=Given("clip_vision_output")), cfg=1.0
+        equal(model_patch=Given("siglip"), clip_vision_output=Given("clip_vision_output")), cfg=1.0, shared="ulysses=2"
     ),
     "SUPIRApply": refused("no attribute 'control_model'", "unet", **PATCH),
     "WanUni3CControlnetApply": replace(
-        equal("wan", model_patch=Given("uni3c"), vae=Given("video_vae"), render_video=Given("image")), shared="one rank"
+        equal("wan", model_patch=Given("uni3c"), vae=Given("video_vae"), render_video=Given("image")),
+        shared="ulysses=2",
     ),
     "WanInfiniteTalkToVideo": refused(
         "shape '[10, 24, 40, 1]' is invalid", "wan", mode={"mode": "single_speaker"}, model_patch=Given("multitalk"),

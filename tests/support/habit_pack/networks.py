@@ -12,7 +12,7 @@ from safetensors import safe_open
 def load_network(file):
     with safe_open(file, "pt") as opened:
         asked = opened.metadata()
-        weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118: it is no dict
+        weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 it is no dict
     module, _, name = asked["class"].rpartition(".")
     network = getattr(importlib.import_module(module), name)(
         **json.loads(asked["config"]), operations=comfy.ops.manual_cast

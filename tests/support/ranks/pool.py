@@ -19,7 +19,8 @@ Case = TypeVar("Case")
 
 PROGRAMS = "tests.support.ranks"
 JOB_SECONDS = 600
-JOB_CASES = 100  # of a long list: they end in time even beside other work
+CASE_SECONDS = 20  # of a job with many cases, even beside other work
+JOB_CASES = 100  # of a long list
 END_SECONDS = 60
 LOG_CHARACTERS = 4000
 # Memory of freed tensors is kept for the next ones: the system would clear each page anew, which takes a tenth of the
@@ -51,8 +52,9 @@ class RankPool:
             self.process.stdin.close()
             self.process.wait(END_SECONDS)
 
-    def run(self, ranks: int, program: str, *arguments: str) -> None:
-        """Runs `main` of a program on all ranks. Raises AssertionError with what they said if one of them fails."""
+    def run(self, ranks: int, program: str, *arguments: str, cases: int = 0) -> None:
+        """Runs `main` of a program on all ranks. Raises AssertionError with what they said if one of them fails. cases:
+        how many it has, if they are many."""
         if self.process is None:
             command = [sys.executable, "-m", f"{PROGRAMS}.forks"]
             self.process = subprocess.Popen(
@@ -69,7 +71,7 @@ class RankPool:
             "arguments": arguments,
             "folder": str(folder),
             "environment": meeting_place(store),
-            "seconds": JOB_SECONDS,
+            "seconds": max(JOB_SECONDS, CASE_SECONDS * cases),
         }
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()

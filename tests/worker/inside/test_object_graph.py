@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import os
 import sys
@@ -17,12 +18,14 @@ import torch
 
 from worker.inside.code_files import CodeFiles
 from worker.inside.decoder import Decoder
-from worker.inside.encoder import Encoder
+from worker.inside.encoder import Encoder, Origin
 from worker.wire.tensors import Tensors, UnsendableError
 from worker.wire.tree import pack, unpack
 
 CODE = """
+import collections
 import threading
+from typing import NamedTuple
 
 import torch
 
@@ -54,6 +57,63 @@ def counting(start):
         return count
 
     return add, lambda: count
+
+
+class Slotted:
+    __slots__ = ("steps", "unset")
+
+    def __init__(self):
+        self.steps = 0
+
+
+class Settings(NamedTuple):
+    blocks: frozenset
+    counts: dict
+
+
+@torch.no_grad()
+def halve(value):
+    return value / 2
+
+
+@torch.compiler.disable()
+def third(value):
+    return value / 3
+
+
+def stepping(state, settings):
+    def step(value):
+        state.steps += 1
+        settings.counts[value] += 1
+        return halve(value) + third(value)
+
+    return step
+
+
+class Patcher:
+    loads = 0
+
+    def __init__(self, file):
+        Patcher.loads += 1
+        self.model = torch.nn.Linear(len(file), 1)
+
+
+class Loader:
+    def load(self, file):
+        return (Patcher(file),)
+
+
+class Vae:
+    def __init__(self, patcher):
+        self.patcher, self.first_stage_model, self.scale = patcher, patcher.model, 8
+
+    def encode(self):
+        return self.first_stage_model.in_features
+
+
+def locked():
+    lock = threading.Lock()
+    return lambda: lock
 
 
 class Locked:
@@ -163,6 +223,49 @@ def test_an_object_keeps_what_it_learned_and_takes_over_what_changed(both: Both,
     del here.label
     both.send(here.step)
     assert not hasattr(own, "label")
+
+
+def test_slots_named_tuples_and_default_dicts_are_there_and_what_they_count_comes_back(
+    both: Both, code: ModuleType
+) -> None:
+    state = code.Slotted()
+    settings = code.Settings(frozenset({1, 2}), collections.defaultdict(int))
+    there = both.send((code.stepping(state, settings), state, settings, code.halve, code.third))
+    assert there[0](6) == 5
+    assert there[0](6) == 5
+    assert (there[1].steps, hasattr(there[1], "unset")) == (2, False)
+    assert (there[2].blocks, dict(there[2].counts)) == ({1, 2}, {6: 2})
+    assert there[3](4) == 2 and there[4](6) == 2
+    assert not hasattr(there[3], "__wrapped__"), "a rank keeps no gradients anyway"
+    both.answer()
+    assert (state.steps, settings.counts) == (2, {6: 2})
+
+
+def test_a_network_is_loaded_from_its_file_and_kept_until_a_run_does_without(both: Both, code: ModuleType) -> None:
+    here, loader = code.Patcher("a file"), code.Loader()
+    origin = Origin(loader.load, ["a file"], 0)
+    both.encoder.origins = {
+        code.Patcher: lambda _patcher: origin,
+        code.Vae: lambda _vae: origin._replace(attributes={"scale": 8}),
+    }
+    network, vae = both.send((here, code.Vae(here)))
+    there = type(network)
+    assert there is not code.Patcher and there.loads == 1 and network.model.in_features == 6
+    assert isinstance(vae, sys.modules[there.__module__].Vae) and vae.scale == 8
+    assert "patcher" not in vars(vae) and vae.encode() == 6
+    assert vae.patcher is network and there.loads == 1
+    assert both.decoder.networks == [network], "a VAE's comes on the device when it is used"
+    for run, loads in (("second", 1), ("", 1), ("third", 1), ("without", 1), ("fourth", 2)):
+        both.decoder.start_run(run)
+        both.encoder = Encoder(both.encoder.files, {}, {}, origins=both.encoder.origins)
+        if run not in ("", "without"):
+            both.send(here)
+        assert there.loads == loads, run
+
+
+def test_what_a_closure_cannot_send_is_no_empty_cell(both: Both, code: ModuleType) -> None:
+    with pytest.raises(UnsendableError, match="lock"):
+        both.send(code.locked())
 
 
 def test_tensors_that_nobody_else_reads_stay_in_the_rank(both: Both, code: ModuleType) -> None:

@@ -1,0 +1,101 @@
+"""Tiny networks beside the model: what nodes run inside of it, and VAEs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.support.cases.host.base import fill_weights
+from tests.support.census.rows import Row
+
+
+class GivenNetworks:
+    """Values of rows, by their kinds."""
+
+    base: Path
+
+    def run(self, name: str, /, **inputs: Any) -> tuple:
+        raise NotImplementedError
+
+    def a_model_patch(self, _row: Row, _model: Any) -> Any:
+        """A network that nodes have run inside of the model."""
+        network = torch.nn.Module()
+        network.cond_in_channels = 3
+        network.additional_in_dim = 0
+        network.process_input_latent_image = lambda latent: latent
+        network.project_modules = torch.nn.ModuleList()
+        network.forward = lambda encoded: torch.ones(1, 4, 64).to(encoded)
+        network.control_block = lambda image, _encoded, _block: 0.1 * image
+        return self.patcher(network)
+
+    def a_diffsynth(self, _row: Row, _model: Any) -> Any:
+        return self.a_network("QwenImageBlockWiseControlNet", num_layers=3, dim=64)
+
+    def a_fun(self, _row: Row, _model: Any) -> Any:
+        sizes = {"dim": 320, "n_heads": 5, "n_kv_heads": 5, "multiple_of": 32, "ffn_dim_multiplier": 1.0}
+        return self.a_network("ZImage_Control", "comfy.ldm.lumina.controlnet", n_control_layers=3, **sizes)
+
+    def a_siglip(self, _row: Row, _model: Any) -> Any:
+        sizes = {"siglip_token_nums": 5, "style_token_nums": 3, "siglip_token_dims": 8, "hidden_size": 64}
+        return self.a_network("SigLIPMultiFeatProjModel", **sizes)
+
+    def a_network(self, name: str, module: str = "comfy_extras.nodes_model_patch", **config: Any) -> Any:
+        """A network of ComfyUI's that nodes have run inside of the model, from a file."""
+        file = self.base / "models" / "model_patches" / f"{name}.safetensors"
+        if not file.exists():
+            operations = importlib.import_module("comfy.ops").disable_weight_init
+            network = getattr(importlib.import_module(module), name)(**config, operations=operations)
+            save(network, file, {"class": f"{module}.{name}", "config": json.dumps(config)})
+        return self.run("NetworkLoader", file=str(file))[0]
+
+    def a_image_vae(self, _row: Row, _model: Any) -> Any:
+        return self.a_tiny_vae("taesd", "TAESD", 16)
+
+    def a_video_vae(self, _row: Row, _model: Any) -> Any:
+        return self.a_tiny_vae("taehv", "TAEHV", 16)
+
+    def a_tiny_vae(self, module: str, name: str, channels: int) -> Any:
+        """One of ComfyUI's small VAEs, from a file."""
+        file = self.base / "models" / "vae" / f"{name}.safetensors"
+        if not file.exists():
+            network = getattr(importlib.import_module(f"comfy.taesd.{module}"), name)(latent_channels=channels)
+            save(network, file)
+        return self.run("VAELoader", vae_name=file.name)[0]
+
+    def a_uni3c(self, _row: Row, _model: Any) -> Any:
+        """One that ComfyUI's own node loads."""
+        file = self.base / "models" / "model_patches" / "uni3c.safetensors"
+        if not file.exists():
+            uni3c: Any = importlib.import_module("comfy.ldm.wan.uni3c").WanUni3CControlnet
+            operations = importlib.import_module("comfy.ops").disable_weight_init
+            network = uni3c(
+                in_channels=36, conv_out_dim=8, dim=128, ffn_dim=8, num_layers=1, time_embed_dim=48, out_proj_dim=48,
+                add_channels=7, mid_channels=8, operations=operations,
+            )  # fmt: skip
+            save(network, file)
+        return self.run("ModelPatchLoader", name=file.name)[0]
+
+    def a_multitalk(self, _row: Row, _model: Any) -> Any:
+        operations = importlib.import_module("comfy.ops").disable_weight_init
+        multitalk: Any = importlib.import_module("comfy_extras.nodes_model_patch").MultiTalkModelPatch
+        sizes = {"in_dim": 48, "intermediate_dim": 8, "out_dim": 24, "context_tokens": 2, "num_layers": 4}
+        return self.patcher(multitalk(**sizes, operations=operations))
+
+    def a_spoken(self, _row: Row, _model: Any) -> Any:
+        return {"encoded_audio_all_layers": [torch.zeros(1, 50, 768)] * 13}
+
+    def patcher(self, network: torch.nn.Module) -> Any:
+        cpu = torch.device("cpu")
+        return importlib.import_module("comfy.model_patcher").ModelPatcher(network, cpu, cpu)
+
+
+def save(network: torch.nn.Module, file: Path, metadata: Mapping[str, str] | None = None) -> None:
+    fill_weights(network)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file(network.state_dict(), file, metadata and dict(metadata))
