@@ -108,7 +108,7 @@ def explain_call_plan(plan: ParallelPlan, work: Work, heads: int, couples: bool)
         remarks.append(remark("guidance_first"))
     elif not work.has_branches:
         remarks.append(remark("no_branches"))
-    elif ways == 1:
+    elif ways == 1 and work.parts % plan.world_size:
         remarks.append(remark("uneven", parts=work.parts, ranks=plan.world_size))
     if plan.dp > 1 and work.parts > plan.cfg:
         remarks.append(remark("rows_apart", dp=plan.dp))
