@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_told_with_what_is_there(answers: dict) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no blocks to share", "which blocks UNetModel has is not known here.\n\nUse weights=auto:"),
+        ("no blocks to share", "the blocks of UNetModel are not known here.\n\nUse weights=auto."),
         ("nobody to share with", "weights=shared needs ranks that compute with the same weights"),
     ],
 )
