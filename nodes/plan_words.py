@@ -135,7 +135,8 @@ def explain_tokens(plan: ParallelPlan, heads: int) -> list[Remark]:
     if plan.ulysses > 1:
         remarks.append(remark("ulysses", ulysses=plan.ulysses, heads=heads))
     if plan.ring > 1:
-        key = "ring" if plan.ulysses > 1 else "ring_alone"
+        is_even = heads % plan.token_ways == 0  # then Ulysses could share them too, but ring is predicted to be faster
+        key = "ring_even" if is_even else "ring" if plan.ulysses > 1 else "ring_alone"
         remarks.append(remark(key, ring=plan.ring, ranks=plan.token_ways, heads=heads))
     return remarks
 

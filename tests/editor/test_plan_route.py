@@ -249,6 +249,15 @@ def test_an_even_batch_is_not_called_uneven_where_another_plan_is_tried(monkeypa
     assert [each.key for each in uneven] == ["uneven", "ulysses"]
 
 
+def test_heads_that_divide_evenly_are_not_why_ring_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, package in packages().items():
+        monkeypatch.setitem(sys.modules, name, package)
+    words = importlib.import_module("pack.nodes.plan_words")
+    assert [each.key for each in words.explain_tokens(ParallelPlan(ring=2), 8)] == ["ring_even"]
+    assert [each.key for each in words.explain_tokens(ParallelPlan(ring=2), 7)] == ["ring_alone"]
+    assert [each.key for each in words.explain_tokens(ParallelPlan(ulysses=2, ring=2), 6)] == ["ulysses", "ring"]
+
+
 def test_the_panel_says_why_one_rank_runs_in_place_of_two(single_host: ComfyHost, browser: Browser) -> None:
     with open_editor(browser, single_host) as editor:
         panel = editor.open_panel()
